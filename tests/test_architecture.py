@@ -88,15 +88,15 @@ RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
 """The modules that run in processes of Ray. Learners and fleets do not import Ray, which installs signal handlers."""
 SANS_IO = {
     "learner": {
+        "actor_sessions",
         "client",
+        "client_parts",
         "client_registry",
-        "client_report",
+        "client_worker",
         "core",
         "dispatcher",
-        "endpoint",
         "operator",
         "relays",
-        "training_figures",
     },
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
     "rpc": {"call_queue", "session"},

@@ -1,9 +1,6 @@
 """Alarms of a client: named and counted problems that do not stop the client.
 
-The gateway thread (the learner's network thread) has one `Alarms` object for each client. A learner thread raises an alarm with
-the wire message `OperatorAlarm`, and code in the gateway thread raises one with `Alarms.note`. The command ``status`` shows all
-alarms. The actors receive the number of alarms of each kind in beacons, messages that the learner sends once a second. The log
-has a line for the first alarm of a kind, then at most one line a minute.
+The log has a line for the first alarm of a kind, then at most one line a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ WORKER_CRASHED: Final = "worker_crashed"
 WORKER_SILENT: Final = "worker_silent"
 EVALUATION_FAILED: Final = "evaluation_failed"
 OTHER: Final = "other"
-"""The kind under which an alarm is counted if its own kind is new and the client has `MAX_KINDS` kinds already."""
+"""The kind under which new kinds are counted after the first `MAX_KINDS`."""
 
 MAX_KINDS = 32
 MAX_NAME_CHARS = 64
@@ -37,13 +34,9 @@ class AlarmCount:
     """All alarms of one kind since the learner's start.
 
     Attributes:
-        name: Name of the kind, such as ``stalled``.
-        count: Number of alarms of this kind.
         text: Description of the last alarm, for a person.
-        first_unix_s: Unix time of the first alarm, in seconds.
-        last_unix_s: Unix time of the last alarm, in seconds.
         logged: Value of `count` when the last log line was written; 0 before the first.
-        logged_s: Time of the last log line about this kind, on the monotonic clock, in seconds.
+        logged_s: Time of the last log line, on the monotonic clock, in seconds.
     """
 
     name: str
@@ -56,12 +49,12 @@ class AlarmCount:
 
 
 class Alarms:
-    """The alarms (named and counted problems) of one client, a policy with its learner. Use it in one thread only."""
+    """The alarms of one client. Use it in one thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
         self._clock, self._unix = clock, unix
         self._kinds: dict[str, AlarmCount] = {}
-        self._news = False
+        self._has_new = False
 
     def note(self, name: str, text: str, count: int = 1) -> None:
         """Record one or more alarms of the same kind."""
@@ -74,29 +67,25 @@ class Alarms:
             alarm = self._kinds[name] = AlarmCount(name, 0, "", now, now)
         alarm.count += count
         alarm.text, alarm.last_unix_s = text[:MAX_TEXT_CHARS], now
-        self._news = True
+        self._has_new = True
 
     def due(self) -> list[AlarmCount]:
-        """Return the alarms that need a log line now, and record that they were logged.
-
-        A kind needs a log line if there were alarms since its last line, and that line is at least `LOG_EVERY_S` old. The call
-        is cheap if nothing is new.
-        """
-        if not self._news:
+        """Return the alarms that need a log line now, and record that they were logged."""
+        if not self._has_new:
             return []
         now = self._clock()
-        found = [a for a in self._kinds.values() if a.count > a.logged and (not a.logged or now - a.logged_s >= LOG_EVERY_S)]
-        for alarm in found:
+        due = [a for a in self._kinds.values() if a.count > a.logged and (not a.logged or now - a.logged_s >= LOG_EVERY_S)]
+        for alarm in due:
             alarm.logged, alarm.logged_s = alarm.count, now
-        self._news = any(a.count > a.logged for a in self._kinds.values())
-        return found
+        self._has_new = any(a.count > a.logged for a in self._kinds.values())
+        return due
 
     def counts(self) -> dict[str, int]:
-        """Return the number of alarms of each kind, which the learner reports to the actors."""
+        """Return the number of alarms of each kind."""
         return {alarm.name: alarm.count for alarm in self._kinds.values()}
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Return the alarms as JSON values for the learner's status, by kind."""
+        """Return the part of the client's status about its alarms, by kind."""
         return {
             a.name: {
                 "count": a.count,

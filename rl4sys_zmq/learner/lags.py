@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LAG_LIMITS = (0, 1, 2, 4, 8, 16, 32, 64)
-"""The largest lag in each bucket of a histogram but the last, which has no limit. So a histogram has a fixed size."""
+"""The largest lag in each bucket but the last, which has no limit."""
 _LIMITS = np.array(LAG_LIMITS, np.int64)
 
 
@@ -18,7 +18,7 @@ def count_lags(lags: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.
 
 
 def lag_report(counts: Sequence[int]) -> dict[str, int]:
-    """Return the number of steps by the lags of the bucket, such as ``3-4``, without the buckets that are empty."""
+    """Return the number of steps by bucket, such as ``3-4``, without the empty ones."""
     firsts = (0, *(limit + 1 for limit in LAG_LIMITS))
     lasts = (*map(str, LAG_LIMITS), "")
     names = (str(first) if str(first) == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True))

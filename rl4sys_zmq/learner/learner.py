@@ -1,4 +1,4 @@
-"""The public class `Learner`, which trains policies on the data of remote actors. Its methods start, query and close it."""
+"""The public class `Learner`, which trains policies on the data of remote actors."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ T = TypeVar("T")
 class Learner(Resource):
     """A learner, which receives segments from actors, trains one policy for each client, and publishes the weights.
 
-    A *client* is a policy with the thread that trains it (the learner thread). A *segment* is some consecutive steps of an
-    episode. A learner runs a gateway thread, one learner thread for each client, a journal, and, with a run directory, a
-    recorder.
+    It runs a gateway thread, one learner thread for each client, a journal, and, with a run directory, a recorder.
 
     ::
 
@@ -60,10 +58,8 @@ class Learner(Resource):
         config: The configuration.
         resumed_clients: The clients that were in the run directory at the start.
         start_notes: Lines of text for a person about parameters in which the configuration differs from the earlier run.
-        loss: A description of the missing part of the journal, if the learner was started without it (``resume: accept-loss``);
-            None if nothing is missing.
-        rollback: A description of what was undone to return to an earlier checkpoint; None unless ``config.resume`` names a
-            checkpoint.
+        loss: The missing part of the journal, if the learner was started without it (``resume: accept-loss``); else None.
+        rollback: What was undone to return to an earlier checkpoint; None unless ``config.resume`` names a checkpoint.
     """
 
     def __init__(self, config: LearnerConfig | None = None) -> None:
@@ -127,7 +123,7 @@ class Learner(Resource):
                 self._gateway.start()
                 self._gateway.wait_open()
                 self._gateway.wait_engines()
-                self.start_notes = self._gateway.start_notes
+                self.start_notes = tuple(self._gateway.core.start_notes)
                 if self._recorder is not None:
                     self._recorder.open()
                 if self._authenticator is not None:
@@ -146,7 +142,7 @@ class Learner(Resource):
 
     @property
     def address(self) -> str:
-        """The URI that actors connect to. If the configured port is 0, this has the port that the system chose."""
+        """The URI that actors connect to, with the port that the system chose if the configured one is 0."""
         return self._running.address
 
     @property
@@ -160,10 +156,7 @@ class Learner(Resource):
         return self._running.inference_address
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the learner as a JSON document.
-
-        It has the learner's counters and, for each client, its actors, queues, credit (permission to send) and verdicts
-        (results for segments).
+        """Return the state of the learner as a JSON document, the same as the command ``status`` shows.
 
         Raises:
             LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
@@ -195,7 +188,7 @@ class Learner(Resource):
                 weight_history = gateway.weight_history(client_id)
                 if weight_history is not None and weight_history.version >= version:
                     return weight_history.version
-                failure = gateway.failure(client_id)
+                failure = gateway.core.registry.failure(client_id)
                 if failure is not None:
                     raise failure
                 if self._closed or not gateway.alive:
@@ -222,10 +215,10 @@ class Learner(Resource):
         gateway = self._running
         with gateway.published:
             weight_history = gateway.weight_history(client_id)
-            found = weight_history.digest_of(version) if weight_history is not None else None
-        if found is None:
+            digest = weight_history.digest_of(version) if weight_history is not None else None
+        if digest is None:
             raise KeyError(f"no digest is kept for version {version} of client {client_id!r}")
-        return found
+        return digest
 
     def save(self, *, timeout_s: float, partial: bool = False) -> None:
         """Write a checkpoint of every running client now.
@@ -242,7 +235,7 @@ class Learner(Resource):
         gateway = self._running
         check_value("timeout_s", timeout_s, TIMEOUT_S)
         try:
-            errors = self._ask(lambda: gateway.save(partial=partial)).result(timeout_s)
+            errors = self._ask(lambda: gateway.core.dispatcher.save(partial=partial)).result(timeout_s)
         except FutureTimeout:
             raise LearnerUnavailable(gateway.address, "its checkpoints", timeout_s) from None
         if errors:
@@ -252,8 +245,7 @@ class Learner(Resource):
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors can keep sending during the call. The call returns as soon as no client is starting and no accepted segment of a
-        running client waits for training. A client that has failed is not waited for.
+        Actors can keep sending during the call. It does not wait for clients that have failed.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -279,17 +271,12 @@ class Learner(Resource):
     def restart(self, client_id: str, *, give_up_pending: bool = False) -> None:
         """Replace the learner thread of a client that runs or has failed.
 
-        A client is a policy with the thread that trains it.
-
         With a run directory, the client continues from its newest checkpoint, and the segments accepted after that checkpoint
-        are delivered to the new thread from the journal. Without a run directory, training starts from the beginning, and
-        segments not trained on so far count as rolled back (given up). The new thread has a new generation number, which
-        identifies it.
+        are replayed. Without one, training starts from the beginning, and segments not trained on so far are rolled back.
 
         Args:
             client_id: The client.
-            give_up_pending: True to discard the segments accepted after the checkpoint and count them as rolled back. Use this
-                for an algorithm that fails on exactly those segments.
+            give_up_pending: True to roll back the segments accepted after the checkpoint, for an algorithm that fails on them.
 
         Raises:
             ConfigError: If there is no such client.
@@ -298,13 +285,13 @@ class Learner(Resource):
         """
         gateway = self._running
         command = OperatorCommand(GIVE_UP if give_up_pending else RESTART, client_id)
-        begun = self._ask(lambda: gateway.do(command))
+        begun = self._ask(lambda: gateway.core.operator.do(command))
         error = begun.exception() if begun.done() else None
         if isinstance(error, ConfigError):  # if the client fails again, `wait` raises that
             raise error
 
     def forget(self, client_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Remove a client, and discard its segments that wait for training.
+        """Remove a client, and discard its pending segments.
 
         Its checkpoint folders are renamed to ``NUMBER.abandoned``. The sessions of its actors are closed. The next actor that
         joins with this `client_id` creates a new client without data.
@@ -314,9 +301,8 @@ class Learner(Resource):
             timeout_s: Longest time to wait, in seconds. This includes the rest of an update that is in progress.
 
         Returns:
-            A dict of numbers: ``accepted``, the segments accepted in all; ``pending``, the accepted segments that were not
-            trained on and are now discarded; ``actors``, the actors of the client; and, with a run directory, ``checkpoints``,
-            the renamed checkpoints.
+            The numbers of segments (``accepted`` in all, and ``pending``), of ``actors``, and, with a run directory, of renamed
+            ``checkpoints``.
 
         Raises:
             ConfigError: If there is no such client.
@@ -329,13 +315,12 @@ class Learner(Resource):
     def drop_actor(self, client_id: str, actor_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
         """Close the session of an actor, and release its name, so that any process can join with this `actor_id` again.
 
-        Normally the learner refuses an older start (incarnation) of an actor, keeps a slot for the actor, and binds its name to
-        one user. This call removes these three restrictions.
+        Normally the learner refuses an older incarnation of an actor, keeps a slot for the actor, and binds its name to one
+        user. This call removes these three restrictions.
 
-        The actor's accepted segments remain, and those that wait for training will be trained on. The actor's position in the
-        numbering of its segments is kept until then; an actor that returns earlier continues from that position. An actor that
-        returns later with segments on disk can deliver a segment a second time, if the segment was accepted and the
-        acknowledgement did not reach the actor.
+        The actor's pending segments will be trained on. Until then, an actor that returns continues the numbering of its
+        segments. One that returns later with segments on disk can deliver a segment a second time, if the segment was accepted
+        and the acknowledgement did not reach the actor.
 
         Args:
             client_id: The client.
@@ -343,8 +328,7 @@ class Learner(Resource):
             timeout_s: Longest time to wait, in seconds.
 
         Returns:
-            A dict of numbers: ``streams``, the numberings of segments that the learner knew of this actor; ``live``, those with
-            an open session (0 or 1); and ``pending``, the actor's segments that still wait for training.
+            The numbers of the actor's ``streams``, of ``live`` ones with an open session (0 or 1), and of ``pending`` segments.
 
         Raises:
             ConfigError: If there is no such client or actor.
@@ -378,7 +362,7 @@ class Learner(Resource):
     def _command(self, command: OperatorCommand, timeout_s: float) -> dict[str, Any]:
         gateway = self._running
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        begun = self._ask(lambda: gateway.do(command))
+        begun = self._ask(lambda: gateway.core.operator.do(command))
         try:
             return begun.result(timeout_s).figures
         except FutureTimeout:
@@ -405,9 +389,8 @@ class Learner(Resource):
     def close(self) -> None:
         """Stop accepting data, let the learner threads finish their queues, and end all threads of the learner.
 
-        If a learner thread is still busy after ``shutdown_timeout_s`` seconds, the exit of the process waits for the thread, at
-        most `EXIT_TIMEOUT_S` seconds. The exit of the process closes every learner that is still open. In a forked child, this
-        does nothing: the learner belongs to the parent.
+        If a learner thread is still busy after ``shutdown_timeout_s`` seconds, the exit of the process waits for it, at most
+        `EXIT_TIMEOUT_S` seconds. The exit closes every learner that is still open. In a forked child, this does nothing.
         """
         if os.getpid() != self._pid:
             return
@@ -444,20 +427,20 @@ class Learner(Resource):
             recorder.join(max(0.5, deadline - time.monotonic()))
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
-        """Log and return a warning for each part of the run directory that other users of the machine can write."""
+        """Log and return a warning for each part of the run directory that other users can write."""
         if self.config.run_dir is None:
             return ()
-        found = others_can_write(*(self.config.run_dir / name for name in ("", JOURNAL, CHECKPOINTS)))
-        for warning in found:
+        warnings = others_can_write(*(self.config.run_dir / name for name in ("", JOURNAL, CHECKPOINTS)))
+        for warning in warnings:
             log.warning("%s", warning)
             sink.event("others_can_write", warning=warning)
-        return tuple(found)
+        return tuple(warnings)
 
     def _change_access(self, access: AccessList) -> None:
         gateway = self._gateway
         if gateway is not None:
             with suppress(Closed):
-                gateway.call(lambda: gateway.change_access(access))
+                gateway.call(lambda: gateway.core.change_access(access))
 
     def _relieve(self, all_connections: bool) -> int:
         """Close connections to free memory, and return their number; 0 if the gateway thread does not answer in time."""

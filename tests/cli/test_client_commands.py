@@ -241,7 +241,7 @@ def test_who_is_not_known_is_told_who_is(stack: ExitStack, tmp_path: Path) -> No
         learner.drop_actor("lab", "a2")
     with pytest.raises(ConfigError, match="no command 'drop'; known names: drop-actor, forget"):
         gateway = learner._running
-        gateway.call(lambda: gateway.do(OperatorCommand("drop", "lab", "a1"))).result(PATIENCE_S).result(PATIENCE_S)
+        gateway.call(lambda: gateway.core.operator.do(OperatorCommand("drop", "lab", "a1"))).result(PATIENCE_S).result(PATIENCE_S)
 
 
 def test_wrong_usage_is_one_line(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_demo_ends_with_everything_on_ctrl_c(spawn: Spawn) -> None:
 def test_the_death_of_the_gateway_is_not_survived() -> None:
     with Learner(LearnerConfig(bind="inproc://dying", run_dir=None)) as dying:
         gateway: Any = dying._running
-        gateway._core.turn = lambda: 1 // 0
+        gateway.core.turn = lambda: 1 // 0
         with contextlib.suppress(Closed):  # the gateway may die before it runs this call
             gateway.call(lambda: None).result(10)
         assert gateway.join(10)

@@ -40,11 +40,11 @@ from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.delivery.table import OpenedSession
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner import LearnerConfig
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.operator import OperatorCommandExecutor, Steps
 from rl4sys_zmq.learner.gateway.restored import RestoredClient
 from rl4sys_zmq.transports import Frame
@@ -377,14 +377,14 @@ class TrainsTwice(SimThread):
 class TrimsToTheNewest(ClientState):
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         super().checkpointed(message)
-        return dict(self._newer_marks)
+        return dict(self.checkpoints.marks)
 
 
 class FeedsTwice(ClientState):
     """A client that sends the learner thread twice the entries that arrived during a replay."""
 
-    def replay(self, entry: JournalEntry) -> None:
-        super().replay(entry)
+    def send_again(self, entry: JournalEntry) -> None:
+        super().send_again(entry)
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and stream.counted(entry.end_seq):
             self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=False)
@@ -446,19 +446,19 @@ class ReadsOn(ClientState):
     """A client whose first page for a restarted thread begins where the last page of the thread before ended."""
 
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        after = self.page_after
+        after = self.replay.page_after
         super().start(callbacks, config, journal)
-        self.page_after = after
+        self.replay.page_after = after
 
 
 class DoesNotGoBack(ClientState):
     """A client whose table does not change when a new learner thread has loaded a checkpoint."""
 
     def rewind(self, message: ThreadReady) -> None:
-        if self.life == 1:
+        if self.worker.starts == 1:
             super().rewind(message)
         else:
-            self.page_after = 0
+            self.replay.page_after = 0
 
 
 # ---- planted bugs: the learner's core
@@ -511,7 +511,8 @@ class KeepsNoGap(ActorSessionHandler):
     """A handler that announces and counts a gap, but writes only the mark to the journal."""
 
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
-        client.accepted, client.gap, client.rolled_back = client.accepted + gap, client.gap + gap, client.rolled_back + gap
+        books = client.books
+        books.accepted, books.gap, books.rolled_back = books.accepted + gap, books.gap + gap, books.rolled_back + gap
         self._journal.put_stream(client.stream_row(stream))
 
 
@@ -525,7 +526,7 @@ class AsksForOnePage(SegmentDispatcher):
 
     def _on_page(self, client: ClientState, page: JournalPage) -> None:
         super()._on_page(client, page)
-        client.page_after = None
+        client.replay.page_after = None
 
 
 class TakesAPageForAll(SegmentDispatcher):
@@ -540,7 +541,7 @@ class TakesAnyPage(SegmentDispatcher):
 
     def dispatch(self) -> None:
         committed = self._journal.committed
-        lives = {client.client_id: client.replaying for client in self._registry}
+        lives = {client.client_id: client.replay.token for client in self._registry}
 
         def with_todays_token() -> list[JournalEntry | JournalPage]:
             return [
@@ -561,7 +562,7 @@ class LosesWhatDoesNotFit(SegmentDispatcher):
     def dispatch(self) -> None:
         super().dispatch()
         for client in self._registry:
-            client.backlog.clear()
+            client.worker.backlog.clear()
 
 
 class NeverCommits(SegmentDispatcher):
@@ -578,7 +579,7 @@ class ForgetsWithoutAWord(SegmentDispatcher):
     """A dispatcher that forgets a stream without deleting it from the journal."""
 
     def expire(self, client: ClientState, now: float) -> None:
-        client.table.expire(now, client.trimmed)
+        client.table.expire(now, client.checkpoints.trimmed)
 
 
 class TrimsOnFailure(ClientState):
@@ -599,9 +600,9 @@ class KeepsThePool(ClientState):
     """A client that keeps the credit allocator of the thread before, with its counts of data in transit."""
 
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        pool, life = self.pool, self.life
+        pool, starts = self.pool, self.worker.starts
         super().start(callbacks, config, journal)
-        if life:
+        if starts:
             self.pool = pool
 
 
@@ -609,7 +610,7 @@ class HearsTheDead(ClientRegistry):
     """A registry that takes late messages of a replaced learner thread for those of its successor."""
 
     def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
-        key = client.key
+        key = client.worker.key
         lost = super().restart(client, give_up_pending=give_up_pending)
         self._by_key[key] = client
         return lost
@@ -812,18 +813,18 @@ MUTANTS: Planted = TWELVE | {
         },
         {"conserved", "disposed", "once", "order", "verdicts", "wedged", "transit"},
     ),
-    "acks_before_the_journal": ({"parts": LearnerParts(endpoint=AcksBeforeTheLedger)}, {"promised", "released"}),
-    "hands_on_at_once": ({"parts": LearnerParts(endpoint=HandsOnAtOnce)}, {"ahead", "once", "transit"}),
+    "acks_before_the_journal": ({"parts": LearnerParts(actor_sessions=AcksBeforeTheLedger)}, {"promised", "released"}),
+    "hands_on_at_once": ({"parts": LearnerParts(actor_sessions=HandsOnAtOnce)}, {"ahead", "once", "transit"}),
     "promises_what_it_received": (
-        {"parts": LearnerParts(endpoint=PromisesWhatItReceived), "schedule": SPOOLS},
+        {"parts": LearnerParts(actor_sessions=PromisesWhatItReceived), "schedule": SPOOLS},
         {"promised", "released"},
     ),
     "hears_the_overtaken": (
-        {"parts": LearnerParts(endpoint=HearsTheOvertaken), "schedule": replace(RELICS, segments=50, relics=8)},
+        {"parts": LearnerParts(actor_sessions=HearsTheOvertaken), "schedule": replace(RELICS, segments=50, relics=8)},
         {"session"},
     ),
-    "keeps_no_gap": ({"parts": LearnerParts(endpoint=KeepsNoGap), "schedule": COPIES}, {"gap", "conserved"}),
-    "announces_no_gap": ({"parts": LearnerParts(endpoint=AnnouncesNoGap), "schedule": COPIES}, {"gap"}),
+    "keeps_no_gap": ({"parts": LearnerParts(actor_sessions=KeepsNoGap), "schedule": COPIES}, {"gap", "conserved"}),
+    "announces_no_gap": ({"parts": LearnerParts(actor_sessions=AnnouncesNoGap), "schedule": COPIES}, {"gap"}),
     "asks_for_one_page": (
         {"parts": LearnerParts(dispatcher=AsksForOnePage), "schedule": CRASHES},
         {"disposed", "conserved", "stalled"},

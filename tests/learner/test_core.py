@@ -15,8 +15,7 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
-from rl4sys_zmq.learner.gateway.client import MAX_FAILED_STARTS
-from rl4sys_zmq.learner.gateway.client_report import client_report
+from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, RESTART, SET
@@ -164,7 +163,7 @@ class Rig:
         clients = {"lab": {"algorithm_name": "PPO", **spaces}}
         config = LearnerConfig.from_mapping({"bind": "inproc://rig", "run_dir": None, "clients": clients, **options})
         self.core = LearnerCore(config, journal or MemoryJournal(), self.sink, Authorizer(None), callbacks)
-        self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://rig"
+        self.core.actor_sessions.pub_address = self.core.actor_sessions.inference_address = "inproc://rig"
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         if peer in self.gone:
@@ -186,7 +185,7 @@ class Rig:
 
     def say(self, message: Message, peer: bytes = b"p") -> list[Message]:
         """Deliver an actor's message, and return the answers to this peer."""
-        self.core.endpoint.receive(peer, None, encode(message), self.now)
+        self.core.actor_sessions.receive(peer, None, encode(message), self.now)
         return self.answers(peer)
 
     def answers(self, peer: bytes = b"p") -> list[Message]:
@@ -210,13 +209,13 @@ class Rig:
         GatewaySender(socket, self.worker.key, threading.Event()).send(message)
 
     def turn(self, peer: bytes = b"p") -> list[Message]:
-        self.core.on_journal()
+        self.core.dispatcher.dispatch()
         self.core.turn()
         return self.answers(peer)
 
     def ready(self, checkpoint: int = 0, marks: Sequence[Any] = (), trained: int = 0) -> None:
         """Let the learner thread report the checkpoint that it continues from, and publish version 0."""
-        self.core.on_journal()
+        self.core.dispatcher.dispatch()
         assign = self.worker.given[0]
         assert isinstance(assign, AssignClient)
         snapshot = PolicySnapshot(assign.generation, 0, digest(FLAT), FLAT)
@@ -225,7 +224,7 @@ class Rig:
             ThreadReady(spec_to_document(SPEC), "onpolicy", 16, -1, checkpoint, list(marks), {"trained": trained}, []),
             PolicyPublished(0, snapshot.digest, (FLAT.view(np.uint8).data, header)),
         )
-        self.core.on_journal()
+        self.core.dispatcher.dispatch()
         self.core.turn()
 
     def join(self, peer: bytes = b"p", **kwargs: Any) -> Welcome:
@@ -276,7 +275,7 @@ def test_a_session_comes_first() -> None:
     rig.join()
     refused = only(rig.say(submit(0), b"stranger"), Refused)
     assert refused.code == RefusalReason.NO_SESSION
-    rig.core.endpoint.receive(b"stranger", None, [b"garbage"], rig.now)
+    rig.core.actor_sessions.receive(b"stranger", None, [b"garbage"], rig.now)
     assert only(rig.answers(b"stranger"), Refused).code == RefusalReason.MAGIC
     assert rig.core.counters.snapshot()["refused.no_session"] == 1
 
@@ -301,7 +300,7 @@ def test_a_refusal_reaches_its_actor_however_long_the_values_are() -> None:
     assert "on the learner, but the actor has" in refused.reason
     refused = only(rig.say(hello("b", algorithm_parameters={"x" * 9_000: "y" * 9_000}), b"q"), Refused)
     assert refused.code == RefusalReason.MISMATCH
-    rig.core.endpoint.refuse(b"q", RefusalReason.FAILED, "\N{SNOWMAN}" * 20_000)
+    rig.core.actor_sessions.refuse(b"q", RefusalReason.FAILED, "\N{SNOWMAN}" * 20_000)
     assert only(rig.answers(b"q"), Refused).reason == "\N{SNOWMAN}" * 4_000
 
 
@@ -342,7 +341,7 @@ def test_an_actor_is_not_silent_while_its_messages_can_wait_to_be_read(behind_s:
 def test_the_blob_of_a_policy_is_sent_to_those_who_do_not_hold_it() -> None:
     rig = Rig()
     generation = rig.join().generation
-    rig.client.welcome_body = (b"graph",)
+    rig.client.publishing.spec_body = (b"graph",)
     for held, body in ((0, (b"graph",)), (generation - 1, (b"graph",)), (generation, ())):
         answer = rig.say(Hello("lab", f"a{held}", 1, 0, held, 0), b"q%d" % held)[0]
         assert isinstance(answer, Welcome)
@@ -354,7 +353,7 @@ def test_goodbye_ends_the_session() -> None:
     rig.join()
     rig.say(Bye())
     assert not rig.client.table.live()
-    assert rig.core.endpoint.sessions == {}
+    assert rig.core.actor_sessions.sessions == {}
 
 
 # ---- data
@@ -381,7 +380,7 @@ def test_a_gap_is_refused_with_the_number_that_is_next() -> None:
     refused = rig.say(submit(3))[0]
     assert isinstance(refused, Refused)
     assert (refused.code, refused.expected_seq) == (RefusalReason.GAP, 1)
-    assert rig.client.accepted == 1
+    assert rig.client.books.accepted == 1
 
 
 def test_what_an_actor_has_forgotten_and_the_journal_lacks_is_announced_and_journaled() -> None:
@@ -389,7 +388,7 @@ def test_what_an_actor_has_forgotten_and_the_journal_lacks_is_announced_and_jour
     rig = Rig(disk)
     welcome = rig.join(first_seq=5)
     assert welcome.gap == 5
-    assert (rig.client.gap, rig.client.rolled_back, rig.client.accepted) == (5, 5, 5)
+    assert (rig.client.books.gap, rig.client.books.rolled_back, rig.client.books.accepted) == (5, 5, 5)
     count, row = disk.gaps[0]
     assert row is not None
     assert (count, row.received) == (5, 5)
@@ -407,7 +406,7 @@ def test_duplicates_and_verdicts_are_counted() -> None:
     )
     ack = only(rig.turn(), Ack)
     assert ack.trained == 2
-    assert {v: n for v, n in rig.client.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
+    assert {v: n for v, n in rig.client.books.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
 
 
 def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor() -> None:
@@ -437,7 +436,7 @@ def test_a_gateway_that_was_suspended_grants_credit_again_soon(monkeypatch: pyte
     assert only(rig.turn(), Ack).credit_steps == 8
     rig.say(Heartbeat(16))
     assert rig.turn() == []
-    assert rig.core.rest_s(rig.now, 1.0) <= 0.1
+    assert rig.core.poll_timeout_s(rig.now, 1.0) <= 0.1
     rig.now += 0.1
     assert only(rig.turn(), Ack).credit_steps == 16
 
@@ -449,7 +448,7 @@ def test_a_full_pipeline_keeps_its_messages_in_order() -> None:
     rig.say(submit(0))
     rig.say(submit(1))
     rig.turn()
-    assert rig.core.rest_s(rig.now, 1.0) < 0.1
+    assert rig.core.poll_timeout_s(rig.now, 1.0) < 0.1
     rig.worker.full = False
     rig.turn()
     delivered = [decode(m.body) for m in rig.worker.given if isinstance(m, DeliverSegments)]
@@ -462,7 +461,7 @@ def test_a_peer_that_is_gone_loses_its_session() -> None:
     rig.gone.add(b"p")
     rig.say(submit(0))
     rig.turn()
-    assert rig.core.endpoint.sessions == {}
+    assert rig.core.actor_sessions.sessions == {}
     assert rig.core.counters.snapshot()["replies_dropped.gone"] == 1
 
 
@@ -494,12 +493,12 @@ def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard() -
     rig.join()
     rig.say(submit(0))
     rig.turn()
-    old, generation = rig.worker, rig.client.weight_history.generation
-    done = rig.core.do(OperatorCommand(RESTART, "lab"))
+    old, generation = rig.worker, rig.client.publishing.history.generation
+    done = rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == RefusalReason.NO_SESSION
-    assert (old.ended, rig.client.rolled_back) == ([True], 1)
+    assert (old.ended, rig.client.books.rolled_back) == ([True], 1)
     rig.words(SegmentVerdicts("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), ThreadFailed("too late", ""), worker=old)
-    assert rig.client.verdicts["trained"] == 0
+    assert rig.client.books.verdicts["trained"] == 0
     assert not done.done()
     rig.ready()
     rig.turn()
@@ -516,14 +515,14 @@ def test_a_thread_that_goes_back_is_fed_what_its_checkpoint_lacks_and_skips_the_
     entry = disk.waiting[0]
     disk.commit()
     rig.turn()
-    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     disk.pages.append((entry,))
     rig.ready(checkpoint=3, marks=[["a", 1, 3, {"trained": 3}]], trained=3)
     rig.turn()
     again = rig.worker.given[-1]
     assert isinstance(again, DeliverSegments)
     assert again.skip == 3
-    assert (rig.client.replayed, rig.client.rolled_back, rig.client.replaying) == (1, 0, 0)
+    assert (rig.client.replay.segments, rig.client.books.rolled_back, rig.client.replay.token) == (1, 0, 0)
 
 
 def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_written() -> None:
@@ -543,9 +542,9 @@ def test_a_thread_that_continues_with_many_streams_is_heard() -> None:
     rig.say(hello())
     marks = [[f"{n:032x}", 1 << 60, 123_456, {"trained": 123_456}] for n in range(70_000)]
     rig.report(ThreadReady(spec_to_document(SPEC), "offpolicy", 16, -1, 7, marks, {"trained": 0}, []))
-    assert (rig.client.error, rig.client.saved.number) == ("", 7)
+    assert (rig.client.error, rig.client.checkpoints.newest.number) == ("", 7)
     rig.report(CheckpointResult(0, 8, 0, [mark[:3] for mark in marks], 0.1, ""))
-    assert (rig.client.error, rig.client.saved.number) == ("", 8)
+    assert (rig.client.error, rig.client.checkpoints.newest.number) == ("", 8)
 
 
 def test_a_status_that_is_too_long_names_fewer_actors() -> None:
@@ -553,9 +552,9 @@ def test_a_status_that_is_too_long_names_fewer_actors() -> None:
     for n in range(100):
         rig.join(b"%d" % n, actor_id=f"{n:032x}")
     rig.say(Bye(), b"0")
-    report = client_report(rig.client, rig.now)
+    report = rig.client.report(rig.now)
     clients = {f"client {n}": {**report} for n in range(64)}
-    rig.core.endpoint._callbacks = replace(rig.core.endpoint._callbacks, status=lambda: {"clients": clients})
+    rig.core.actor_sessions._callbacks = replace(rig.core.actor_sessions._callbacks, status=lambda: {"clients": clients})
     shown = only(rig.say(StatusRequest()), StatusReply).report["clients"]["client 3"]
     assert shown["actors_total"] == 100 and 20 < len(shown["actors"]) < 60
     assert all(actor["live"] for actor in shown["actors"].values())
@@ -566,7 +565,7 @@ def test_the_status_has_the_newest_checkpoint() -> None:
     rig.join()
 
     def shown() -> dict[str, Any]:
-        found: dict[str, Any] = client_report(rig.client, rig.now)["checkpoint"]
+        found: dict[str, Any] = rig.client.report(rig.now)["checkpoint"]
         return {name: found[name] for name in ("number", "version", "age_s", "error")}
 
     assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
@@ -576,11 +575,11 @@ def test_the_status_has_the_newest_checkpoint() -> None:
     assert shown() == {"number": 12, "version": 50, "age_s": 2.0, "error": "no space"}
     rig.words(CheckpointResult(0, 13, 60, [], 0.0, ""))
     assert shown() == {"number": 13, "version": 60, "age_s": 0.0, "error": ""}
-    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     rig.ready(checkpoint=12)  # the newest one is damaged; its version is that of the first publication
-    rig.client.weight_history.version = 500
+    rig.client.publishing.history.version = 500
     assert shown() == {"number": 12, "version": 0, "age_s": 0.0, "error": ""}
-    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     rig.ready()
     assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
 
@@ -588,7 +587,7 @@ def test_the_status_has_the_newest_checkpoint() -> None:
 def test_a_checkpoint_is_asked_for_and_answered() -> None:
     rig = Rig()
     rig.join()
-    saved = rig.core.save(partial=True)
+    saved = rig.core.dispatcher.save(partial=True)
     rig.turn()
     asked = rig.worker.given[-1]
     assert isinstance(asked, SaveCheckpoint)
@@ -642,7 +641,7 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
         assert rig.say(hello()) == []  # the first HELLO waits, and a repeated one is refused
         assert only(rig.say(hello()), Refused).code == RefusalReason.STARTING
         rig.core.each_second(rig.now)
-        assert rig.core.rest_s(rig.now, 60.0) == pytest.approx(pause_s)
+        assert rig.core.poll_timeout_s(rig.now, 60.0) == pytest.approx(pause_s)
         rig.now += 0.9 * pause_s
         rig.turn()
         assert len(rig.workers) == count
@@ -651,18 +650,18 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
         assert len(rig.workers) == count + 1
         rig.ready()
         assert isinstance(rig.answers()[0], Welcome)
-    report = client_report(rig.client, rig.now)
+    report = rig.client.report(rig.now)
     assert (report["state"], report["restarts"], report["worker"]["crashes"]) == ("running", 3, 3)
     assert "SIGKILL" in report["worker"]["last_crash"] and report["alarms"]["worker_crashed"]["count"] == 3
     rig.now += 60.0
     crash(rig)
-    assert rig.core.rest_s(rig.now, 60.0) == pytest.approx(0.2), "it had worked for a while"
+    assert rig.core.poll_timeout_s(rig.now, 60.0) == pytest.approx(0.2), "it had worked for a while"
 
 
 def test_an_actors_long_texts_do_not_fill_the_status() -> None:
     rig = Rig()
     rig.join(library="x" * 10_000, relay="y" * 10_000)
-    assert len(str(client_report(rig.client, rig.now))) < 5_000
+    assert len(str(rig.client.report(rig.now))) < 5_000
 
 
 def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:
@@ -673,7 +672,7 @@ def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:
     crash(rig)
     disk.commit()
     rig.core.each_second(rig.now)
-    assert set(client_report(rig.client, rig.now)["alarms"]) == {"worker_crashed"}
+    assert set(rig.client.report(rig.now)["alarms"]) == {"worker_crashed"}
 
 
 def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> None:
@@ -709,11 +708,11 @@ def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(monkeyp
         assert rig.client.state == "starting"
         rig.now += 10.0
         rig.turn()
-        assert client_report(rig.client, rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
+        assert rig.client.report(rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
     rig.now += 10.0
     rig.turn()
     rig.ready()
-    assert rig.client.state == "running" and rig.client.crashes == 3
+    assert rig.client.state == "running" and rig.client.worker.crashes == 3
     errors.append(ConfigError("no such engine"))  # type: ignore[arg-type]
     crash(rig)
     rig.now += 10.0
@@ -739,14 +738,14 @@ def test_an_operator_can_restart_or_forget_a_client_that_waits_after_a_crash() -
     rig = Rig()
     rig.join()
     crash(rig)
-    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     assert len(rig.workers) == 2
     rig.now += 10.0
     rig.turn()
     assert len(rig.workers) == 2
     rig.ready()
     crash(rig)
-    rig.core.do(OperatorCommand(FORGET, "lab"))
+    rig.core.operator.do(OperatorCommand(FORGET, "lab"))
     rig.now += 10.0
     rig.turn()
     assert len(rig.workers) == 2 and rig.client is None
@@ -755,15 +754,15 @@ def test_an_operator_can_restart_or_forget_a_client_that_waits_after_a_crash() -
 def test_a_restart_is_done_when_a_worker_is_ready_and_not_when_one_crashes() -> None:
     rig = Rig()
     rig.join()
-    done = rig.core.do(OperatorCommand(RESTART, "lab"))
+    done = rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     crash(rig)
     rig.now += 10.0
     rig.turn()
     rig.turn()
     assert len(rig.workers) == 3 and not done.done()
     rig.ready()
-    assert done.result(0).figures["generation"] == rig.client.weight_history.generation
-    done = rig.core.do(OperatorCommand(RESTART, "lab"))
+    assert done.result(0).figures["generation"] == rig.client.publishing.history.generation
+    done = rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     for _ in range(MAX_FAILED_STARTS):
         crash(rig)
         rig.now += 10.0
@@ -777,8 +776,8 @@ def test_a_restart_is_done_when_a_worker_is_ready_and_not_when_one_crashes() -> 
 def test_a_command_for_a_client_that_is_forgotten_meanwhile_ends(command: OperatorCommand) -> None:
     rig = Rig()
     rig.say(hello())
-    done = rig.core.do(command)
-    rig.core.do(OperatorCommand(FORGET, "lab"))
+    done = rig.core.operator.do(command)
+    rig.core.operator.do(OperatorCommand(FORGET, "lab"))
     rig.turn()
     rig.turn()
     with pytest.raises(ConfigError, match="client 'lab'"):
@@ -789,11 +788,11 @@ def test_the_end_of_a_process_that_was_replaced_means_nothing() -> None:
     rig = Rig()
     rig.join()
     old = rig.worker
-    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     rig.ready()
     old.alive, old.crash = False, "killed"
     rig.core.on_worker_ended(old.key)
-    assert (rig.client.state, rig.client.crashes) == ("running", 0)
+    assert (rig.client.state, rig.client.worker.crashes) == ("running", 0)
 
 
 def test_a_process_that_reports_its_error_at_the_end_fails_its_client() -> None:
@@ -831,7 +830,7 @@ def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard() -> None:
     rig = Rig()
     rig.join()
     rig.say(submit(0))
-    done = rig.core.do(OperatorCommand(FORGET, "lab"))
+    done = rig.core.operator.do(OperatorCommand(FORGET, "lab"))
     assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == RefusalReason.NO_SESSION
     assert only(rig.say(hello()), Refused).code == RefusalReason.CONFLICT
     rig.turn()
@@ -844,7 +843,7 @@ def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard() -> None:
 def test_a_dropped_actor_may_come_back_as_it_likes() -> None:
     rig = Rig()
     rig.join(incarnation=9)
-    done = rig.core.do(OperatorCommand(DROP_ACTOR, "lab", "a"))
+    done = rig.core.operator.do(OperatorCommand(DROP_ACTOR, "lab", "a"))
     rig.turn()
     assert done.result(0).figures["live"] == 1
     assert rig.join(b"q", incarnation=3).received == 0
@@ -854,7 +853,7 @@ def test_a_command_for_nothing_names_what_there_is() -> None:
     rig = Rig()
     rig.join()
     with pytest.raises(ConfigError, match="known names: lab"):
-        rig.core.do(OperatorCommand(RESTART, "lob")).result(0)
+        rig.core.operator.do(OperatorCommand(RESTART, "lob")).result(0)
 
 
 def test_an_idle_client_goes_and_a_beacon_comes_each_second() -> None:
@@ -876,7 +875,7 @@ def test_many_new_subscribers_share_a_beacon() -> None:
     rig.turn()
     rig.now += 1.0
     rig.published.clear()
-    topic = BEACON_TOPIC + rig.client.topic
+    topic = BEACON_TOPIC + rig.client.publishing.topic
     for _ in range(1000):
         rig.core.on_subscribed(rig.client, topic)
     rig.turn()
@@ -884,12 +883,12 @@ def test_many_new_subscribers_share_a_beacon() -> None:
     rig.core.on_subscribed(rig.client, topic)
     rig.turn()
     assert len(rig.published) == 1
-    rest_s = rig.core.rest_s(rig.now, 1.0)
+    rest_s = rig.core.poll_timeout_s(rig.now, 1.0)
     assert 0 < rest_s <= NEWCOMER_BEACON_S, "the gateway wakes for the next one"
     rig.now += rest_s
     rig.turn()
     assert len(rig.published) == 2
-    assert rig.core.rest_s(rig.now, 1.0) == 1.0
-    rig.core.on_subscribed(rig.client, WEIGHTS_TOPIC + rig.client.topic)
+    assert rig.core.poll_timeout_s(rig.now, 1.0) == 1.0
+    rig.core.on_subscribed(rig.client, WEIGHTS_TOPIC + rig.client.publishing.topic)
     rig.turn()
     assert len(rig.published) == 2, "weights are fetched, not published again"

@@ -52,7 +52,7 @@ def test_what_is_asked_for_pays_for_the_rest() -> None:
     for _ in range(1000):
         assert say(limits, rate, 0.0, 2) == 2
         limits.charge(rate, -2.0, 0, 0.0, sessionless=False)
-    assert rate.owes_until < 0.1, "nothing can be saved up"
+    assert rate.debt_paid_at < 0.1, "nothing can be saved up"
 
 
 def test_strangers_share_and_a_newcomer_is_heard() -> None:

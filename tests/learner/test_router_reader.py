@@ -24,19 +24,19 @@ def test_the_reader_is_behind_from_the_time_when_it_last_found_no_message() -> N
     with ExitStack() as stack:
         router = stack.enter_context(Socket.router("inproc://*"))
         reader = RouterReader(LearnerConfig(bind="inproc://*", run_dir=None), router, endpoint, Counters())
-        reader.read()
+        reader.read_messages()
         empty_s = time.monotonic()
         sent = 0
         while sent <= ROUTER_BURST:  # a socket takes a limited number of messages
             dealer = stack.enter_context(Socket.dealer(router.bound))
             while sent <= ROUTER_BURST and dealer.send([b"message"]):
                 sent += 1
-        reader.read()
+        reader.read_messages()
         now = time.monotonic()
         assert len(received) == ROUTER_BURST
         assert reader.behind_s(now) >= now - empty_s, "one message still waits"
         began = time.monotonic()
-        reader.read()
+        reader.read_messages()
         now = time.monotonic()
         assert len(received) == ROUTER_BURST + 1
         assert reader.behind_s(now) <= now - began

@@ -48,9 +48,9 @@ def test_actors_spread_over_relays_and_those_that_a_rule_names_come_first() -> N
 
 def test_the_learner_remembers_relays_for_a_while_and_not_too_many() -> None:
     directory = RelayDirectory([])
-    directory.saw("", "", FollowWeights("lab"), 0.0)  # the request of an actor, not of a relay
+    directory.note_request("", "", FollowWeights("lab"), 0.0)  # the request of an actor, not of a relay
     for n in range(MAX_SHOWN + 10):
-        directory.saw("hub", "10.0.0.1", FollowWeights("lab", f"tcp://relay:{n + 1}", n), float(n))
+        directory.note_request("hub", "10.0.0.1", FollowWeights("lab", f"tcp://relay:{n + 1}", n), float(n))
     shown = directory.report(float(MAX_SHOWN + 9))
     newest = {"address": f"tcp://relay:{MAX_SHOWN + 10}", "user": "hub", "host": "10.0.0.1", "silent_s": 0.0, "live": True}
     assert len(shown) == MAX_SHOWN and shown[-1] == {**newest, "children": {"lab": MAX_SHOWN + 9}}
@@ -61,7 +61,7 @@ def test_a_client_that_a_relay_has_dropped_is_no_longer_shown() -> None:
     directory = RelayDirectory([])
     for second in range(60):
         for client in ("lab", "shop") if second < 10 else ("lab",):
-            directory.saw("hub", "10.0.0.1", FollowWeights(client, "tcp://relay:1", 5), float(second))
+            directory.note_request("hub", "10.0.0.1", FollowWeights(client, "tcp://relay:1", 5), float(second))
     (shown,) = directory.report(60.0)
     assert shown["children"] == {"lab": 5}
 
@@ -104,6 +104,6 @@ def test_a_relay_that_others_can_reach_needs_keys() -> None:
 def test_relays_on_two_machines_with_one_address_are_two_relays() -> None:
     directory = RelayDirectory([])
     for host, children in (("10.0.0.1", 40), ("10.0.0.2", 3)):
-        directory.saw("hub", host, FollowWeights("lab", "tcp://0.0.0.0:50061", children), 0.0)
+        directory.note_request("hub", host, FollowWeights("lab", "tcp://0.0.0.0:50061", children), 0.0)
     shown = [(relay["host"], relay["children"]) for relay in directory.report(1.0)]
     assert shown == [("10.0.0.1", {"lab": 40}), ("10.0.0.2", {"lab": 3})]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import rl4sys_zmq.delivery.credit as credit_module
+import rl4sys_zmq.learner.gateway.actor_sessions as sessions_module
 import rl4sys_zmq.learner.gateway.client as client_module
-import rl4sys_zmq.learner.gateway.client_registry as roster_module
+import rl4sys_zmq.learner.gateway.client_registry as registry_module
 import rl4sys_zmq.learner.gateway.core as core_module
-import rl4sys_zmq.learner.gateway.dispatcher as feeding_module
-import rl4sys_zmq.learner.gateway.endpoint as endpoint_module
+import rl4sys_zmq.learner.gateway.dispatcher as dispatcher_module
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
     CreditAllocator,
@@ -38,12 +38,12 @@ from rl4sys_zmq.delivery.journal_rows import CountSegmentsLostByJournal, DropStr
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.operator import RESTART, OperatorCommandExecutor
 from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.security import Authorizer
@@ -81,7 +81,7 @@ class LearnerParts:
     """The classes that a learner is built from. A test plants a bug by replacing one of them."""
 
     core: type[LearnerCore] = LearnerCore
-    endpoint: type[ActorSessionHandler] = ActorSessionHandler
+    actor_sessions: type[ActorSessionHandler] = ActorSessionHandler
     dispatcher: type[SegmentDispatcher] = SegmentDispatcher
     operator: type[OperatorCommandExecutor] = OperatorCommandExecutor
     registry: type[ClientRegistry] = ClientRegistry
@@ -97,17 +97,17 @@ class LearnerParts:
 def planted(parts: LearnerParts) -> Iterator[None]:
     """Replace the parts of the learner inside the `with` block, and use small queues and short segments there."""
     places: list[tuple[Any, str, Any]] = [
-        (core_module, "ActorSessionHandler", parts.endpoint),
+        (core_module, "ActorSessionHandler", parts.actor_sessions),
         (core_module, "SegmentDispatcher", parts.dispatcher),
         (core_module, "OperatorCommandExecutor", parts.operator),
         (core_module, "ClientRegistry", parts.registry),
-        (roster_module, "ClientState", parts.client),
-        (roster_module, "StreamTable", parts.table),
+        (registry_module, "ClientState", parts.client),
+        (registry_module, "StreamTable", parts.table),
         (client_module, "CreditAllocator", parts.pool),
         (credit_module, "CREDIT_ITEMS", CREDIT_ITEMS),
         (client_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
-        (endpoint_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
-        *((module.log, "disabled", True) for module in (core_module, endpoint_module, feeding_module, roster_module)),
+        (sessions_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
+        *((module.log, "disabled", True) for module in (core_module, sessions_module, dispatcher_module, registry_module)),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
     try:
@@ -206,7 +206,7 @@ class SimLearner:
         config = _config(schedule.lease_s, disk is not None)
         sink = _EventSink(self._on_wrong)
         self.core = parts.core(config, self._journal, sink, Authorizer(None), callbacks)
-        self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://sim"
+        self.core.actor_sessions.pub_address = self.core.actor_sessions.inference_address = "inproc://sim"
         if disk is not None:
             self.core.restore(JournalContent(disk.journal_id, tuple(disk.clients.values()), tuple(disk.streams.values())))
 
@@ -312,11 +312,11 @@ class SimLearner:
         message = _decoded(frames)
         if isinstance(message, Hello):
             self._hellos[peer] = message
-        session = self.core.endpoint.sessions.get(peer)
+        session = self.core.actor_sessions.sessions.get(peer)
         before = _Before.of(session[1]) if session is not None else None
         if session is not None and message is not None:
             self._heard[session[1].actor_id] = now
-        self.core.endpoint.receive(peer, None, frames, now)
+        self.core.actor_sessions.receive(peer, None, frames, now)
         if isinstance(message, Submit) and session is not None and before is not None:
             self._on_submit(peer, session[1], before, message)
         return self._answers()
@@ -372,7 +372,7 @@ class SimLearner:
             self._fails = True
             self._hear()
             self._fails = False
-        self.core.do(OperatorCommand(RESTART, CLIENT_ID))
+        self.core.operator.do(OperatorCommand(RESTART, CLIENT_ID))
         for frames in late:
             self.core.on_worker(frames)
         return self._answers()
@@ -381,8 +381,8 @@ class SimLearner:
         if self._disk_journal is not None:
             self._disk_journal.full = self.full
         client = self.client
-        replaying = client is not None and client.replaying
-        self.core.on_journal()
+        replaying = client is not None and client.replay.token
+        self.core.dispatcher.dispatch()
         if replaying and self._ready:
             self.check_books()
 
@@ -442,16 +442,17 @@ class SimLearner:
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return False
-        waits = client.backlog or thread.inbox or client.table.pending or self._journal.state().queued_items
+        waits = client.worker.backlog or thread.inbox or client.table.pending or self._journal.state().queued_items
         return bool(not client.is_caught_up or waits)
 
     def check_books(self) -> None:
         """Check the counters of the client."""
         client = self.client
         if client is not None:
-            judged = sum(client.verdicts[verdict] for verdict in JUDGED)
-            refused, pending = client.verdicts[Verdict.REFUSED], client.table.pending
-            self._history.check_books(Books(client.accepted, refused, judged, pending, client.rolled_back, client.gap))
+            books = client.books
+            judged = sum(books.verdicts[verdict] for verdict in JUDGED)
+            refused, pending = books.verdicts[Verdict.REFUSED], client.table.pending
+            self._history.check_books(Books(books.accepted, refused, judged, pending, books.rolled_back, books.gap))
 
     def _turn_core(self) -> None:
         """Let the core grant credit. No actor may get more than the learner thread can use in addition to what is on the way."""
@@ -473,7 +474,7 @@ class SimLearner:
         for given in thread.inbox:
             if isinstance(given, Given):
                 in_transit.add(given.load)
-        for frames in client.backlog:
+        for frames in client.worker.backlog:
             message = decode_thread_message(frames)
             if isinstance(message, DeliverSegments):
                 in_transit.add(Given(message).load)
@@ -490,9 +491,10 @@ class SimLearner:
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return
-        able = client.is_caught_up and not self.full and not thread.inbox and not client.backlog
+        able = client.is_caught_up and not self.full and not thread.inbox and not client.worker.backlog
         reason = stall_reason(client.pool, client.table.live()) if able else ""
-        progress = (client.accepted, client.pool.transit.messages, tuple(client.verdicts.values()), client.life)
+        books, messages = client.books, client.pool.transit.messages
+        progress = (books.accepted, messages, tuple(books.verdicts.values()), client.worker.starts)
         still_s = self._watch.look(self.now, progress, reason)
         if still_s > MAX_STALL_S:
             raise Violation("stalled", f"for {still_s:.1f} s: {reason}")

@@ -1,8 +1,7 @@
 """The settings of each client, and the check of each actor's HELLO against them.
 
-A HELLO is an actor's request for a session, its connection to the learner. The settings of a client come from three
-sources: the entry for the client in the learner's configuration, the HELLO of the client's first actor, and the learner's
-defaults. If several sources set the same option, the earlier source in this list takes precedence.
+The sources of settings, highest precedence first: the client's entry in the learner's configuration, the HELLO of the client's
+first actor, and the learner's defaults.
 """
 
 from __future__ import annotations
@@ -40,41 +39,27 @@ from rl4sys_zmq.wire.messages import Hello
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
-"""The default encoding of weights."""
 
 SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
     "observation_space": observation_space_from,
     "action_space": space_from,
 }
-"""The functions that convert the JSON form of a space to a space object, by the name of the field in `Hello`."""
+"""The functions that convert the JSON form of a space, by the name of the field in `Hello`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of one client, a policy with its learner. A change of parameters creates a new object.
+    """The settings of one client. The options of the learner among them mean the same as in `LearnerConfig`.
 
     Attributes:
-        client_id: Name of the client.
         algorithm_name: Registered name of the algorithm, in the form of `algorithm_key`.
         algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
         parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
             among them.
-        observation_space: Space of the observations.
-        action_space: Space of the actions.
-        seed: Seed of the algorithm.
-        max_policy_lag: Largest number of versions by which the policy of a segment can be behind the newest one; None for the
-            algorithm's own limit. A segment is some consecutive steps of an episode.
-        on_lag: Treatment of segments beyond `max_policy_lag`: ``drop`` discards them, ``correct`` corrects them with importance
-            weights.
-        pacing_lag: Number of batches that actors can collect ahead of the training; None for the default of the algorithm's
-            kind.
-        publish_every_updates: Number of updates after which new weights are published; None for the algorithm's own number.
-        weights: Encoding of the weights that are sent to the actors.
         actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
         init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is
-            not among the saved settings (`to_json`).
-        changed: Parameters of the algorithm that were changed after the client was created, by name. They override
-            `parameters`.
+            not among the saved settings.
+        changed: Parameters that were changed after the client was created, by name. They override `parameters`.
         file_parameters: Parameters that the learner's configuration gave for this client at the last start, by name. If it
             gives other values at a later start, those override `changed`.
     """
@@ -98,19 +83,16 @@ class ClientSettings:
 
     @property
     def kind(self) -> AlgorithmEntry:
-        """The description of the client's algorithm in the registry of algorithms: its factory, type and parameters."""
+        """The client's algorithm in the registry."""
         return ALGORITHMS.get(self.algorithm_name)
 
     @property
     def in_force(self) -> dict[str, Any]:
-        """The current parameters of the algorithm: those in `parameters`, overridden by those in `changed`."""
+        """The current parameters of the algorithm."""
         return merged(self.kind, self.parameters, self.changed)
 
     def change(self, values: Mapping[str, Any]) -> tuple[ClientSettings, ParameterChanges]:
-        """Return a copy of the settings with new values for parameters of the algorithm, and a dict of the changes.
-
-        The dict has a list ``[old value, new value]`` for each parameter that differs, by name.
-        """
+        """Return a copy of the settings with new values for parameters of the algorithm, and the changes."""
         kind = self.kind
         new = replace(
             self, changed=merged(kind, self.changed, read_change(kind, values, self.in_force), like=self.in_force.get(LIKE))
@@ -119,7 +101,7 @@ class ClientSettings:
         return new, changes_between(before, after)
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
-        """Return the options for encoding this client's weights, which are sent to the actors."""
+        """Return the options for encoding this client's weights."""
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
         dtype = WireDtype[complete.wire_dtype.upper()]
@@ -128,7 +110,7 @@ class ClientSettings:
     def assign(
         self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int
     ) -> AssignClient:
-        """Return the first message to this client's learner thread. It contains the settings."""
+        """Return the first message to this client's learner thread."""
         writing, entry = self.writing(), config.client(self.client_id)
         return AssignClient(
             self.client_id,
@@ -160,10 +142,10 @@ class ClientSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values, so that they can be saved. `restore_configuration` can read them back.
+        """Return the settings as JSON values, which `restore_configuration` reads.
 
-        Options that the learner has too, such as `max_policy_lag`, are saved only as the client's first actor set them: among
-        the parameters, and the encoding of the weights. The learner's configuration gives the others at each start.
+        Of the options that the learner has too, such as `max_policy_lag`, only those of the client's first actor are saved, in
+        `parameters` and `weights`. The learner's configuration gives the others at each start.
         """
         return {
             "algorithm_name": self.algorithm_name,
@@ -186,10 +168,7 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
-    """Check the learner's options that were set among an algorithm's parameters, and return them.
-
-    These are ``max_policy_lag``, ``on_lag``, ``pacing_lag`` and ``publish_every_updates``. `seed` is checked, but not returned.
-    """
+    """Check `seed` and the learner's options among an algorithm's parameters, and return these options (`LEARNING_KEYS`)."""
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
         raise ConfigError(
@@ -200,10 +179,7 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
 
 
 def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
-    """Return the settings of a new client.
-
-    The values come from the learner's configuration and from the HELLO (request for a session) of the client's first actor.
-    """
+    """Return the settings of a new client, from the learner's configuration and the HELLO of the client's first actor."""
     entry = config.clients.get(hello.client_id, ClientConfig())
     ours = (config.default_algorithm, *config.algorithms, *(client.algorithm_name for client in config.clients.values()))
     if ALGORITHMS.locates(hello.algorithm_name) and algorithm_key(hello.algorithm_name) not in ours:
@@ -217,11 +193,7 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
 
 
 def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -> ClientSettings:
-    """Return the settings of a client, merged from three sources.
-
-    The sources, highest precedence first: the client's entry in the configuration, an actor's HELLO (request for a session),
-    and the learner's own options.
-    """
+    """Return the settings of a client: from its entry, else from the HELLO, else from the learner's own options."""
     client_id = hello.client_id
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
@@ -233,12 +205,11 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
     parameters = merged(
         kind, config.algorithms.get(algorithm_key(name), {}), hello.algorithm_parameters, entry.algorithm_parameters
     )
-    said = check_learning_options(parameters)
+    options = check_learning_options(parameters)
     actor_weights = check_value("weights", hello.weights, WeightsConfig.read)
 
     def pick(key: str) -> Any:
-        """Return the value of an option: from the client's entry, else from its parameters, else the learner's own value."""
-        choices = (getattr(entry, key), getattr(said, key), getattr(config, key))
+        choices = (getattr(entry, key), getattr(options, key), getattr(config, key))
         return next((choice for choice in choices if choice is not None), None)
 
     return ClientSettings(
@@ -276,8 +247,8 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     if hello.algorithm_name:
         pairs.append(("algorithm_name", algorithm_key(hello.algorithm_name), settings.algorithm_name))
     for key, read in SPACES.items():
-        if given := getattr(hello, key):
-            pairs.append((key, space_to_json(read(given)), space_to_json(getattr(settings, key))))
+        if document := getattr(hello, key):
+            pairs.append((key, space_to_json(read(document)), space_to_json(getattr(settings, key))))
     pairs += _parameter_pairs(settings, hello.algorithm_parameters) if hello.algorithm_parameters else []
     ours_of_weights = settings.weights.to_json()
     for key, value in check_value("weights", hello.weights, WeightsConfig.read).to_json().items():
@@ -290,21 +261,20 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
             raise ConfigError(message, key=key)
 
 
-def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[tuple[str, object, object]]:
-    """Pair the parameters in an actor's HELLO (request for a session) with the learner's values, so that they can be compared.
+def _parameter_pairs(settings: ClientSettings, theirs: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    """Pair the parameters in an actor's HELLO with the learner's values.
 
-    If an operator has changed a parameter, an actor may still give the value with which the client was created. The parameter
-    is then left out.
+    If an operator has changed a parameter, an actor may still give the value with which the client was created.
     """
     kind, in_force = settings.kind, settings.in_force
     like = in_force.get(LIKE)
-    ours, original = (by_name(kind, found, like) for found in (in_force, settings.parameters))
+    ours, original = (by_name(kind, parameters, like) for parameters in (in_force, settings.parameters))
     pairs: list[tuple[str, object, object]] = []
-    for key, value in said.items():
+    for key, value in theirs.items():
         (name,) = by_name(kind, {key: value}, like)
-        found = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
+        own = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
         if name not in settings.changed or not _same(value, original.get(name)):
-            pairs.append((f"algorithm_parameters.{key}", value, found))
+            pairs.append((f"algorithm_parameters.{key}", value, own))
     return pairs
 
 
@@ -314,21 +284,18 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def _space(key: str, entry: ObservationSpace | None, given: Mapping[str, Any]) -> ObservationSpace:
+def _space(key: str, entry: ObservationSpace | None, document: Mapping[str, Any]) -> ObservationSpace:
     if entry is not None:
         return entry
-    if given:
-        return SPACES[key](given)
+    if document:
+        return SPACES[key](document)
     raise ConfigError(
         f"neither the learner's configuration nor this actor gives the {key}; set it (or input_size and act_dim)", key=key
     )
 
 
-def _seed(config: LearnerConfig, client_id: str, given: int | None) -> int:
-    """Return the seed of a client's algorithm.
-
-    It is the given seed; without one, a hash of the learner's seed and the client's name; without either, a random number.
-    """
-    if given is not None:
-        return given
+def _seed(config: LearnerConfig, client_id: str, seed: int | None) -> int:
+    """Return the given seed, else a hash of the learner's seed and the client's name, else a random number."""
+    if seed is not None:
+        return seed
     return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)

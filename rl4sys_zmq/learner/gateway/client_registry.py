@@ -1,12 +1,11 @@
-"""The registry of a learner's clients (policies with their learner threads).
-
-It creates, restarts and removes clients, and starts and ends their learner threads.
-"""
+"""The registry of a learner's clients: it creates, fails, restarts and removes them."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
@@ -29,20 +28,20 @@ MAX_STILLBORN = 64
 """Largest number of errors that are kept for clients that failed before they were ready."""
 
 MAX_REPORTED_GENERATION = 1 << 62
-"""Limit on the generation (the number of a learner thread) that the first actor of a new client reports in its HELLO.
-
-The client begins with a higher generation than this actor reports. A report above the limit counts as the limit.
-"""
+"""Limit on the generation that the first actor of a new client reports in its HELLO. The client begins with a higher one."""
 
 
 class ClientRegistry:
-    """The clients of a learner, by name and by the key of their learner thread. Only the thread of `LearnerCore` changes it.
+    """The clients of a learner, by name and by the key of their worker. Only the thread of `LearnerCore` changes it.
 
-    A *client* is a policy with its learner thread. The *key* of a learner thread is the first frame of its messages.
+    Attributes:
+        published: A condition that is held while clients or policy versions change, and then notified. Another thread must hold
+            it to read them.
     """
 
     def __init__(self, config: LearnerConfig, journal: Journal, callbacks: CoreCallbacks) -> None:
         self._config, self._journal, self._callbacks = config, journal, callbacks
+        self.published = threading.Condition()
         self._clients: dict[str, ClientState] = {}
         self._by_key: dict[bytes, ClientState] = {}
         self._build_errors: dict[str, str] = {}
@@ -58,36 +57,37 @@ class ClientRegistry:
         """Return the client with this name, or None."""
         return self._clients.get(client_id)
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold `published` during a change of clients or policy versions, and notify the threads that wait for one."""
+        with self.published:
+            yield
+            self.published.notify_all()
+
     @property
     def full(self) -> bool:
         """True if the learner has as many clients as `max_clients` allows."""
         return len(self._clients) >= self._config.max_clients
 
-    def by_topic(self, topic: bytes) -> ClientState | None:
-        """Return the client whose weights are published under this PUB/SUB topic, or None."""
-        return next((client for client in self._clients.values() if client.topic == topic), None)
-
     def by_key(self, key: bytes) -> ClientState | None:
-        """Find the client that a message of a learner thread belongs to."""
+        """Return the client whose current worker has this key, or None."""
         return self._by_key.get(key)
 
     def workers(self) -> list[LearnerThreadHandle]:
         """Return the handles of all learner threads that can still be running, including those of removed clients."""
-        return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
+        clients = (*self, *self._detached.values())
+        return [*self._retired, *(handle for client in clients for handle in client.worker.handles)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
-        """Return the error that stopped a client (a policy) or prevented its creation, or None if there is none."""
+        """Return the error that stopped a client or prevented its creation, or None if there is none."""
         client = self._clients.get(client_id)
         if client is not None:
             return ClientFailed(client_id, client.error) if client.error else None
         error = self._build_errors.get(client_id)
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
-    def found(self, hello: Hello) -> ClientState:
-        """Create a client (a policy with its learner thread) for the HELLO of its first actor, and start the learner thread.
-
-        A HELLO is an actor's request for a session.
-        """
+    def create(self, hello: Hello) -> ClientState:
+        """Create a client for the HELLO of its first actor, and start its learner thread."""
         if hello.client_id in self._detached:
             raise ProtocolError(
                 RefusalReason.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done"
@@ -103,26 +103,26 @@ class ClientRegistry:
         try:
             self._start(client)
         except BaseException:
-            client.end_thread()
+            client.worker.end()
             del self._clients[hello.client_id]
             raise
         return client
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
-        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads."""
+        """Create the clients that an earlier run has recorded, and start their learner threads."""
         now = self._callbacks.clock.monotonic()
-        found = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
-        for row, earlier in zip(restored.clients, found, strict=True):
+        clients = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
+        for row, earlier in zip(restored.clients, clients, strict=True):
             client = self._make(earlier.settings, row.generation)
             client.known = True
             asked = row.settings.get(GIVEN_UP) or row.client_id == rolled_back
-            client.rollback_asked = bool(asked or self._config.resume == "accept-loss")
-            client.accepted, client.gap = row.accepted, row.gap
+            client.replay.rollback_asked = bool(asked or self._config.resume == "accept-loss")
+            client.books.accepted, client.books.gap = row.accepted, row.gap
             client.table.expired = row.expired
             client.table.restore((s for s in restored.streams if s.client_id == row.client_id), now)
             self._clients[row.client_id] = client
             self._start(client)
-        return found
+        return clients
 
     def _make(self, settings: ClientSettings, last_generation: int) -> ClientState:
         config, client_id = self._config, settings.client_id
@@ -148,12 +148,12 @@ class ClientRegistry:
         # A configuration error needs one log line only. Other errors need their trace.
         trace = f"\n{message.trace}" if message.trace else ""
         log.error("client %s failed: %s%s", client.client_id, message.error, trace)
-        self._by_key.pop(client.key, None)
+        self._by_key.pop(client.worker.key, None)
         client.state, client.error = LearnerThreadState.FAILED, message.error
-        client.end_thread()
-        if client.known or client.life > 1:
+        client.worker.end()
+        if client.known or client.worker.starts > 1:
             return False
-        self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
+        self._retire(client)
         del self._clients[client.client_id]
         self._build_errors[client.client_id] = message.error
         while len(self._build_errors) > MAX_STILLBORN:
@@ -161,40 +161,36 @@ class ClientRegistry:
         return True
 
     def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
-        """Replace the learner thread of a client with a new one.
-
-        The new thread has a new generation number, which identifies it.
-        """
-        self._by_key.pop(client.key, None)
-        client.end_thread(replaced=True)
-        client.rollback_asked = give_up_pending
+        """Replace the learner thread of a client with a new one. Return the number of segments that this rolls back."""
+        self._by_key.pop(client.worker.key, None)
+        client.worker.end(replaced=True)
+        client.replay.rollback_asked = give_up_pending
         if give_up_pending:
             self._journal.drop_entries(client.client_id)
         rolled_back = 0 if self._journal.durable else client.roll_back()
-        client.weight_history = WeightHistory(_generation(client.weight_history.generation, self._callbacks.clock))
+        client.publishing.history = WeightHistory(_generation(client.publishing.history.generation, self._callbacks.clock))
         self._start(client)
         return rolled_back
 
     def suspend(self, client: ClientState, crash: str) -> bool:
-        """Record a crash of a client's worker. See `ClientState.suspend`."""
-        self._by_key.pop(client.key, None)
+        """Record a crash of a client's worker, as `ClientState.suspend` does."""
+        self._by_key.pop(client.worker.key, None)
         return client.suspend(crash)
 
     def detach(self, client: ClientState) -> None:
-        """Remove a client (a policy with its learner thread), and end its learner thread without a checkpoint.
+        """Remove a client, and end its learner thread without a checkpoint.
 
-        The name of the client stays reserved until `release` or `put_back`, because its checkpoints may have to be renamed
-        first.
+        Its name stays reserved until `release` or `put_back`, because its checkpoints may have to be renamed first.
         """
-        self._by_key.pop(client.key, None)
-        client.end_thread(replaced=True)
+        self._by_key.pop(client.worker.key, None)
+        client.worker.end(replaced=True)
         del self._clients[client.client_id]
         self._detached[client.client_id] = client
 
     def release(self, client: ClientState) -> None:
         """Release the name of a client that `detach` has removed, so that a new client can have the name."""
         del self._detached[client.client_id]
-        self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
+        self._retire(client)
 
     def put_back(self, client: ClientState, error: str) -> None:
         """Restore a client that `detach` has removed, in the state ``failed`` with this error. Used if the removal failed."""
@@ -202,12 +198,15 @@ class ClientRegistry:
         client.state, client.error = LearnerThreadState.FAILED, error
         self._clients[client.client_id] = client
 
+    def _retire(self, client: ClientState) -> None:
+        self._retired = [handle for handle in (*self._retired, *client.worker.handles) if handle.alive]
+
     def _start(self, client: ClientState) -> None:
         client.start(self._callbacks, self._config, self._journal)
-        self._by_key[client.key] = client
-        self._newest_generation = max(self._newest_generation, client.weight_history.generation)
+        self._by_key[client.worker.key] = client
+        self._newest_generation = max(self._newest_generation, client.publishing.history.generation)
 
 
 def _generation(last: int, clock: Clock) -> int:
-    """Return a number (generation) that identifies a new learner thread: the Unix time in ms, but at least `last` + 1."""
+    """Return the generation of a new learner thread: the Unix time in ms, but at least `last` + 1."""
     return max(last + 1, int(clock.unix() * 1000))

@@ -1,15 +1,11 @@
-"""The learner's core: the logic of its network thread, without a socket, a thread or a clock.
+"""The learner's core: the logic of the gateway thread, without a socket, a thread or a clock.
 
-The inputs are messages of actors, messages of learner threads, and the time. The outputs go to the journal, to the event sink,
-and through `CoreCallbacks` (functions that send messages and start threads). The gateway thread drives the core with sockets.
-The simulator in ``tests/simulation`` drives it with a simulated network.
+The gateway thread drives it with sockets, the simulator in ``tests/simulation`` with a simulated network.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, assert_never
 
@@ -19,19 +15,19 @@ from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError, restart_command
 from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
-from rl4sys_zmq.learner.gateway.client import MAX_FAILED_STARTS, ClientState, LearnerThreadState
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
+from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
-from rl4sys_zmq.learner.gateway.client_report import client_report
+from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.run.log_files import CLIENT_READY
 from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone, Verdict
+from rl4sys_zmq.wire.messages import Frame, Verdict
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointResult,
     DataDemand,
@@ -52,22 +48,16 @@ from rl4sys_zmq.wire.values import REPORT_HEADER
 log = get_logger(__name__)
 
 BACKLOG_RETRY_S = 0.005
-"""Time after which the gateway tries again to send a message to a learner thread whose pipeline was full, in seconds."""
+"""Time after which a message is sent again to a learner thread whose queue was full, in seconds."""
 
 
 class LearnerCore:
-    """The logic of a learner, without I/O: it handles the messages of actors and of learner threads.
-
-    Use it in one thread only.
+    """The logic of a learner. Use it in one thread only.
 
     Attributes:
-        counters: The learner's counters.
         start_notes: Lines of text for a person about the parameters in which the learner's configuration differs from the
             earlier run.
-        registry: The clients (policies), with their learner threads.
-        endpoint: The sessions of the actors; its `receive` handles their messages.
-        published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads
-            that wait for a change.
+        actor_sessions: Its `receive` handles the messages of actors and operators.
     """
 
     def __init__(
@@ -75,30 +65,28 @@ class LearnerCore:
     ) -> None:
         self.counters = Counters()
         self.start_notes: list[str] = []
-        self.published = threading.Condition()
         self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
         self.registry = ClientRegistry(config, journal, callbacks)
         self._suspended: list[ClientState] = []
-        self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.endpoint = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
-        self._operator = OperatorCommandExecutor(
+        self.dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
+        self.actor_sessions = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
+        self.operator = OperatorCommandExecutor(
             OperatorCommandContext(
                 registry=self.registry,
-                endpoint=self.endpoint,
-                dispatcher=self._dispatcher,
+                actor_sessions=self.actor_sessions,
+                dispatcher=self.dispatcher,
                 journal=journal,
                 counters=self.counters,
                 sink=sink,
-                published=self.published,
                 callbacks=callbacks,
                 config=config,
             )
         )
-        self._dispatcher.on_page = self._operator.on_page
-        self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
+        self.dispatcher.on_page = self.operator.on_page
+        self.actor_sessions.run_command, self.actor_sessions.make_room = self.operator.do, self.operator.make_room
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
-        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads."""
+        """Create the clients that an earlier run has recorded, and start their learner threads."""
         for client in self.registry.restore(restored, rolled_back):
             self.start_notes += client.notes()
             if client.changes:
@@ -107,11 +95,7 @@ class LearnerCore:
     # ---- learner threads
 
     def on_worker(self, frames: Sequence[Frame]) -> None:
-        """Handle a message of a learner thread.
-
-        Messages of a thread that was replaced are dropped and counted (``worker_messages_fenced``). An error while handling a
-        message stops only the client of the thread.
-        """
+        """Handle a message of a learner thread. Drop and count it if the thread was replaced."""
         client = self.registry.by_key(bytes(frames[0]))
         if client is None:
             self.counters.add("worker_messages_fenced")
@@ -129,14 +113,14 @@ class LearnerCore:
             case PolicyPublished():
                 self._on_published(client, message)
             case SegmentVerdicts():
-                self._on_disposed(client, message)
+                self._on_verdicts(client, message)
             case DataDemand():
                 client.on_demand(message)
             case TrainingMetrics():
                 client.training.note(message)
                 self._sink.metrics(client.client_id, message)
             case CheckpointResult():
-                self._dispatcher.checkpointed(client, message)
+                self.dispatcher.checkpointed(client, message)
             case QuarantinedSegment():
                 self._sink.dead_letter(client.client_id, message)
             case OperatorAlarm():
@@ -151,63 +135,66 @@ class LearnerCore:
     def _on_ready(self, client: ClientState, message: ThreadReady) -> None:
         client.ready(message)
         if client.settings.algorithm_type not in ("", message.kind):
-            words = "client %s: the configuration says type %r, but algorithm %s is of type %s"
-            log.warning(words, client.client_id, client.settings.algorithm_type, client.settings.algorithm_name, message.kind)
+            log.warning(
+                "client %s: the configuration says type %r, but algorithm %s is of type %s",
+                client.client_id,
+                client.settings.algorithm_type,
+                client.settings.algorithm_name,
+                message.kind,
+            )
         for problem in message.damaged:
             log.error("client %s: a damaged checkpoint was put aside: %s", client.client_id, problem)
             self.counters.add("checkpoints_damaged")
             self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=problem)
         if client.settings.init and not message.checkpoint:
             self._sink.event("warm_started", client_id=client.client_id, init=client.settings.init)
-        if client.replaying:
+        if client.replay.token:
             client.rewind(message)
         began = {"checkpoint": message.checkpoint, "steps": message.steps, "episodes": message.episodes}
         self._sink.event(CLIENT_READY, client_id=client.client_id, **began)
 
     def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
-        with self.published:
-            out = client.weight_history.publish(message)
+        publishing = client.publishing
+        with self.registry.changing():
+            frames = publishing.history.publish(message)
             first = client.state is not LearnerThreadState.RUNNING
             if first:
                 client.on_running(message.version)
-            self.published.notify_all()
         if first:
             self._journal.put_client(client.row())
-        self._callbacks.publish(WEIGHTS_TOPIC + client.topic, out)
-        if client.spec is not None and self._callbacks.offer_policy(client.client_id, client.spec, client.weight_history.newest):
+        self._callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
+        spec, newest = publishing.spec, publishing.history.newest
+        if spec is not None and self._callbacks.offer_policy(client.client_id, spec, newest):
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
-        self.endpoint.admit_waiting(client, self._callbacks.clock.monotonic())
+        self.actor_sessions.admit_waiting(client, self._callbacks.clock.monotonic())
 
-    def _on_disposed(self, client: ClientState, message: SegmentVerdicts) -> None:
-        stream = client.table.get(message.actor_id, message.origin)
+    def _on_verdicts(self, client: ClientState, message: SegmentVerdicts) -> None:
+        stream, verdicts = client.table.get(message.actor_id, message.origin), client.books.verdicts
         count = sum(end - first for first, end in message.ranges)
         if message.replaces:
             count = stream.correct(count, message.verdict, message.replaces) if stream is not None else count
-            client.verdicts[message.replaces] -= count
+            verdicts[message.replaces] -= count
         elif stream is not None:
             count = stream.dispose(message.ranges, message.verdict)
         if stream is not None:
             client.dirty.add(stream.actor_id)
-        client.verdicts[message.verdict] += count
+        verdicts[message.verdict] += count
         if message.verdict == Verdict.QUARANTINED:
             text = f"{message.reason or 'no reason given'} (actor {message.actor_id})"
             client.alarms.note(SEGMENT_QUARANTINED, text, sum(end - first for first, end in message.ranges))
 
     def on_worker_ended(self, key: bytes) -> None:
-        """Handle the end of a worker that is a process. If it has crashed, its client gets another one after a pause.
-
-        An error while handling it stops only the client of the worker.
-        """
+        """Handle the end of a worker that is a process. If it has crashed, its client gets another one after a pause."""
         self._callbacks.poll_workers()  # its last messages
         client = self.registry.by_key(key)
-        worker = client.worker if client is not None else None
-        if client is None or worker is None or worker.alive:
+        ended = client.worker.handle if client is not None else None
+        if client is None or ended is None or ended.alive:
             return
         try:
-            if worker.failure is not None:
-                self._on_ended(client, worker.failure)
-            elif worker.crash:
-                self._on_crashed(client, worker.crash)
+            if ended.failure is not None:
+                self._on_ended(client, ended.failure)
+            elif ended.crash:
+                self._on_crashed(client, ended.crash)
         except Exception as exc:  # as in `on_worker`
             log.exception("client %s: the end of its worker could not be handled", client.client_id)
             self._on_failed(client, _failed(exc))
@@ -219,132 +206,116 @@ class LearnerCore:
             self._on_failed(client, failure)
 
     def _on_crashed(self, client: ClientState, crash: str) -> None:
-        with self.published:
+        with self.registry.changing():
             restarts = self.registry.suspend(client, crash)
-            self.published.notify_all()
         self.counters.add("workers_crashed")
         if not restarts:
             text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; see the learner's log"
             self._on_failed(client, ThreadFailed(text, ""))
             return
         self._suspended.append(client)
-        pause_s = max(0.0, (client.restart_at or 0.0) - self._callbacks.clock.monotonic())
+        pause_s = max(0.0, (client.worker.restart_at or 0.0) - self._callbacks.clock.monotonic())
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
-        self.endpoint.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
-        self._dispatcher.give_up(client, crash)
+        self.actor_sessions.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
+        self.dispatcher.give_up(client, crash)
 
     def _restart_suspended(self) -> None:
         """Start the workers of the clients whose pause after a crash is over. A failed start counts as another crash."""
         now = self._callbacks.clock.monotonic()
         for client in list(self._suspended):
-            suspended = self.registry.get(client.client_id) is client and client.restart_at is not None
-            if suspended and now < (client.restart_at or 0.0):
+            restart_at = client.worker.restart_at if self.registry.get(client.client_id) is client else None
+            if restart_at is not None and now < restart_at:
                 continue
             self._suspended.remove(client)
-            if not suspended:
+            if restart_at is None:
                 continue  # an operator has restarted or removed it
             try:
-                with self.published:
-                    gone = self.registry.restart(client, give_up_pending=False)
-                    self.published.notify_all()
+                with self.registry.changing():
+                    rolled_back = self.registry.restart(client, give_up_pending=False)
             except ConfigError as exc:  # the next attempt would fail too
                 self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
                 continue
             except RL4SysError as exc:
                 self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
                 continue
-            self._sink.event("client_restarted", client_id=client.client_id, rolled_back=gone, gives_up=False)
+            self._sink.event("client_restarted", client_id=client.client_id, rolled_back=rolled_back, gives_up=False)
 
     def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
-        with self.published:
+        with self.registry.changing():
             stillborn = self.registry.fail(client, message)
-            self.published.notify_all()
         self.counters.add("clients_failed")
         self._sink.event("client_failed", client_id=client.client_id, error=message.error)
         peers = [client.table.peer_of(s) for s in client.table.live()]
         for peer in (*peers, *client.waiting):
             if peer is not None:
-                self.endpoint.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
+                self.actor_sessions.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
         client.waiting.clear()
-        self._dispatcher.give_up(client, message.error)
+        self.dispatcher.give_up(client, message.error)
 
     # ---- turns and the clock
 
-    def on_journal(self) -> None:
-        """Send the learner threads the segments that the journal has committed or read back.
-
-        Other messages that wait for a learner thread are sent too. Call this after the journal has reported results.
-        """
-        self._dispatcher.dispatch()
-
     def turn(self) -> None:
-        """Continue the operators' commands, grant actors credit (permission to send), and send `Ack` messages and alarms.
-
-        The gateway thread (the learner's network thread) calls this in each turn of its loop.
-        """
-        self._operator.turn()
+        """Continue the operators' commands, grant credit, and send acks and alarms. Call this in each turn of the loop."""
+        self.operator.turn()
         if self._suspended:
             self._restart_suspended()
-        room_bytes = self._dispatcher.room_bytes()
+        room_bytes = self.dispatcher.room_bytes()
         for client in self.registry:
-            self.endpoint.send_acks(client, room_bytes)
+            self.actor_sessions.send_acks(client, room_bytes)
             self._report_alarms(client)
-            if client.beacon_due and self._callbacks.clock.monotonic() >= client.next_beacon_at:
+            publishing = client.publishing
+            if publishing.beacon_due and self._callbacks.clock.monotonic() >= publishing.next_beacon_at:
                 self._beacon(client)
 
-    def rest_s(self, now: float, most_s: float) -> float:
-        """Return how long the learner's network thread can wait for messages until its next task: at most `most_s` seconds."""
+    def poll_timeout_s(self, now: float, most_s: float) -> float:
+        """Return for how long the gateway thread can wait for messages before its next task, at most `most_s`, in seconds."""
         for client in self._suspended:
-            most_s = min(most_s, (client.restart_at or 0.0) - now)
+            most_s = min(most_s, (client.worker.restart_at or 0.0) - now)
         for client in self.registry:
-            if client.backlog:
+            if client.worker.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             most_s = min(most_s, client.next_grant_at - now)
-            if client.beacon_due:
-                most_s = min(most_s, client.next_beacon_at - now)
+            if client.publishing.beacon_due:
+                most_s = min(most_s, client.publishing.next_beacon_at - now)
         return max(0.0, most_s)
 
     def each_second(self, now: float, behind_s: float = 0.0) -> None:
-        """Do the tasks of each second.
+        """Do the tasks of each second: publish beacons, and look for silent actors, ended workers and idle clients.
 
-        - Publish beacons: messages with the newest version of each policy.
-        - Close the sessions of silent actors, and remove idle clients (policies without data).
-        - Look for stalled clients and for learner threads that have ended.
-        - Request checkpoints if the journal becomes full.
-        - Publish the weights under new topics if the key of a user with access to them has expired.
+        `behind_s` is the time for which messages of actors can have waited unread, in seconds.
         """
         read_s = now - min(behind_s, MOST_BEHIND_S)
-        self._dispatcher.relieve()
-        self._dispatcher.check(now)
+        self.dispatcher.relieve()
+        self.dispatcher.check(now)
         self._rotate_topics(self._authorizer.lapsed(self._callbacks.clock.unix()))
-        self._operator.expire(now)
+        self.operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
                 client.busy_at = now
             if client.ended_unexpectedly:
-                self.on_worker_ended(client.key)  # the engine can be about to call this
+                self.on_worker_ended(client.worker.key)  # the engine can be about to call this
                 if client.ended_unexpectedly:
                     self._on_failed(client, ThreadFailed("its learner thread ended without an error; see the learner's log", ""))
                 continue
-            if client.worker is not None and client.worker.silent_s > WORKER_SILENCE_S:
-                text = f"its worker has given no sign of life for {client.worker.silent_s:.0f} s; is it stopped?"
+            silent_s = client.worker.handle.silent_s if client.worker.handle is not None else 0.0
+            if silent_s > WORKER_SILENCE_S:
+                text = f"its worker has given no sign of life for {silent_s:.0f} s; is it stopped?"
                 text += f" To replace it: {restart_command(client.client_id)}"
                 client.alarms.note(WORKER_SILENT, text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
-                self.endpoint.send_beacons(client)
+                self.actor_sessions.send_beacons(client)
             for stream in client.table.silent(read_s):
                 peer = client.table.peer_of(stream)
                 if peer is not None:
-                    self.endpoint.close_session(peer, client, stream)
+                    self.actor_sessions.close_session(peer, client, stream)
                     self._sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
             client.dirty.update(s.actor_id for s in client.table.live())
-            self._dispatcher.expire(client, now)
+            self.dispatcher.expire(client, now)
 
     def _report_alarms(self, client: ClientState) -> None:
-        """Log the new alarms of a client, at most one line a minute for each kind, and send the counts to its actors."""
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
             fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
@@ -353,83 +324,66 @@ class LearnerCore:
                 self._beacon(client)
 
     def _beacon(self, client: ClientState) -> None:
-        client.beacon_due, client.next_beacon_at = False, self._callbacks.clock.monotonic() + NEWCOMER_BEACON_S
-        self._callbacks.publish(BEACON_TOPIC + client.topic, encode(client.beacon()))
+        publishing = client.publishing
+        publishing.beacon_due = False
+        publishing.next_beacon_at = self._callbacks.clock.monotonic() + NEWCOMER_BEACON_S
+        self._callbacks.publish(BEACON_TOPIC + publishing.topic, encode(client.beacon()))
 
     # ---- subscribers and rights
 
     def client_of_topic(self, topic: bytes) -> ClientState | None:
-        """Return the client whose weights or periodic version messages have this PUB/SUB topic, or None."""
-        return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
+        """Return the client whose weights or beacons have this topic, or None."""
+        if topic[:1] not in (WEIGHTS_TOPIC, BEACON_TOPIC):
+            return None
+        return next((client for client in self.registry if client.publishing.topic == topic[1:]), None)
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
-        """Handle a new subscription. If it is for beacons (messages with the newest policy version), let `turn` publish one.
+        """Handle a new subscription. If it is for beacons, let `turn` publish one, since the subscriber has missed the last.
 
-        Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications. A
-        beacon goes to all subscribers. So many new subscribers share one, or 1,000 actors that join would cause half a million
+        A beacon goes to all subscribers. So many new ones share it, or 1,000 actors that join would cause half a million
         messages.
         """
         if topic[:1] == BEACON_TOPIC and client.state is LearnerThreadState.RUNNING:
-            client.beacon_due = True
+            client.publishing.beacon_due = True
 
     def change_access(self, access: AccessList) -> None:
-        """Apply a new access list.
-
-        A user that has lost the right to read a policy can still be subscribed to its topic, and libzmq cannot revoke a
-        subscription. So if a user has lost this right, the weights of each policy move to a new topic, which the allowed actors
-        receive in a new handshake.
-        """
+        """Apply a new access list."""
         losers = self._authorizer.replace(access)
         self._rotate_topics(losers)
         self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
 
     def _rotate_topics(self, losers: set[str]) -> None:
+        # A user that has lost the right to read a policy can still be subscribed, and libzmq cannot revoke a subscription.
         for client in self.registry if losers else ():
-            client.change_topic()
-            self.endpoint.close_client_sessions(client, "the access list has changed; send HELLO again")
-
-    # ---- operators
-
-    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
-        """Start an operator's command, such as a restart of a client, and return a future for its result.
-
-        See `OperatorCommandExecutor.do`.
-        """
-        return self._operator.do(command)
-
-    def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every client whose learner thread runs."""
-        return self._dispatcher.save(partial=partial)
+            client.publishing.change_topic()
+            self.actor_sessions.close_client_sessions(client, "the access list has changed; send HELLO again")
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return the state of the journal, the clients and the relays, for the status."""
+        """Return the part of the status about the journal, the clients and the relays."""
         return {
             "journal": asdict(self._journal.state()),
-            "clients": {client.client_id: client_report(client, now) for client in self.registry},
-            "relays": self.endpoint.relays.report(now),
+            "clients": {client.client_id: client.report(now) for client in self.registry},
+            "relays": self.actor_sessions.relays.report(now),
         }
 
     # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
-        """Begin to close the learner: fail the operators' commands, ask the learner threads to end, and refuse all actors."""
-        self._operator.close(error)  # first, since a command may wait for the end of a learner thread
+        """Begin to close: fail the operators' commands, ask the learner threads to end, and refuse all actors."""
+        self.operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
-            client.end_thread()
-        self.endpoint.close_sessions()
+            client.worker.end()
+        self.actor_sessions.close_sessions()
 
     def close(self, error: Exception) -> None:
-        """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads.
-
-        The number of pending segments is recorded as an event.
-        """
+        """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads."""
         pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:
             self._sink.event("closed_with_pending_segments", pending=pending)
         for client in self.registry:
-            client.end_thread()
-        self._dispatcher.close(error)
-        self._operator.close(error)
+            client.worker.end()
+        self.dispatcher.close(error)
+        self.operator.close(error)
 
 
 def _failed(error: Exception) -> ThreadFailed:

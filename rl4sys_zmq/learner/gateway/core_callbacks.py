@@ -1,8 +1,4 @@
-"""The interface through which the learner's core uses sockets, threads, clocks and disks.
-
-The core is the learner's logic without I/O. The gateway thread (the learner's network thread) implements this interface with
-real sockets and threads. The simulator in ``tests/simulation`` implements it without them.
-"""
+"""The interface through which the learner's core uses sockets, threads and clocks: the gateway's, or the simulator's."""
 
 from __future__ import annotations
 
@@ -23,8 +19,8 @@ class Clock:
     """A source of the current time.
 
     Attributes:
-        monotonic: Returns the time of a clock that never goes backwards, in seconds. Use it for durations.
-        unix: Returns Unix time, in seconds. Use it for records.
+        monotonic: Returns the time for durations, in seconds. It never goes backwards.
+        unix: Returns the Unix time for records, in seconds.
     """
 
     monotonic: Callable[[], float]
@@ -35,9 +31,7 @@ SYSTEM_CLOCK = Clock(monotonic=time.monotonic, unix=time.time)
 
 
 class AbandonCheckpointsTask(Protocol):
-    """A background task that renames the checkpoints of a removed client, after the client's learner threads have ended.
-
-    The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them.
+    """A task that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after the end of its learner threads.
 
     Attributes:
         done: True if the task has ended, with or without an error.
@@ -55,19 +49,15 @@ class AbandonCheckpointsTask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreCallbacks:
-    """The functions that the learner's core (its logic without I/O) calls to act on the outside world. No function blocks.
-
-    The journal and the event sink are not part of this object; the core uses them directly.
+    """The functions that the learner's core calls to act on the outside world. No function blocks.
 
     Attributes:
-        clock: The clock for measured durations and for the time in records. Each input of the core carries its own time.
-        send: Sends a message to one peer. Arguments: the peer's routing id, and the frames.
-        publish: Sends a message to all subscribers of a topic. Arguments: the topic, and the frames.
-        start_worker: Starts a learner thread (or process). Arguments: the first message that the thread will receive, and a key,
-            which becomes the first frame of each message that the thread sends.
-        poll_workers: Reads all messages that learner threads have sent so far, and passes them to the core.
-        abandon_checkpoints: Starts a `AbandonCheckpointsTask`. Arguments: the client's id, its learner threads, and the folder of
-            its checkpoints.
+        clock: The clock for measured durations and records. Each input of the core carries its own time.
+        send: Sends frames to the peer with a routing id.
+        publish: Sends frames to all subscribers of a topic.
+        start_worker: Starts a worker. Arguments: its first message, and the key that is the first frame of each of its messages.
+        poll_workers: Passes all messages that workers have sent so far to the core.
+        abandon_checkpoints: Starts the task for a client's id, its workers, and the folder of its checkpoints.
         offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
             received a call for this client.
         forget_policy: Removes a client's policy from the inference service.

@@ -1,7 +1,4 @@
-"""The delivery of segments (pieces of episodes, for training) to learner threads, and requests for checkpoints.
-
-The segments come from the journal, the learner's record of accepted segments.
-"""
+"""The delivery of segments from the journal to learner threads, and requests for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import CheckpointResult, SaveCheckpoint, StreamEnded
 
 log = get_logger(__name__)
@@ -27,21 +23,17 @@ CHECKPOINT_FILL, PARTIAL_BATCH_FILL = 0.5, 0.9
 journal can then delete entries. Above `PARTIAL_BATCH_FILL`, learner threads train on their incomplete batches first."""
 
 PAGE_BYTES = 16 << 20
-"""Size of one page of journal entries, in bytes. Entries are read in pages when they are sent to a restarted learner thread."""
-
 UNBOUNDED_BYTES = 1 << 40
 """Free space reported for a journal without a limit, in bytes."""
 
 
 class SegmentDispatcher:
-    """The sender of segments to learner threads. It also requests checkpoints. Only the thread of `LearnerCore` uses it.
+    """The sender of segments to learner threads: new ones that the journal has committed, and earlier ones for a replay.
 
-    The segments come from the journal, the record of accepted segments: new ones that it has committed, and earlier ones that
-    it reads back for a learner thread that was restarted.
+    It also requests checkpoints. Only the thread of `LearnerCore` uses it.
 
     Attributes:
-        on_page: A function that is called with each page of entries read from the journal. If it returns True, it has handled
-            the page, and the page is not sent to a learner thread.
+        on_page: Called with each page of the journal. It returns True if the page is not for a learner thread.
     """
 
     def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:
@@ -52,41 +44,32 @@ class SegmentDispatcher:
         self._rescued = 0
 
     def dispatch(self) -> None:
-        """Send the learner threads the messages and the segments that wait for them.
-
-        The segments are those that the journal has committed or read back.
-        """
-        for safe in self._journal.committed():
-            if isinstance(safe, JournalPage) and self.on_page(safe):
+        """Send the learner threads what waits for them, with the segments that the journal has committed or read back."""
+        for item in self._journal.committed():
+            if isinstance(item, JournalPage) and self.on_page(item):
                 continue
-            client = self._registry.get(safe.client_id)
+            client = self._registry.get(item.client_id)
             if client is None:
                 continue
-            if isinstance(safe, JournalEntry):
-                stream = client.table.get(safe.actor_id, safe.origin)
+            if isinstance(item, JournalEntry):
+                stream = client.table.get(item.actor_id, item.origin)
                 if stream is not None:
-                    stream.commit(safe.end_seq)
+                    stream.commit(item.end_seq)
                     client.dirty.add(stream.actor_id)
-                if client.replaying or client.worker is None:
+                if client.replay.token or client.worker.handle is None:
                     continue
-                client.send_committed(safe)
-            elif safe.token == client.replaying:
-                self._on_page(client, safe)
+                client.send_committed(item)
+            elif item.token == client.replay.token:
+                self._on_page(client, item)
         for client in self._registry:
-            while client.backlog and client.worker is not None and client.worker.send(client.backlog[0]):
-                client.backlog.popleft()
-            if client.page_after is not None and not client.backlog:
-                after, client.page_after = client.page_after, None
-                self._journal.read(client.client_id, client.replaying, after, PAGE_BYTES)
+            client.worker.flush()
+            replay = client.replay
+            if replay.page_after is not None and not client.worker.backlog:
+                after, replay.page_after = replay.page_after, None
+                self._journal.read(client.client_id, replay.token, after, PAGE_BYTES)
 
     def check(self, now: float) -> None:
-        """Correct the counts of segments that wait for the journal, and find stalled clients.
-
-        If the journal has completed all operations for a client, none of the client's segments can be waiting for the journal.
-        If some are still counted as waiting, they would reduce the actors' credit (permission to send) for good. So the count
-        is then corrected, and an alarm is raised. An alarm is also raised if a client is stalled: no data has moved for
-        `STALL_S` seconds, although its actors and its learner thread could work.
-        """
+        """Correct the counts of segments that wait for the journal, and find stalled clients. Raise an alarm for each fault."""
         failing = bool(self._journal.state().error)
         busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
         self.dispatch()  # for entries that were committed before `queued` was read
@@ -94,7 +77,8 @@ class SegmentDispatcher:
             if client.client_id in busy:
                 client.stalled_s = 0.0
                 continue
-            counted = client.worker is not None and not client.replaying  # the counts cover one learner thread
+            # With nothing left to write, no segment waits. One that stayed counted would reduce the credit for good.
+            counted = client.worker.handle is not None and not client.replay.token  # the counts cover one learner thread
             wrong = client.pool.transit.correct_waiting() if counted else None
             if wrong is not None:
                 text = f"{wrong} were counted as waiting, but the journal has nothing left to write; the count was corrected"
@@ -110,38 +94,30 @@ class SegmentDispatcher:
             log.error("client %s: %d entries of the journal are damaged and are lost", client.client_id, page.damaged)
             self._counters.add("entries_damaged", page.damaged)
         for entry in page.entries:
-            client.replay(entry)
+            client.send_again(entry)
         if page.more:
-            client.page_after = page.last_row
+            client.replay.page_after = page.last_row
             return
         lost = client.caught_up()
         client.dirty.update(s.actor_id for s in client.table.live())
-        if lost and client.rollback_asked:
+        replay = client.replay
+        if lost and replay.rollback_asked:
             log.warning("client %s: %d acknowledged segments are rolled back, as an operator asked", client.client_id, lost)
         elif lost:
             log.error("client %s: %d acknowledged segments are lost (counted as rolled back)", client.client_id, lost)
-        client.rollback_asked = False
-        if client.replayed or lost:
-            self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
+        replay.rollback_asked = False
+        if replay.segments or lost:
+            self._sink.event("fed_again", client_id=client.client_id, segments=replay.segments, rolled_back=lost)
 
     def room_bytes(self) -> int:
-        """Return the free space of the journal, in bytes.
-
-        While the journal fails it is 0, so that actors keep their segments.
-        """
+        """Return the free space of the journal, in bytes."""
         state = self._journal.state()
         if state.error:
-            return 0
+            return 0  # actors keep their segments
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
 
     def relieve(self) -> None:
-        """Request checkpoints of all clients if the journal is at least half full.
-
-        The journal is the record of accepted segments. After a checkpoint, it can delete entries.
-
-        If the journal is nearly full, learner threads train on their incomplete batches before the checkpoint. Checkpoints are
-        also requested once if the file of the journal was deleted, and the journal has written a new one.
-        """
+        """Request checkpoints of all clients if the journal becomes full, or if its file was deleted and written anew."""
         state = self._journal.state()
         if state.rescued > self._rescued:
             self._rescued = state.rescued
@@ -150,61 +126,51 @@ class SegmentDispatcher:
             return
         partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
         for client in self._registry:
-            if client.state is LearnerThreadState.RUNNING and not client.replaying and not client.backlog and client.accepted:
-                client.backlog.append(encode(SaveCheckpoint(0, partial)))
+            if client.is_caught_up and not client.worker.backlog and client.books.accepted:
+                client.worker.send(SaveCheckpoint(0, partial))
 
     def _after_rescue(self) -> None:
-        """Request checkpoints of all clients after the journal's file was deleted and written again.
-
-        The journal is the record of accepted segments. The earlier checkpoints may have been deleted together with it.
-        """
+        """Request checkpoints of all clients, since the earlier ones may have been deleted together with the journal's file."""
         self._counters.add("journal_rescued")
         self._sink.event("journal_rescued", times=self._rescued)
         for client in self._registry:
-            if client.state is LearnerThreadState.RUNNING and not client.replaying:
-                client.backlog.append(encode(SaveCheckpoint(0, partial=False)))
+            if client.is_caught_up:
+                client.worker.send(SaveCheckpoint(0, partial=False))
 
     def expire(self, client: ClientState, now: float) -> None:
-        """Delete the records of streams that can no longer continue and whose segments are no longer needed.
-
-        A stream is the numbered segments of one actor. It can no longer continue if its actor was silent for longer than the
-        lease, or has begun a new stream. Streams of actors with a spool are kept longer.
-        """
-        for stream in client.table.expire(now, client.trimmed):
+        """Delete the records of streams that can no longer continue and whose segments are no longer needed."""
+        for stream in client.table.expire(now, client.checkpoints.trimmed):
             self._journal.drop_stream(client.client_id, stream.actor_id, stream.origin)
-            if client.worker is not None:
-                client.backlog.append(encode(StreamEnded(stream.actor_id, stream.origin)))
+            if client.worker.handle is not None:
+                client.worker.send(StreamEnded(stream.actor_id, stream.origin))
 
     # ---- checkpoints
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every running client."""
+        """Request a checkpoint of every running client. The result has the error of each client without one."""
         token, running = next(self._save_tokens), [c for c in self._registry if c.state is LearnerThreadState.RUNNING]
         future: Future[dict[str, str]] = Future()
         self._saves[token] = {c.client_id for c in running}, future, {}
         for client in running:
-            client.backlog.append(encode(SaveCheckpoint(token, partial)))
+            client.worker.send(SaveCheckpoint(token, partial))
         if not running:
             self._saves.pop(token)
             future.set_result({})
         return future
 
     def give_up(self, client: ClientState, error: str) -> None:
-        """End all open requests for a checkpoint of a client with this error, because the client has failed or was removed."""
+        """End all open requests for a checkpoint of a client with this error."""
         for token in list(self._saves):
             self._saved(client.client_id, token, error)
 
     def close(self, error: Exception) -> None:
-        """Make the futures of all open requests for checkpoints raise this error."""
+        """End all open requests for checkpoints with this error."""
         for _, future, _ in self._saves.values():
             future.set_exception(error)
         self._saves.clear()
 
     def checkpointed(self, client: ClientState, message: CheckpointResult) -> None:
-        """Record the result of a checkpoint, and let the journal delete entries.
-
-        The deleted entries are those that the checkpoint before this one includes.
-        """
+        """Record the result of a checkpoint, and let the journal delete entries."""
         trim = client.checkpointed(message)
         if trim:
             self._journal.trim(client.client_id, trim)

@@ -1,4 +1,4 @@
-"""The evaluators of all clients whose configuration asks for evaluation, as the gateway thread uses them."""
+"""The evaluators of all clients whose configuration asks for evaluation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The gateway thread: the learner's network thread, with its sockets.
+"""The gateway thread and its sockets: a ROUTER for actors, an XPUB for weights and beacons, and PULLs for learner threads.
 
-The sockets are a ROUTER for actors, an XPUB for weights and beacons (which announce the newest policy versions), and a PULL for
-messages of learner threads. The thread never blocks in a send and never accesses a disk. `LearnerCore` handles the messages.
-`RouterReader` reads the ROUTER and limits the rate of each connection.
+It never blocks in a send and never accesses a disk.
 """
 
 from __future__ import annotations
@@ -27,22 +25,22 @@ from rl4sys_zmq.learner.engines.abandon_thread import AbandonCheckpointsThread
 from rl4sys_zmq.learner.engines.base import GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
+from rl4sys_zmq.learner.gateway.actor_sessions import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.gateway.client import LearnerThreadState
 from rl4sys_zmq.learner.gateway.connections import RouterReader
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, CoreCallbacks
-from rl4sys_zmq.learner.gateway.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.gateway.inference import InferenceService
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
+from rl4sys_zmq.security import Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, SendResult, Socket, ThreadCalls, subscribed_topics
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
+from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
 log = get_logger(__name__)
@@ -60,17 +58,17 @@ T = TypeVar("T")
 
 
 class Gateway(Worker):
-    """The learner's network thread, which uses the sockets and runs the `LearnerCore` (the logic without I/O).
+    """The learner's network thread, which uses the sockets and runs the `LearnerCore`.
 
     Attributes:
+        core: The logic of the learner. Other threads use it through `call`.
         address: The URI that actors connect to; empty until the sockets are bound.
         pub_address: The URI at which weights are published; empty until the sockets are bound.
         inference_address: The URI of the inference service; empty if it is not configured.
         published: A condition variable that is notified when clients or policy versions change. Another thread must hold it to
             read them.
-        warnings: Texts of the warnings from the start of the learner. The status shows them.
-        rolled_back: The name of the client (policy) that an operator has returned to an earlier checkpoint; empty for none. Set
-            this before `start`.
+        warnings: The warnings from the start of the learner, for the status.
+        rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none. Set this before `start`.
     """
 
     def __init__(
@@ -78,10 +76,9 @@ class Gateway(Worker):
         config: LearnerConfig,
         sink: EventSink,
         journal: Journal,
-        restored: JournalContent | None = None,
-        authenticator: Authenticator | None = None,
+        restored: JournalContent | None,
+        authenticator: Authenticator | None,
     ) -> None:
-        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-gateway")
         self.address = ""
         self.pub_address = ""
@@ -112,11 +109,11 @@ class Gateway(Worker):
             status=self.status,
             sender_host=self._sender_host,
         )
-        self._core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
-        self._evaluators = PolicyEvaluators(config, sink, self._core.registry.get, self.call)
-        self._limit = ConnectionLimitThread(self._core.counters)
-        self._remote = WorkerLinks(self._core.counters, self._poller, self.wake)
-        self.published = self._core.published
+        self.core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
+        self._evaluators = PolicyEvaluators(config, sink, self.core.registry.get, self.call)
+        self._limit = ConnectionLimitThread(self.core.counters)
+        self._remote = WorkerLinks(self.core.counters, self._poller, self.wake)
+        self.published = self.core.registry.published
 
     # ---- for other threads
 
@@ -130,51 +127,35 @@ class Gateway(Worker):
             self.raise_if_dead()
 
     def wait_engines(self) -> None:
-        """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread."""
+        """Wait until all engines can start workers. Call this after `wait_open`, in another thread."""
         for engine in list(self._engines.values()):
             engine.wait_ready()
 
-    @property
-    def start_notes(self) -> tuple[str, ...]:
-        """Lines of text for a person on parameters that differ from the earlier run. They are complete after `wait_open`."""
-        return tuple(self._core.start_notes)
-
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` in this gateway thread (the learner's network thread), and return a future for the result.
-
-        Other threads use this to access the data of the gateway thread.
-        """
+        """Run a function in the gateway thread, and return a future for the result. Any thread can call this."""
         return self._calls.call(function)
 
     def wake(self) -> None:
-        """Wake the gateway thread, for example because the journal has results to read.
-
-        Any thread can call this.
-        """
+        """Wake the gateway thread, for example because the journal has results. Any thread can call this."""
         self._calls.wakeup.set()
 
     def weight_history(self, client_id: str) -> WeightHistory | None:
-        """Return the recent weights of a client, or None if there are none. Hold `published` to call this.
-
-        There are none if no client has this name, or if its learner thread is still starting.
-        """
-        client = self._core.registry.get(client_id)
-        return client.weight_history if client is not None and client.state is not LearnerThreadState.STARTING else None
-
-    def failure(self, client_id: str) -> RL4SysError | None:
-        """Return the error that stopped a client or prevented its creation, or None if there is none."""
-        return self._core.registry.failure(client_id)
+        """Return the recent weights of a client; None before its learner thread is ready. Hold `published` to call this."""
+        client = self.core.registry.get(client_id)
+        if client is None or client.state is LearnerThreadState.STARTING:
+            return None
+        return client.publishing.history
 
     def learner_threads(self) -> list[LearnerThreadHandle]:
         """Return the handles of all learner threads that can still be running."""
-        return self._core.registry.workers()
+        return self.core.registry.workers()
 
     def stop(self) -> None:
-        """Ask the gateway thread and its learner threads to end. This does not wait for their end."""
+        """Ask the gateway thread and its learner threads to end."""
         self._calls.stop()
 
     def on_death(self, error: BaseException) -> None:
-        """Release the threads that wait in `wait_open`, after the gateway thread has failed."""
+        """Release the threads in `wait_open`."""
         self._open.set()
 
     def join_all(self, deadline: float) -> bool:
@@ -207,14 +188,14 @@ class Gateway(Worker):
                 self._poller.register(self._calls.wakeup)
                 self._limit.start()
                 self._open.set()
-                self._loop(self._poller)
-                self._core.close_sessions(self._calls.closed())
+                self._loop()
+                self.core.close_sessions(self._calls.closed())
                 self._drain()
         finally:
             self._limit.stop()
             self._limit.join()
             self._evaluators.stop()
-            self._core.close(self._calls.closed())
+            self.core.close(self._calls.closed())
             self._remote.close()
             self._poller.close()
             for socket in (*sockets, *self._upstreams):
@@ -225,19 +206,16 @@ class Gateway(Worker):
             self._calls.refuse_all()
 
     def _bind(self, sockets: list[Socket]) -> bool:
-        """Create the sockets, and restore the clients of an earlier run.
-
-        Return False after an error, which `wait_open` then raises.
-        """
+        """Create the sockets, and restore the clients of an earlier run. Return False if `wait_open` has to raise an error."""
+        config = self._config
         try:
             secure = self._authenticator.secure if self._authenticator is not None else None
-            router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
+            router = self._router = Socket.router(config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
             sockets.append(router)
-            self._connections = RouterReader(self._config, router, self._core.endpoint, self._core.counters)
-            pub = self._config.pub or _beside(router.bound, "pub")
+            self._connections = RouterReader(config, router, self.core.actor_sessions, self.core.counters)
+            pub = config.pub or _beside(router.bound, "pub")
             self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
             sockets.append(self._xpub)
-            config = self._config
             if config.inference is not None:
                 inference = _beside(router.bound, "inference") if config.inference == "auto" else config.inference
                 self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
@@ -250,39 +228,42 @@ class Gateway(Worker):
             for entry in map(ENGINES.get, config.engines):
                 self._engines[entry.name] = entry.factory(endpoints)
             if self._restored is not None:
-                self._core.restore(self._restored, self.rolled_back)
+                self.core.restore(self._restored, self.rolled_back)
         except RL4SysError as exc:
             self._bind_error = exc
             return False
-        self.pub_address = self._core.endpoint.pub_address = self._xpub.bound.uri
+        sessions = self.core.actor_sessions
+        self.pub_address = self._xpub.bound.uri
+        sessions.pub_address = _advertised(self._xpub.bound, config.advertise)
         if self._service is not None:
-            self.inference_address = self._core.endpoint.inference_address = self._service.address
+            self.inference_address = self._service.address
+            sessions.inference_address = _advertised(Address.parse(self._service.address), config.advertise)
         self.address = router.bound.uri
         return True
 
-    def _loop(self, poller: Poller) -> None:
+    def _loop(self) -> None:
         beacon, resting = SilenceTimer(BEACON_S, time.monotonic() - BEACON_S), False
         while not self._calls.stopping:
             rest_s = self._connections.rest_s
             if resting is not (rest_s > 0):  # during a rest, messages that wait in the ROUTER must not end the poll
                 resting = not resting
-                (poller.unregister if resting else poller.register)(self._router)
+                (self._poller.unregister if resting else self._poller.register)(self._router)
             now = time.monotonic()
-            wait_s = self._core.rest_s(now, beacon.deadline - now)
-            poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
+            wait_s = self.core.poll_timeout_s(now, beacon.deadline - now)
+            self._poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
             self._calls.serve()
             self._read_upstream()
-            self._connections.read()
+            self._connections.read_messages()
             self._read_subscriptions()
-            self._core.on_journal()
-            self._core.turn()
+            self.core.dispatcher.dispatch()
+            self.core.turn()
             now = time.monotonic()
             if beacon.expired(now):
                 beacon.restart(now)
                 self._limit.raise_if_dead()
                 self._remote.each_second()
                 self._connections.each_second(now)
-                self._core.each_second(now, self._connections.behind_s(now))
+                self.core.each_second(now, self._connections.behind_s(now))
 
     def _drain(self) -> None:
         """Read the last messages of the learner threads, until all have ended or ``shutdown_timeout_s`` seconds are over."""
@@ -305,9 +286,9 @@ class Gateway(Worker):
     def _read_upstream(self) -> None:
         for upstream in self._upstreams:
             while (frames := upstream.recv(MAX_REPORT_FRAMES)) is not None:
-                self._core.on_worker(frames)
+                self.core.on_worker(frames)
         for frames in self._remote.serve():
-            self._core.on_worker(frames)
+            self.core.on_worker(frames)
 
     def _listen(self, address: str) -> str:
         """Bind a PULL socket for the messages of learner threads, and return its address."""
@@ -318,13 +299,13 @@ class Gateway(Worker):
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions to weights and beacons, if the subscriber has the right to read the weights."""
-        for topic in subscribed_topics(self._xpub, self._core.counters):
-            client = self._core.client_of_topic(topic)
+        for topic in subscribed_topics(self._xpub, self.core.counters):
+            client = self.core.client_of_topic(topic)
             if client is None or (self._xpub.authenticated and not self._authorizer.may_read(self._xpub.user, client.client_id)):
-                self._core.counters.add("subscriptions_refused")
+                self.core.counters.add("subscriptions_refused")
                 continue
             self._xpub.grant(topic)
-            self._core.on_subscribed(client, topic)
+            self.core.on_subscribed(client, topic)
 
     # ---- the callbacks of the core
 
@@ -335,7 +316,7 @@ class Gateway(Worker):
 
         def ended() -> None:
             with suppress(Closed):  # the learner is closing, and looks itself
-                self.call(lambda: self._core.on_worker_ended(key))
+                self.call(lambda: self.core.on_worker_ended(key))
 
         assignment = WorkerAssignment(client_id=client_id, key=key, engine=entry.name, assign=assign, ended=ended)
         try:
@@ -367,7 +348,7 @@ class Gateway(Worker):
         return task
 
     def _offer_policy(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> bool:
-        client = self._core.registry.get(client_id)
+        client = self.core.registry.get(client_id)
         if client is not None:
             self._evaluators.publish(client, spec, snapshot)
         if self._service is None:
@@ -380,30 +361,18 @@ class Gateway(Worker):
         if self._service is not None:
             self._service.forget(client_id)
 
-    # ---- calls that other threads make through `call`
-
-    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
-        """Start an operator's command, such as a restart of a client, and return a future for its result."""
-        return self._core.do(command)
+    # ---- for other threads, through `call`
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections of actors to free memory, and return how many were closed. Used when memory runs out."""
+        """Close connections of actors because memory runs out, and return how many were closed."""
         count = self._connections.relieve(all_connections=all_connections)
         # A subscriber can send one message and then nothing, so its silence says nothing about an incomplete message.
         return count + (sum(self._xpub.cut(fd) for fd in self._xpub.connections()) if all_connections else 0)
 
-    def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every client whose learner thread runs."""
-        return self._core.save(partial=partial)
-
-    def change_access(self, access: AccessList) -> None:
-        """Apply a new access list, the list of users and their rights. See `LearnerCore.change_access`."""
-        self._core.change_access(access)
-
     def status(self) -> dict[str, Any]:
-        """Return the learner's status as a JSON document. Only the gateway thread itself can call this."""
+        """Return the learner's status as a JSON document."""
         now = time.monotonic()
-        report = self._core.report(now)
+        report = self.core.report(now)
         for client_id, client in report["clients"].items():
             client["evaluator"] = self._evaluators.report(client_id)
         return {
@@ -414,7 +383,7 @@ class Gateway(Worker):
             "version": package_version(),
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
-            "counters": self._core.counters.snapshot(),
+            "counters": self.core.counters.snapshot(),
             "security": self._authenticator.report() if self._authenticator is not None else None,
             "warnings": list(self.warnings),
             **report,
@@ -422,5 +391,10 @@ class Gateway(Worker):
 
 
 def _beside(address: Address, name: str) -> str:
-    """Return the default address of a further socket of the learner, derived from the address of the ROUTER socket."""
+    """Return the default address of a further socket beside the ROUTER."""
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"
+
+
+def _advertised(address: Address, host: str | None) -> str:
+    """Return the URI for actors: with `host`, or with ``*``, which stands for the host that the actor connected to."""
+    return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else address.uri

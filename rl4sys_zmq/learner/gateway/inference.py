@@ -1,4 +1,4 @@
-"""The inference service: computes actions for actors that have no policy of their own.
+"""The inference service, which computes actions for actors without a policy of their own.
 
 An actor calls the method ``policy/CLIENT_ID`` with these arguments:
 
@@ -47,24 +47,19 @@ BATCHING = BatchLimits(max_size=64)
 
 
 def method_of(client_id: str) -> str:
-    """Return the name of the method of the inference service that computes actions with this client's policy."""
+    """Return the name of the method that computes actions with this client's policy."""
     return f"policy/{client_id}"
 
 
 class InferenceService(Resource):
-    """The inference service: an RPC server that computes actions with the newest version of each client's policy.
-
-    The gateway thread (the learner's network thread) passes each new version to `offer`. The server's threads compute the
-    actions.
+    """An RPC server that computes actions with the newest version of each client's policy, in its own threads.
 
     Attributes:
         address: The URI that the server is bound to; empty before `start`.
-        asked: The ids of the clients for which at least one call has arrived. Calls for a policy that only actors can run do
-            not count.
+        asked: The ids of the clients for which a call has arrived, without policies that only actors can run.
     """
 
     def __init__(self, bind: str, keys: Path | None, users: Path | None, *, insecure: bool) -> None:
-        """Create the service. `start` binds its socket."""
         self.address = ""
         self.asked: set[str] = set()
         self._server = Server(bind, name="inference", keys=keys, users=users, insecure=insecure)
@@ -79,28 +74,18 @@ class InferenceService(Resource):
         self.address = self._server.start().address
 
     def offer(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Compute this client's actions with a new version of its policy from now on.
-
-        The first version of a client also registers the client's method at the server. The policy object is built at the next
-        request.
-        """
+        """Compute this client's actions with a new version of its policy from now on. The next request builds the policy."""
         first = client_id not in self._offered
         self._offered[client_id] = spec, snapshot
         if first:
             act = functools.partial(self._act, client_id)
-            concurrency_group = next(
-                f"policy-{n}" for n in itertools.count(1) if f"policy-{n}" not in self._concurrency_groups.values()
-            )
-            self._concurrency_groups[client_id] = concurrency_group
-            self._server.register(
-                method_of(client_id), act, concurrency_group=concurrency_group, batching=BATCHING, client_id=client_id
-            )
+            taken = self._concurrency_groups.values()
+            group = next(f"policy-{n}" for n in itertools.count(1) if f"policy-{n}" not in taken)
+            self._concurrency_groups[client_id] = group
+            self._server.register(method_of(client_id), act, concurrency_group=group, batching=BATCHING, client_id=client_id)
 
     def forget(self, client_id: str) -> None:
-        """Remove a client's policy and its method from the service. Do nothing if the client is unknown.
-
-        The client's concurrency group (calls that never run at the same time) becomes free for another client.
-        """
+        """Remove a client's policy, its method and its concurrency group. Do nothing if the client is unknown."""
         if self._offered.pop(client_id, None) is not None:
             self._server.unregister(method_of(client_id))
             self._policies.pop(client_id, None)
@@ -108,15 +93,11 @@ class InferenceService(Resource):
             del self._concurrency_groups[client_id]
 
     def report(self) -> dict[str, Any]:
-        """Return the status of the RPC server as a dict. It becomes a part of the learner's status document."""
+        """Return the part of the learner's status about this service."""
         return self._server.status()
 
     def close(self) -> None:
-        """Stop the server.
-
-        If a forward pass is still running after `CLOSE_S` seconds, log a warning and return. The thread of that forward pass
-        then closes the server when the pass ends.
-        """
+        """Stop the server. If a forward pass runs for more than `CLOSE_S` seconds, its thread closes the server at its end."""
         try:
             self._server.stop(CLOSE_S)
         except CallbackStuck as exc:
@@ -136,13 +117,13 @@ class InferenceService(Resource):
         except KeyError:  # the client was forgotten while these calls waited
             return [CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
         if reason := local_only_reason(spec):
-            return [CallRefusedByCallback(CallRefusalReason.INVALID, reason) for _ in payloads]
+            return [_invalid(reason) for _ in payloads]
         self.asked.add(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}
         for index, payload in enumerate(payloads):
             try:
-                rows = _read(payload, spec)
+                rows = _parse_call(payload, spec)
             except CallRefusedByCallback as refusal:
                 answers[index] = refusal
             else:
@@ -171,40 +152,39 @@ class InferenceService(Resource):
 Rows = tuple[NDArray[Any], NDArray[np.bool_] | None, bool]
 
 
-def _read(payload: Any, spec: PolicySpec) -> Rows:
-    """Check the payload of a call, and return its observations, its masks (or None), and its `explore`.
+def _invalid(reason: str) -> CallRefusedByCallback:
+    return CallRefusedByCallback(CallRefusalReason.INVALID, reason)
 
-    The checks are the same as those of a policy inside an actor.
-    """
+
+def _parse_call(payload: Any, spec: PolicySpec) -> Rows:
+    """Return the observations, the masks (or None) and the `explore` of a call, with the same checks as inside an actor."""
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload must be a dict with the keys obs, mask and explore")
+        raise _invalid("the payload must be a dict with the keys obs, mask and explore")
     obs, mask, explore = payload["obs"], payload["mask"], payload["explore"]
     observed = spec.observation_space
     shape = observed.shape
     if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
-        found = getattr(obs, "shape", type(obs).__name__)
-        raise CallRefusedByCallback(
-            CallRefusalReason.INVALID, f"obs is {found}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}"
-        )
+        kind = getattr(obs, "shape", type(obs).__name__)
+        raise _invalid(f"obs is {kind}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}")
     if obs.dtype != observed.dtype:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"obs is {obs.dtype}; expected {np.dtype(observed.dtype)}")
+        raise _invalid(f"obs is {obs.dtype}; expected {np.dtype(observed.dtype)}")
     if obs.dtype.kind == "f" and not fits_float32(obs).all():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, "obs has a number that is not finite in float32")
+        raise _invalid("obs has a number that is not finite in float32")
     bounds = None if isinstance(observed, DictSpace | TupleSpace) else integer_bounds(observed)
     if bounds is not None and not ((obs >= bounds[0]) & (obs <= bounds[1])).all():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"obs has an integer outside {observed!s:.80}")
+        raise _invalid(f"obs has an integer outside {observed!s:.80}")
     if type(explore) is not bool:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, "explore must be true or false")
+        raise _invalid("explore must be true or false")
     if mask is None:
         return obs, None, explore
     space = spec.action_space
     if not isinstance(space, DiscreteSpace):
         return obs, None, explore
     if not isinstance(mask, np.ndarray) or mask.shape != (len(obs), space.n):
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"mask must have the shape [N, {space.n}]")
+        raise _invalid(f"mask must have the shape [N, {space.n}]")
     allowed = mask.astype(np.bool_)
     if not allowed.any(axis=1).all():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, str(MaskError("a mask forbids every action")))
+        raise _invalid(str(MaskError("a mask forbids every action")))
     return obs, allowed, explore
 
 

@@ -1,4 +1,4 @@
-"""Operators' commands, such as a change of parameters, on the files of a learner that is not running."""
+"""Operators' commands on the files of a learner that is not running."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ PAGE_BYTES = 16 << 20
 
 
 def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCommandDone:
-    """Carry out an operator's command on the files of a learner that is not running, and return the result.
-
-    When this function returns, the change is on the disk. The next learner that starts in the directory works with the
-    changed files.
-    """
+    """Carry out an operator's command on a run directory, and return the result. The change is then on the disk."""
     if command.command == RESTART:
-        words = "start a learner on this directory instead, which continues every client from its newest checkpoint"
-        raise ConfigError(f"no learner runs on {run_dir}, so there is nothing to restart; {words}", key="command")
+        raise ConfigError(
+            f"no learner runs on {run_dir}, so there is nothing to restart; start a learner on this directory instead, which "
+            "continues every client from its newest checkpoint",
+            key="command",
+        )
     if command.command not in COMMANDS:
         raise unknown_name_error("command", command.command, COMMANDS)
     with _opened(run_dir) as directory:
@@ -60,16 +59,12 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
 
 
 class _OfflineCommandExecutor:
-    """The files of a learner that is not running, opened for one operator's command.
+    """The files of a learner that is not running. Its journal is open, so that no learner can start on them."""
 
-    The journal, the record of accepted segments, stays open meanwhile, so no learner can start on the files.
-    """
-
-    def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, news: threading.Event) -> None:
-        self._run_dir, self._journal, self._restored, self._news = run_dir, journal, restored, news
+    def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, wakeup: threading.Event) -> None:
+        self._run_dir, self._journal, self._restored, self._wakeup = run_dir, journal, restored, wakeup
 
     def carry_out(self, command: OperatorCommand) -> OperatorCommandDone:
-        """Carry out a command, wait until its changes are on the disk, and return the result."""
         client_id = command.client_id
         row = next((row for row in self._restored.clients if row.client_id == client_id), None)
         if row is None:
@@ -112,7 +107,6 @@ class _OfflineCommandExecutor:
         return OperatorCommandDone(text, figures)
 
     def _set(self, row: ClientRow, values: Mapping[str, Any]) -> OperatorCommandDone:
-        """Change parameters of a policy's algorithm in the saved settings, and return the reply to the operator."""
         config = LearnerConfig(engine="process")  # nothing is trained here: any engine does that all algorithms can have
         settings, changes = restore_configuration(config, row.client_id, row.settings).settings.change(values)
         self._journal.put_client(replace(row, settings={**row.settings, **settings.to_json()}))
@@ -120,7 +114,6 @@ class _OfflineCommandExecutor:
         return set_done(row.client_id, changes, values)
 
     def _abandon_best(self, client_id: str) -> None:
-        """Rename the best policy of a client, as the evaluation of a running learner does."""
         best = BestPolicyFolder(self._run_dir, client_id)
         try:
             best.abandon()
@@ -146,18 +139,15 @@ class _OfflineCommandExecutor:
         return count
 
     def _ask(self, client_id: str, after_row: int) -> JournalPage:
-        """Read a page of a client's entries in the journal, starting after a row number.
-
-        The journal carries out operations in order, so all earlier changes are on the disk when this returns.
-        """
+        """Read a page of a client's entries in the journal. All earlier changes are then on the disk."""
         self._journal.read(client_id, 1, after_row, PAGE_BYTES)
         deadline = time.monotonic() + COMMIT_S
         while True:
-            self._news.wait(LOOK_S)
-            self._news.clear()
-            for found in self._journal.committed():
-                if isinstance(found, JournalPage):
-                    return found
+            self._wakeup.wait(LOOK_S)
+            self._wakeup.clear()
+            for page in self._journal.committed():
+                if isinstance(page, JournalPage):
+                    return page
             self._journal.raise_if_dead()
             if time.monotonic() >= deadline:
                 problem = self._journal.state().error or f"it did not answer within {COMMIT_S:g} s"
@@ -168,17 +158,17 @@ class _OfflineCommandExecutor:
 def _opened(run_dir: Path) -> Iterator[_OfflineCommandExecutor]:
     if not (run_dir / JOURNAL).is_file():
         raise RunDirectoryError(f"{run_dir} is not a run directory: it has no {JOURNAL}; give a run directory or an address")
-    news = threading.Event()
+    wakeup = threading.Event()
     config = LearnerConfig(run_dir=run_dir, fsync="always")
     try:
-        journal, restored = open_journal(config, news.set)
+        journal, restored = open_journal(config, wakeup.set)
     except JournalError as exc:
         raise ConfigError(
             f"{exc}; if a learner runs on this directory, give the learner's address instead", key="address"
         ) from exc
     assert isinstance(journal, DiskJournal) and restored is not None  # since there is a run directory
     try:
-        yield _OfflineCommandExecutor(run_dir, journal, restored, news)
+        yield _OfflineCommandExecutor(run_dir, journal, restored, wakeup)
     finally:
         journal.stop()
         journal.join()
@@ -194,7 +184,7 @@ def _newest(store: CheckpointStore) -> CheckpointManifest | None:
 
 
 def _note(run_dir: Path, command: OperatorCommand, done: OperatorCommandDone) -> None:
-    """Append an event that describes the command and its result to the run's log."""
+    """Append the event of a command to the run's log."""
     names = {GIVE_UP: "given_up", FORGET: "client_forgotten", DROP_ACTOR: "actor_dropped", SET: PARAMETERS_CHANGED}
     actor = {"actor_id": command.actor_id} if command.actor_id else {}
     event = {"t": round(time.time(), 3), "event": names[command.command], "client_id": command.client_id, **actor, **done.figures}

@@ -1,4 +1,4 @@
-"""The execution of operators' commands in a running learner, and the removal of idle clients (policies with a learner).
+"""Operators' commands in a running learner, and the removal of idle clients.
 
 - ``restart``: Start a new learner thread for a client, which continues from the newest checkpoint.
 - ``give-up-pending``: The same, but discard the segments accepted after that checkpoint.
@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.interfaces import EventSink
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core_callbacks import AbandonCheckpointsTask, CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.gateway.static_check import require_fraction
 from rl4sys_zmq.logs import get_logger
@@ -37,19 +36,16 @@ RESTART, GIVE_UP, FORGET, DROP_ACTOR, SET = "restart", "give-up-pending", "forge
 COMMANDS = (RESTART, GIVE_UP, FORGET, DROP_ACTOR, SET)
 
 PARAMETERS_CHANGED = "parameters_changed"
-"""The name of the event that parameters of a client have changed. Its field ``by`` is ``operator`` or ``file``."""
+"""The event that parameters of a client have changed. Its field ``by`` is ``operator`` or ``file``."""
 
 FIRST_TOKEN = 1 << 32
-"""The lowest token of a read request that only waits for a commit of the journal.
-
-The journal copies the token of a request into the page that answers it. Requests for data have lower tokens.
-"""
+"""The lowest token of a read request that only waits for a commit of the journal. Requests for data have lower tokens."""
 
 LAST_ROW = 1 << 62
-"""A row number above all rows of the journal. A read that starts after this row returns an empty page."""
+"""A row number above all rows of the journal. A read after it returns an empty page."""
 
 MAX_RUNNING = 64
-"""Largest number of commands that can be in progress at the same time."""
+"""Largest number of commands in progress."""
 
 NAMED = 10
 """Largest number of names that an error message lists."""
@@ -60,33 +56,20 @@ Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCommandContext:
-    """The parts of a running learner on which operators' commands act, for a `OperatorCommandExecutor`.
-
-    Attributes:
-        registry: The registry of all clients (policies with their learner threads).
-        endpoint: Holds the sessions (connections) of the clients' actors.
-        dispatcher: Delivers segments (parts of episodes) to the clients' learner threads.
-        journal: The record of all accepted segments.
-        counters: The learner's counters.
-        sink: Receives events for the log.
-        published: The condition variable to hold while the registry changes, because other threads read the registry.
-        callbacks: The functions for sockets, threads and the clock.
-        config: The learner's configuration.
-    """
+    """The parts of a running learner on which operators' commands act."""
 
     registry: ClientRegistry
-    endpoint: ActorSessionHandler
+    actor_sessions: ActorSessionHandler
     dispatcher: SegmentDispatcher
     journal: Journal
     counters: Counters
     sink: EventSink
-    published: threading.Condition
     callbacks: CoreCallbacks
     config: LearnerConfig
 
 
 def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any]) -> OperatorCommandDone:
-    """Return the reply to an operator after the command ``set``, which changes parameters of a client's algorithm."""
+    """Return the reply to the command ``set``."""
     if not changes:
         return OperatorCommandDone(f"client {client_id} has these values already: {', '.join(values)}", {"changes": {}})
     text = f"client {client_id}: {change_text(changes)}\nin force from the next update on, and after a restart"
@@ -101,13 +84,7 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigErro
 
 @dataclass(slots=True)
 class _RunningCommand:
-    """An operator's command in progress, which waits for a condition.
-
-    Attributes:
-        steps: The generator that carries out the command.
-        ready: The condition that must become true before the generator continues.
-        future: The future that receives the result.
-    """
+    """A command in progress. Its generator continues when `ready` returns True."""
 
     steps: Steps
     ready: Callable[[], bool]
@@ -115,10 +92,9 @@ class _RunningCommand:
 
 
 class OperatorCommandExecutor:
-    """The executor of operators' commands. It also removes idle clients (policies with a learner thread).
+    """The executor of operators' commands. It also removes idle clients. Only the gateway thread uses it.
 
-    A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`. Only the gateway
-    thread (the learner's network thread) uses this object.
+    A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`.
     """
 
     def __init__(self, parts: OperatorCommandContext) -> None:
@@ -126,7 +102,7 @@ class OperatorCommandExecutor:
         self._running: list[_RunningCommand] = []
         self._tasks: list[AbandonCheckpointsTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
-        self._safe: set[int] = set()
+        self._committed: set[int] = set()
 
     # ---- commands
 
@@ -147,35 +123,28 @@ class OperatorCommandExecutor:
         return future
 
     def turn(self) -> None:
-        """Continue each operator's command whose condition has become true, such as the end of a write to the disk.
-
-        The gateway thread (the learner's network thread) calls this in each round of its loop.
-        """
+        """Continue each command whose condition has become true. Call this in each turn of the gateway's loop."""
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
-        self._tasks = [errand for errand in self._tasks if not errand.done]
+        self._tasks = [task for task in self._tasks if not task.done]
 
     def on_page(self, page: JournalPage) -> bool:
-        """Process the journal's reply to a read request (a page). Return False if this object did not send the request.
-
-        This object requests empty pages only, to learn that the journal has committed all earlier changes. Its requests have
-        tokens of at least `FIRST_TOKEN`, which the pages repeat.
-        """
+        """Note that the journal has committed all changes before this page. Return False if another object requested it."""
         if page.token < FIRST_TOKEN:
             return False
-        self._safe.add(page.token)
+        self._committed.add(page.token)
         return True
 
     def close(self, error: Exception) -> None:
-        """Stop all operators' commands in progress. Their callers get `error` as the result."""
+        """Stop all commands in progress. Their callers get this error."""
         for running in self._running:
             running.steps.close()
             running.future.set_exception(error)
         self._running.clear()
-        for errand in self._tasks:
-            errand.stop()
+        for task in self._tasks:
+            task.stop()
 
     def _advance(self, running: _RunningCommand) -> bool:
-        """Run the next step of a command. If the command has ended, set the result of its future and return False."""
+        """Run the next step of a command. Return False if it has ended."""
         try:
             running.ready = next(running.steps)
             return True
@@ -197,20 +166,17 @@ class OperatorCommandExecutor:
                 return self._set(command.client_id, command.values)
         raise unknown_name_error("command", command.command, COMMANDS)
 
-    def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """Return a function that returns True, once, after the journal has committed all earlier changes of a client.
-
-        The journal is the learner's record of accepted segments, on disk or in memory.
-        """
+    def _until_committed(self, client_id: str) -> Callable[[], bool]:
+        """Return the condition that the journal has committed all earlier changes of a client. It is true once."""
         token = next(self._tokens)
         self._parts.journal.read(client_id, token, LAST_ROW, 1)
 
-        def safe() -> bool:
-            found = token in self._safe
-            self._safe.discard(token)
-            return found
+        def committed() -> bool:
+            done = token in self._committed
+            self._committed.discard(token)
+            return done
 
-        return safe
+        return committed
 
     def _client(self, client_id: str) -> ClientState:
         client = self._parts.registry.get(client_id)
@@ -219,18 +185,16 @@ class OperatorCommandExecutor:
         return client
 
     def _is_gone(self, client: ClientState) -> bool:
-        """Return True if a client was removed, or is being removed."""
         return self._parts.registry.get(client.client_id) is not client
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         parts, client = self._parts, self._client(client_id)
-        before = client.rolled_back
-        with parts.published:
-            gone = parts.registry.restart(client, give_up_pending=give_up_pending)
-            parts.published.notify_all()
-        parts.endpoint.close_client_sessions(client, "the client was restarted; send HELLO again")
-        parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
-        yield self._until_safe(client_id)
+        before = client.books.rolled_back
+        with parts.registry.changing():
+            rolled_back = parts.registry.restart(client, give_up_pending=give_up_pending)
+        parts.actor_sessions.close_client_sessions(client, "the client was restarted; send HELLO again")
+        parts.sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back, gives_up=give_up_pending)
+        yield self._until_committed(client_id)
         # A worker that crashes gets a successor, which continues the restart.
         yield lambda: self._is_gone(client) or client.state is LearnerThreadState.FAILED or client.is_caught_up
         if self._is_gone(client):
@@ -238,11 +202,11 @@ class OperatorCommandExecutor:
         if client.state is LearnerThreadState.FAILED:
             raise ClientFailed(client_id, client.error)
         figures = {
-            "generation": client.weight_history.generation,
-            "version": max(0, client.weight_history.version),
-            "checkpoint": client.saved.number,
-            "fed_again": client.replayed,
-            "rolled_back": max(0, client.rolled_back - before),
+            "generation": client.publishing.history.generation,
+            "version": max(0, client.publishing.history.version),
+            "checkpoint": client.checkpoints.newest.number,
+            "fed_again": client.replay.segments,
+            "rolled_back": max(0, client.books.rolled_back - before),
         }
         start = f"from checkpoint {figures['checkpoint']}" if figures["checkpoint"] else "without a checkpoint"
         text = (
@@ -253,20 +217,20 @@ class OperatorCommandExecutor:
 
     def _forget(self, client_id: str) -> Steps:
         parts, client = self._parts, self._client(client_id)
-        figures = {"accepted": client.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
+        figures = {"accepted": client.books.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
         self._detach(client, "an operator removed this client; send HELLO again")
-        if client.checkpoints:
-            errand = parts.callbacks.abandon_checkpoints(client_id, client.workers, client.checkpoints)
-            self._tasks.append(errand)
-            yield lambda: errand.done
-            if errand.problem:
-                problem = f"the client could not be forgotten: {errand.problem}"
-                with parts.published:
+        if client.checkpoints.folder:
+            task = parts.callbacks.abandon_checkpoints(client_id, client.worker.handles, client.checkpoints.folder)
+            self._tasks.append(task)
+            yield lambda: task.done
+            if task.problem:
+                problem = f"the client could not be forgotten: {task.problem}"
+                with parts.registry.changing():
                     parts.registry.put_back(client, problem)
-                raise CheckpointError(client.checkpoints, problem)
-            figures["checkpoints"] = errand.count
+                raise CheckpointError(client.checkpoints.folder, problem)
+            figures["checkpoints"] = task.count
         parts.journal.drop_client(client_id)
-        yield self._until_safe(client_id)
+        yield self._until_committed(client_id)
         parts.registry.release(client)
         parts.counters.add("clients_forgotten")
         parts.counters.add("segments_forgotten", figures["pending"])
@@ -287,12 +251,12 @@ class OperatorCommandExecutor:
             raise unknown_name_error("actor", actor_id, [stream.actor_id for stream in table.current()])
         live = [stream for stream in streams if table.is_live(stream)]
         for stream in live:
-            parts.endpoint.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
+            parts.actor_sessions.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
         parts.journal.retire_actor(client_id, actor_id)
         parts.dispatcher.expire(client, parts.callbacks.clock.monotonic())
-        yield self._until_safe(client_id)
+        yield self._until_committed(client_id)
         parts.counters.add("actors_dropped")
         parts.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
         was = "it was live and can join again" if live else "its place is free, and it can join with any incarnation"
@@ -310,7 +274,7 @@ class OperatorCommandExecutor:
         require_fraction(settings.kind, settings.in_force, parts.config.client(client_id).demonstrations)
         client.settings = settings
         parts.journal.put_client(client.row())
-        yield self._until_safe(client_id)
+        yield self._until_committed(client_id)
         self._client(client_id).use_parameters()
         if changes:
             parts.counters.add("parameters_changed", len(changes))
@@ -320,30 +284,20 @@ class OperatorCommandExecutor:
     # ---- idle clients
 
     def expire(self, now: float) -> None:
-        """Remove idle clients (policies with a learner thread), to free their slots.
-
-        A client is removed if it has no data, no checkpoint and no live actor, and was idle for more than `idle_client_s`.
-        """
+        """Remove the clients without data that were idle for more than `idle_client_s`."""
         for client in self._parts.registry:
             if client.is_expendable and now - client.busy_at > self._parts.config.idle_client_s:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """Remove the client (policy with its learner) without data that was idle for the longest time, to admit another client.
-
-        Do nothing if the number of clients is below its limit, or if all clients have data.
-        """
+        """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: ClientState, now: float) -> None:
-        """Remove a client that has no data, no checkpoint and no live actor.
-
-        There is nothing to save, so this does not wait.
-        """
-        self._detach(client, "the client was idle and was removed; send HELLO again")
+        self._detach(client, "the client was idle and was removed; send HELLO again")  # without a wait: nothing is to be saved
         if client.known:
             self._parts.journal.drop_client(client.client_id)
         self._parts.registry.release(client)
@@ -351,17 +305,13 @@ class OperatorCommandExecutor:
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: ClientState, reason: str) -> None:
-        """Stop serving a client: close the sessions of its actors, and end its learner thread.
-
-        The client's name stays reserved until `ClientRegistry.release`.
-        """
+        """Close the sessions of a client's actors, and end its learner thread. Its name stays reserved."""
         parts = self._parts
-        with parts.published:
+        with parts.registry.changing():
             parts.registry.detach(client)
-            parts.published.notify_all()
-        parts.endpoint.close_client_sessions(client, reason)
+        parts.actor_sessions.close_client_sessions(client, reason)
         for peer in client.waiting:
-            parts.endpoint.refuse(peer, RefusalReason.NO_SESSION, reason)
+            parts.actor_sessions.refuse(peer, RefusalReason.NO_SESSION, reason)
         client.waiting.clear()
         parts.dispatcher.give_up(client, "the client was forgotten")
         parts.callbacks.forget_policy(client.client_id)

@@ -1,4 +1,4 @@
-"""Functions that merge the parameters of an algorithm from several sources, check changes of them, and show them as text."""
+"""The merge of an algorithm's parameters from several sources, the check of changes, and their text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import READ_ELSEWHERE
 from rl4sys_zmq.learner.registry.like import LIKE, libraries_of, our_name
 
 LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
-"""Options of the learner that a user can also set among the parameters of an algorithm. They are not passed to the algorithm."""
+"""Options of the learner that a user can also set among the parameters of an algorithm."""
 
 ParameterChanges = dict[str, list[Any]]
 """Changed parameters: a list ``[old value, new value]`` by name. The values are JSON values."""
@@ -35,11 +35,11 @@ def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None
         other = library is not None and kind.parameters is not None and key in library.names
         return our_name(kind.parameters, library, key) if other else kind.name_of(key)  # type: ignore[arg-type]
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for layer in layers:
         names = {name(key) for key in layer}
-        found = {**{key: value for key, value in found.items() if name(key) not in names}, **layer}
-    return found
+        result = {**{key: value for key, value in result.items() if name(key) not in names}, **layer}
+    return result
 
 
 def by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any], like: object) -> dict[str, Any]:
@@ -48,23 +48,19 @@ def by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any], like: object) -
 
 
 def effective_parameters(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all parameters of the algorithm by name as JSON values, with the defaults of those that are not given.
-
-    The names and the meaning are those of this library, also if ``like`` names another one.
+    """Return all parameters of the algorithm as JSON values, with defaults. The names are this library's, also with ``like``.
 
     If the algorithm's entry does not declare its parameters, only the given ones are returned.
     """
-    given = algorithm_parameters(parameters)
-    read = kind.read(given)
-    found = given if read is None else {f.name: getattr(read, f.name) for f in fields(read) if "check" in f.metadata}  # type: ignore[arg-type]
-    return {str(key): plain(value) for key, value in found.items()}
+    values = algorithm_parameters(parameters)
+    read = kind.read(values)
+    if read is not None:
+        values = {f.name: getattr(read, f.name) for f in fields(read) if "check" in f.metadata}  # type: ignore[arg-type]
+    return {str(key): plain(value) for key, value in values.items()}
 
 
 def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all parameters of an algorithm with their defaults, for a display or a comparison, without raising an exception.
-
-    The result is that of `effective_parameters`. If a given parameter is invalid, it contains the given parameters only.
-    """
+    """Return the result of `effective_parameters`, or, if a parameter is invalid, the given parameters only."""
     try:
         return effective_parameters(kind, parameters)
     except ConfigError:
@@ -72,17 +68,15 @@ def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dic
 
 
 def read_change(kind: AlgorithmEntry, values: Mapping[str, Any], in_force: Mapping[str, Any]) -> dict[str, Any]:
-    """Check new values for the parameters of an algorithm that is training a policy, and return them by name.
-
-    If `in_force`, the current parameters, have ``like``, the names and the meaning are those of that library.
-    """
+    """Check new values for the parameters in force of an algorithm that is training, and return them by name."""
     if not values:
         raise ConfigError("no parameter was given; expected at least one NAME=VALUE", key="algorithm_parameters")
     possible = ", ".join(sorted(kind.changeable)) or "none"
     if kind.parameters is None or LIKE in values:
         fixed = list(values) if kind.parameters is None else [LIKE]
     elif in_force.get(LIKE) is not None:
-        before, after = (effective_parameters(kind, given) for given in (in_force, merged(kind, in_force, values)))
+        before = effective_parameters(kind, in_force)
+        after = effective_parameters(kind, merged(kind, in_force, values))
         fixed = [name for name in changes_between(before, after) if name not in kind.changeable]
     else:
         problem = f"{kind.name} has no such parameter"
@@ -98,7 +92,7 @@ def read_change(kind: AlgorithmEntry, values: Mapping[str, Any], in_force: Mappi
 
 
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> ParameterChanges:
-    """Return the parameters that are new or differ in `after`, with old and new values, to report a change to people."""
+    """Return the parameters that are new or differ in `after`."""
     return {name: [before.get(name), value] for name, value in after.items() if name not in before or before[name] != value}
 
 

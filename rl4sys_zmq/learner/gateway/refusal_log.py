@@ -1,4 +1,4 @@
-"""The log of actors that the learner has refused to give a session: one line per actor and reason, at a limited rate."""
+"""The log of refused HELLOs: one line per actor and reason, at a limited rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ log = get_logger(__name__)
 MAX_KNOWN = 1024
 """The number of refusals that are remembered, so that a repeated one is not logged again."""
 MAX_LINES, WINDOW_S = 20, 60.0
-"""The number of log lines in any `WINDOW_S` seconds. Further refusals are only counted."""
 MAX_NAME_CHARS, MAX_REASON_CHARS = 80, 500
 
 NOT_LOGGED = frozenset(
@@ -25,21 +24,20 @@ NOT_LOGGED = frozenset(
 
 
 class RefusalLog:
-    """The record of refused HELLOs (requests for a session). Its size and its log lines are limited. Use it in one thread.
+    """The record of refused HELLOs. Use it in one thread.
 
-    An actor repeats a refused HELLO every few seconds. Its first refusal for each reason becomes a warning in the log and the
-    event ``hello_refused`` in ``log.jsonl``. Peers choose the names in a HELLO, so a peer can invent any number of them.
+    An actor repeats a refused HELLO every few seconds, and a peer can invent any number of names. So the size and the rate of
+    lines are limited.
     """
 
     def __init__(self, sink: EventSink) -> None:
-        """Create the record without refusals. `sink` receives the events."""
         self._sink = sink
         self._known: dict[tuple[str, str, str], None] = {}
         self._lines: deque[float] = deque()
         self._omitted = 0
 
     def note(self, hello: Hello, code: RefusalReason, reason: str, field: str, now: float) -> None:
-        """Record the refusal of a HELLO."""
+        """Log the refusal of a HELLO, unless it is known."""
         if code in NOT_LOGGED:
             return
         client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]

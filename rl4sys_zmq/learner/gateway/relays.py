@@ -1,7 +1,4 @@
-"""The relays that work with a learner: which actors are sent to which relay, and which relays have asked for weights lately.
-
-A relay is a process that receives weights from the learner, or from another relay, and passes them on.
-"""
+"""The relays that work with a learner: the choice for each actor, and those that have asked for weights lately."""
 
 from __future__ import annotations
 
@@ -21,17 +18,10 @@ MAX_SHOWN = 256
 """Largest number of relays in the learner's status. Those that have been silent for the longest time are dropped first."""
 
 MAX_ADDRESS = 256
-"""Largest number of characters of a relay's address in the status."""
 
 
 class _SeenRelay:
-    """One relay that follows clients of this learner, for the status.
-
-    Attributes:
-        children: For each client, the number of children that follow it at the relay, and the time of the request with this
-            number, in seconds.
-        seen_at: The time of its last request, in seconds.
-    """
+    """One relay that follows clients of this learner. `children` has their number and the time of the request, by client."""
 
     __slots__ = ("children", "seen_at")
 
@@ -41,38 +31,31 @@ class _SeenRelay:
 
     def following(self) -> dict[str, int]:
         """Return the number of children by client, without the clients that the relay has stopped following."""
-        kept = self.children.items()
-        found = {client_id: seen for client_id, seen in kept if not is_silent(self.seen_at, seen[1], RELAY_CHILD_S)}
-        self.children = found
-        return {client_id: count for client_id, (count, _) in found.items()}
+        children = self.children.items()
+        self.children = {name: seen for name, seen in children if not is_silent(self.seen_at, seen[1], RELAY_CHILD_S)}
+        return {client_id: count for client_id, (count, _) in self.children.items()}
 
 
 class RelayDirectory:
-    """The relays of one learner. Only the thread of `LearnerCore` uses it.
-
-    It chooses the relays for each actor by the rules of the configuration. Of several relays that serve an actor, a hash of the
-    actor's name decides the order, so that the actors spread over the relays, and those of a relay that ends over the others.
-    """
+    """The relays of one learner. Only the thread of `LearnerCore` uses it."""
 
     def __init__(self, rules: Sequence[RelayRule]) -> None:
         self._rules = tuple(rules)
         self._seen: dict[tuple[str, str, str], _SeenRelay] = {}
 
     def choose(self, actor_id: str, host: str) -> list[list[str]]:
-        """Return the relays for an actor, nearest first, as ``[URI, public key or ""]``; an empty list if no rule applies.
-
-        A relay whose rule names the actor or its network comes before relays that serve all actors.
-        """
+        """Return the relays for an actor, nearest first, as ``[URI, public key or ""]``; an empty list if no rule applies."""
 
         def order(rule: RelayRule) -> tuple[bool, int]:
+            # The hash spreads the actors over the relays, and those of a relay that ends over the others.
             named = bool(rule.networks or rule.actors)
             return not named, xxhash.xxh3_64_intdigest(f"{actor_id}\0{rule.address}".encode())
 
-        found = sorted((rule for rule in self._rules if rule.serves(actor_id, host)), key=order)
-        return [[rule.address, rule.key or ""] for rule in found[:MAX_CHOICES]]
+        rules = sorted((rule for rule in self._rules if rule.serves(actor_id, host)), key=order)
+        return [[rule.address, rule.key or ""] for rule in rules[:MAX_CHOICES]]
 
-    def saw(self, user: str, host: str, message: FollowWeights, now: float) -> None:
-        """Record a request of a relay, for the status. A request of an actor is ignored."""
+    def note_request(self, user: str, host: str, message: FollowWeights, now: float) -> None:
+        """Record a request of a relay. A request of an actor is ignored."""
         if not message.relay:
             return
         key = user, host, message.relay[:MAX_ADDRESS]

@@ -32,12 +32,11 @@ ANOTHER = "give the client another name, or start another run with --resume neve
 
 @dataclass(frozen=True, slots=True)
 class RestoredClient:
-    """A client from an earlier run, with the settings that it continues with.
+    """A client from an earlier run.
 
     Attributes:
         settings: The settings of the client from this start on.
-        changes: The parameters of the algorithm that this start changes, because the learner's configuration file has new
-            values.
+        changes: The parameters that this start changes, because the learner's file has new values.
         kept: The parameters that this start does not change although the learner's file has other values, by name: a list
             ``[value in force, value in the file]``.
     """
@@ -47,7 +46,7 @@ class RestoredClient:
     kept: ParameterChanges
 
     def notes(self) -> list[str]:
-        """Return up to two lines for the operator: parameters that the file changes, and those that differ from the file."""
+        """Return up to two lines for the operator about `changes` and `kept`."""
         name = self.settings.client_id
         lines = [f"client {name}: {change_text(self.changes)} (the learner's file)"] if self.changes else []
         if self.kept:
@@ -64,24 +63,23 @@ class RestoredClient:
 def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> RestoredClient:
     """Return the settings with which a client continues after a restart of the learner.
 
-    The earlier run has saved settings in its journal. The entry for the client in the learner's configuration takes precedence
-    over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the
-    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults. The
-    section ``algorithms`` applies to new clients only.
+    The client's entry in the configuration takes precedence over the saved settings (`known`), and these over the learner's
+    defaults. But where the entry has the same value of a parameter as at the last start, the saved value applies, which an
+    operator can have set since.
     """
     entry = config.clients.get(client_id, ClientConfig())
     spaces = {key: read(known[key]) for key, read in SPACES.items()}
     for key, value in {"algorithm_name": known["algorithm_name"], **spaces}.items():
-        said = getattr(entry, key)
-        if said is not None and said != value:
+        ours = getattr(entry, key)
+        if ours is not None and ours != value:
             raise ConfigError(
-                f"{key} of client {client_id!r} is {said!r} in the configuration, but {value!r} in the run directory; {ANOTHER}",
+                f"{key} of client {client_id!r} is {ours!r} in the configuration, but {value!r} in the run directory; {ANOTHER}",
                 key=key,
             )
     kind = ALGORITHMS.get(known["algorithm_name"])
     own = {key: value for key, value in entry.algorithm_parameters.items() if key in (*LEARNING_KEYS, "seed")}
-    earlier = known.get("file_parameters", {})
-    before = merged(kind, known["parameters"], known.get("changed", {}))
+    earlier = known["file_parameters"]
+    before = merged(kind, known["parameters"], known["changed"])
     like = entry.algorithm_parameters.get(LIKE, before.get(LIKE))
     of_file = by_name(kind, {key: value for key, value in entry.algorithm_parameters.items() if key not in own}, like)
     saved = by_name(kind, before, like)
@@ -91,7 +89,7 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     settings = replace(
         settings,
         algorithm_type=entry.type or known["algorithm_type"],
-        changed=merged(kind, known.get("changed", {}), edited, like=like),
+        changed=merged(kind, known["changed"], edited, like=like),
         file_parameters={**earlier, **of_file},
     )
     try:
@@ -111,7 +109,7 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
 
 
 def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
-    """Return saved settings in the form of a HELLO (an actor's request for a session), which `resolve_settings` reads."""
+    """Return saved settings in the form of a HELLO, which `resolve_settings` reads."""
     return Hello(
         client_id,
         "",
@@ -123,7 +121,7 @@ def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
         algorithm_parameters={**known["parameters"], "seed": known["seed"]},
         observation_space=known["observation_space"],
         action_space=known["action_space"],
-        weights=known.get("weights", {}),
+        weights=known["weights"],
     )
 
 
@@ -133,7 +131,7 @@ def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mappin
     if not fixed:
         return
     spaces = settings.observation_space, settings.action_space
-    was, now = (kind.planned(*spaces, algorithm_parameters(given)) for given in (before, settings.in_force))
+    was, now = (kind.planned(*spaces, algorithm_parameters(values)) for values in (before, settings.in_force))
     if was != now:
         raise ConfigError(
             f"{change_text(fixed)} of client {settings.client_id!r} makes another policy, with which the saved state cannot be "

@@ -1,4 +1,4 @@
-"""Checks of a learner's configuration that need no actor: what can never be built is an error before the learner starts."""
+"""Checks of a learner's configuration before it starts, which need no actor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ LOCAL_ENGINES = frozenset({"thread", "process"})
 def check_buildable(config: LearnerConfig) -> None:
     """Check the names and parameters of all algorithms in a learner's configuration, without building one.
 
-    If the entry of a client has both spaces, they are checked too, if the algorithm can plan its policy without being built. A
-    section of `LearnerConfig.algorithms` for an algorithm that this learner does not have is not used, and no error. Plugins
-    must have been imported.
+    A section for an algorithm that this learner does not have is no error. Plugins must have been imported.
     """
     check_engines(config)
     if config.default_algorithm is not None:
@@ -73,15 +71,12 @@ def _check_parameters(kind: AlgorithmEntry, parameters: Mapping[str, object]) ->
 
 
 def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerConfig) -> None:
-    """Check the demonstrations of a client: that its algorithm can use them, and, if it trains on this machine, their file.
-
-    An algorithm that is given by a function and not a class is not checked. Nor is a Minari dataset.
-    """
+    """Check that the algorithm of a client can use its demonstrations, and, if it trains on this machine, their file."""
     options = entry.demonstrations
     if options is None:
         return
     factory = kind.load()
-    if isinstance(factory, type):
+    if isinstance(factory, type):  # of a function, nothing is known
         require_use(
             kind.name,
             options,
@@ -90,15 +85,15 @@ def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: Lear
         )
     engine = ENGINES.get(entry.engine or config.engine)
     if options.path is not None and engine.name in LOCAL_ENGINES:
-        found = read_demonstrations(options.path)
+        demonstrations = read_demonstrations(options.path)
         if options.fraction:
-            require_rewards(options, rewarded=found.rewarded)
+            require_rewards(options, rewarded=demonstrations.rewarded)
         if entry.observation_space is not None and entry.action_space is not None:
-            found.check_spaces(entry.observation_space, entry.action_space)
+            demonstrations.check_spaces(entry.observation_space, entry.action_space)
 
 
 def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], options: DemonstrationsConfig | None) -> None:
-    """Check that batches with these parameters are large enough for the fraction of demonstrations, if there is one."""
+    """Check that batches with these parameters are large enough for the fraction of demonstrations."""
     read = kind.read(algorithm_parameters(parameters))
     if options is not None and options.fraction and isinstance(read, MixedBatchParameters):
         read.check_fraction(options.fraction)

@@ -36,8 +36,8 @@ from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter
 from rl4sys_zmq.delivery.journal_rows import JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.gateway import Gateway
 from rl4sys_zmq.learner.training import train_loop
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -98,13 +98,13 @@ def _point(owner: Any, name: str, early: bool) -> Callable[[Fuse], None]:
 
 def before_segments(fuse: Fuse) -> None:
     """Call a fuse with the number of segments of each entry, before the entry is replayed."""
-    call = ClientState.replay
+    call = ClientState.send_again
 
     def wrapped(client: ClientState, entry: JournalEntry) -> None:
         fuse(entry.accepted)
         call(client, entry)
 
-    setattr(ClientState, "replay", wrapped)  # noqa: B010 a method cannot be assigned to
+    setattr(ClientState, "send_again", wrapped)  # noqa: B010 a method cannot be assigned to
 
 
 def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -26,7 +25,7 @@ from rl4sys_zmq.liveness import HEARTBEAT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security import Authorizer, User
-from rl4sys_zmq.transports import Address, SendResult
+from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
@@ -55,12 +54,12 @@ MAX_LIBRARY = 80
 MAX_ADDRESS = 256
 MAX_REFUSAL_TEXT = 4_000
 """Largest number of characters of a text in a refusal. A string in a message has at most 16,384 bytes, and a character takes up
-to four of them. The receiver of a longer text would drop the whole refusal."""
+to four of them. The receiver would drop the whole refusal with a longer text."""
 
 MAX_MESSAGE_BYTES = 1 << 26
 
 MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, FetchWeights: 5.0, Submit: 5.0}
-"""The cost of a message by its type, for the rate limit of its connection. Messages of all other types cost 1."""
+"""The cost of a message by its type, for the rate limit of its connection. Messages of other types cost 1."""
 
 REFUSED_COST = 5.0
 """The lowest cost of a message that is refused."""
@@ -72,30 +71,23 @@ CREDITED_COST = -2.0
 """The cost of a `Submit` with new segments that the actor had credit for. It is negative: the message pays for two others."""
 
 STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
-"""Limit on the time for building status reports: about 1/`STATUS_REST_FACTOR` of all time. Each report adds
-`STATUS_REST_FACTOR` times its build time to a waiting time. While more than `STATUS_BURST_S` seconds of the waiting time remain,
-a request gets the last report."""
+"""Limit on the time for building statuses. Each one adds `STATUS_REST_FACTOR` times its build time to a waiting time. While more
+than `STATUS_BURST_S` seconds of it remain, a request gets the last status."""
 
 ACK_LONG_S, ACK_REST_FACTOR, ACK_REST_MAX_S = 0.5e-3, 4.0, 0.1
-"""If granting credit and sending acks for a client takes longer than `ACK_LONG_S` seconds, the next acks of this client wait
-`ACK_REST_FACTOR` times as long, but at most `ACK_REST_MAX_S` seconds.
-
-The bound is necessary because the measured time can include time in which the process did not run. Without the bound, a gateway
-that the system suspended for 250 ms granted no credit for a second.
-"""
+"""If the acks of a client take longer than `ACK_LONG_S` seconds, its next ones wait `ACK_REST_FACTOR` times as long, but at most
+`ACK_REST_MAX_S` seconds. Without this bound, a gateway that the system suspended for 250 ms granted no credit for a second."""
 
 
 class ActorSessionHandler:
-    """The learner's side of all sessions with actors. `receive` handles a message of an actor or an operator.
+    """The learner's side of all sessions with actors.
 
     Attributes:
-        sessions: For each peer with a session, by routing id: the client (policy), and the stream (the record of the actor's
-            segments).
-        pub_address: The URI at which weights are published.
-        inference_address: The URI of the inference service, or empty.
-        relays: The relays (processes that pass weights on): the choice for each actor, and those that ask for weights.
-        run_command: A function that starts an operator's command. `LearnerCore` sets it.
-        make_room: A function that removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
+        sessions: The client and the stream of each peer with a session, by routing id.
+        pub_address: The URI at which weights are published, as actors are told it.
+        inference_address: The URI of the inference service, as actors are told it; empty if there is none.
+        run_command: Starts an operator's command. `LearnerCore` sets it.
+        make_room: Removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
     """
 
     run_command: Callable[[OperatorCommand], Future[OperatorCommandDone]]
@@ -126,7 +118,7 @@ class ActorSessionHandler:
     # ---- messages received
 
     def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
-        """Handle a message of an actor or an operator, and reply to it."""
+        """Handle a message of an actor or an operator. Return its cost for the rate limit, in ordinary messages."""
         cost = 1.0
         try:
             message = decode(frames, max_bytes=MAX_MESSAGE_BYTES)
@@ -142,12 +134,12 @@ class ActorSessionHandler:
         return cost
 
     def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
-        """Refuse a message that has raised a protocol error: send its sender the code and the reason of the error."""
+        """Refuse a message that has raised a protocol error."""
         field = "keys" if exc.code in (RefusalReason.FORBIDDEN, RefusalReason.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
-        """Check the sender of a message before the message is decoded, and return the user that the sender's key belongs to."""
+        """Check the sender of a message before the message is decoded, and return the user of its key."""
         try:
             return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
@@ -159,10 +151,7 @@ class ActorSessionHandler:
     def _on_message(
         self, peer: bytes, sender: User | None, message: Message, frames: Sequence[Frame], now: float
     ) -> float | None:
-        """Handle a decoded message. Return its cost for the rate limit of its connection.
-
-        The cost is in ordinary messages; None stands for the usual cost of the message's type.
-        """
+        """Handle a decoded message. Return its cost, or None for the usual cost of its type."""
         match message:
             case Hello():
                 try:
@@ -174,8 +163,7 @@ class ActorSessionHandler:
             case StatusRequest():
                 if limited := self._authorizer.limited_status(sender):
                     names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
-                    pub = _advertised(self.pub_address, self._config.advertise)
-                    known = {"version": package_version(), "pub": pub, "clients": {name: {} for name in names}}
+                    known = {"version": package_version(), "pub": self.pub_address, "clients": {name: {} for name in names}}
                     self._send(peer, StatusReply(limited | known))
                 else:
                     self._send_frames(peer, self._status_frames(sender))
@@ -188,7 +176,7 @@ class ActorSessionHandler:
                 return None
             case FetchWeights(client_id=client_id) if client_id:
                 self._authorizer.check_fetch(sender, now)
-                self._send(peer, self._followed(sender, client_id).weight_history.catch_up(*_held(message)))
+                self._send(peer, self._followed(sender, client_id).publishing.history.catch_up(*_held(message)))
                 return None
             case Submit() | Heartbeat() | FetchWeights() | Bye():
                 return self._on_session_message(peer, sender, message, frames, now)
@@ -205,10 +193,7 @@ class ActorSessionHandler:
         frames: Sequence[Frame],
         now: float,
     ) -> float | None:
-        """Handle a message that needs a session, such as segments or a heartbeat. Return its cost for the rate limit.
-
-        The cost is in ordinary messages; None stands for the usual cost of the message's type.
-        """
+        """Handle a message that needs a session. Return its cost, or None for the usual cost of its type."""
         session = self.sessions.get(peer)
         if session is None:
             raise ProtocolError(RefusalReason.NO_SESSION, "this connection has no session; send HELLO first")
@@ -236,7 +221,7 @@ class ActorSessionHandler:
                 except ProtocolError as exc:  # the session stays open: the actor can still submit
                     self.refuse(peer, exc.code, exc.detail)
                     return None
-                self._send(peer, client.weight_history.catch_up(*_held(message)))
+                self._send(peer, client.publishing.history.catch_up(*_held(message)))
             case Bye():
                 self.close_session(peer, client, stream)
             case _:
@@ -244,18 +229,16 @@ class ActorSessionHandler:
         return None
 
     def _on_follow(self, peer: bytes, sender: User | None, message: FollowWeights, now: float) -> None:
-        """Answer a relay's question where a client's weights are published."""
         try:
             self._authorizer.check_reader(sender)
             client = self._followed(sender, message.client_id)
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, field=message.client_id)
             return
-        self.relays.saw(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
-        self._send(peer, client.weights_source(_advertised(self.pub_address, self._config.advertise)))
+        self.relays.note_request(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
+        self._send(peer, client.publishing.source(client.client_id, self.pub_address))
 
     def _followed(self, sender: User | None, client_id: str) -> ClientState:
-        """Return a client whose weights a relay requests."""
         self._authorizer.check_client(sender, client_id)
         client = self._registry.get(client_id)
         if client is None or client.state is LearnerThreadState.STARTING:
@@ -265,7 +248,7 @@ class ActorSessionHandler:
         return client
 
     def _status_frames(self, sender: User | None) -> list[Frame]:
-        """Return the status for a user, encoded: a new one, or the last one if building statuses took too much time lately."""
+        """Return the status for a user, encoded: the last one if building statuses took too much time lately."""
         now = self._clock()
         scope = sender.client_ids if sender is not None else None
         if now + STATUS_BURST_S >= self._status_until:
@@ -291,12 +274,13 @@ class ActorSessionHandler:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
         stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
-        client.verdicts[Verdict.DUPLICATE] += intake.duplicates
-        client.verdicts[Verdict.REFUSED] += len(intake.refused)
+        books = client.books
+        books.verdicts[Verdict.DUPLICATE] += intake.duplicates
+        books.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
-            client.counters.add(f"items_refused.{error.code.value}")
+            books.counters.add(f"items_refused.{error.code.value}")
             self._sink.event("item_refused", client_id=client.client_id, actor_id=stream.actor_id, reason=str(error))
-        client.accepted += intake.accepted
+        books.accepted += intake.accepted
         if intake.entry is not None:
             stream.measure(intake.entry.steps, stream.last_seen)
             if intake.accepted:
@@ -316,7 +300,6 @@ class ActorSessionHandler:
         self.run_command(command).add_done_callback(lambda done: self._answer(peer, done))
 
     def _answer(self, peer: bytes, done: Future[OperatorCommandDone]) -> None:
-        """Send an operator the result of a finished command, or a refusal with the error of the command."""
         error = done.exception()
         match error:
             case None:
@@ -340,13 +323,17 @@ class ActorSessionHandler:
         code = RefusalReason.CONFIG
         try:
             check_hello(hello)
-            relays = self._relays_for(hello)
+            # An actor whose configuration names relays gets none.
+            relays = self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
             client = self._registry.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
                 self._authorizer.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
             if client is None:
-                client = self._create_client(hello, now)
+                self.make_room(now)
+                client = self._registry.create(hello)
+                started = {"algorithm": client.settings.algorithm_name, "seed": client.settings.seed}
+                self._sink.event("client_started", client_id=client.client_id, **started)
             else:
                 code = RefusalReason.MISMATCH
                 require_match(client.settings, hello)
@@ -357,7 +344,7 @@ class ActorSessionHandler:
         match client.state:
             case LearnerThreadState.STARTING:
                 if client.waiting.pop(peer, None):  # a repeated HELLO: the actor can wait longer. It is not counted as refused
-                    reason = f"client {client.client_id!r} has been starting for {now - client.started_at:.0f} s"
+                    reason = f"client {client.client_id!r} has been starting for {now - client.worker.started_at:.0f} s"
                     self._send(peer, Refused(RefusalReason.STARTING.value, "", reason, 0, 0))
                 while len(client.waiting) >= self._config.max_actors:
                     del client.waiting[next(iter(client.waiting))]  # the oldest; its actor sends HELLO again if it is alive
@@ -368,28 +355,13 @@ class ActorSessionHandler:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", relays, now)
 
     def _note_refusal(self, hello: Hello, error: ProtocolError, now: float) -> None:
-        """Log the refusal of a HELLO, unless the refusal only tells the actor to continue with a higher incarnation."""
-        if not error.incarnation:
+        if not error.incarnation:  # else, the refusal only tells the actor to continue with a higher one
             self._refusals.note(hello, error.code, error.detail, "", now)
 
-    def _relays_for(self, hello: Hello) -> Relays:
-        """Return the relays (processes that pass weights on) for the actor whose HELLO is being handled.
-
-        An actor whose configuration names relays gets none.
-        """
-        return self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
-
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
-        """Count a user's actors with a session, to check the user's quota when a further actor asks for a session."""
+        """Return the number of a user's actors with a session, without the one that a new session replaces."""
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
-
-    def _create_client(self, hello: Hello, now: float) -> ClientState:
-        self.make_room(now)
-        client = self._registry.found(hello)
-        settings = client.settings
-        self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
-        return client
 
     def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, relays: Relays, now: float) -> None:
         owner = client.table.owner_of(hello.actor_id)
@@ -403,8 +375,9 @@ class ActorSessionHandler:
         stream = opened.stream
         stream.owner, stream.library = user, hello.library[:MAX_LIBRARY]
         stream.relay = hello.relay[:MAX_ADDRESS] or (relays[0][0] if relays else "")
-        if stream.relay and not client.tag_key:
-            client.start_tagging()
+        publishing, settings = client.publishing, client.settings
+        if stream.relay and not publishing.tag_key:
+            publishing.start_tagging()
         if spoke:
             self._live_by_user[owner] -= 1
         self._live_by_user[user] += 1
@@ -423,17 +396,17 @@ class ActorSessionHandler:
             self._journal.put_stream(client.stream_row(stream))
         client.pool.reclaim(stream)
         client.dirty.add(stream.actor_id)
-        pub, settings = client.weight_history, client.settings
-        answer = Welcome(
-            policy_id=client.policy_id,
-            topic=client.topic,
+        history = publishing.history
+        welcome = Welcome(
+            policy_id=publishing.policy_id,
+            topic=publishing.topic,
             journal_id=self._journal.journal_id,
             gap=opened.gap,
-            generation=pub.generation,
-            version=pub.version,
-            digest=pub.digest,
-            spec=client.welcome_spec,
-            pub=_advertised(self.pub_address, self._config.advertise),
+            generation=history.generation,
+            version=history.version,
+            digest=history.digest,
+            spec=publishing.spec_document,
+            pub=self.pub_address,
             received=stream.received,
             durable=stream.durable,
             accepted_steps=stream.accepted_steps,
@@ -446,32 +419,27 @@ class ActorSessionHandler:
             max_segment_steps=MAX_SEGMENT_STEPS,
             heartbeat_s=HEARTBEAT_S,
             weights=settings.weights.to_json(),
-            inference=_advertised(self.inference_address, self._config.advertise),
+            inference=self.inference_address,
             relays=relays,
-            tag_key=AnyBytes(client.tag_key if stream.relay else b""),
+            tag_key=AnyBytes(publishing.tag_key if stream.relay else b""),
             no_masks=mask_refusal(settings.algorithm_name),
-            body=() if hello.held_generation == pub.generation else client.welcome_body,
+            body=() if hello.held_generation == history.generation else publishing.spec_body,
         )
-        self._send(peer, answer)
+        self._send(peer, welcome)
         if before is None or before[1] is not stream:  # a HELLO that was resent joins once
             self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
 
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
-        """Count segments that were acknowledged, but are not in the journal.
-
-        For example, the journal was replaced or lost. The actor has discarded the segments, so they cannot be sent again.
-        """
+        """Count segments that were acknowledged, but are not in the journal. The actor cannot send them again."""
         log.error(
             "client %s: %d acknowledged segments of actor %s are not in the journal (gap)", client.client_id, gap, stream.actor_id
         )
-        client.accepted += gap
-        client.gap += gap
-        client.rolled_back += gap
+        client.books.add_gap(gap)
         self._journal.add_gap(client.client_id, gap, client.stream_row(stream))
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
     def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
-        """Close the session of an actor. Other actors can then get its unused credit (permission to send)."""
+        """Close the session of an actor. Other actors can then get its unused credit."""
         self.sessions.pop(peer, None)
         if client.table.is_actor_live(stream.actor_id):
             self._live_by_user[stream.owner] -= 1
@@ -479,25 +447,19 @@ class ActorSessionHandler:
         client.pool.reclaim(stream)
 
     def close_client_sessions(self, client: ClientState, reason: str) -> None:
-        """Close the sessions of all actors of a client, and send them a refusal with the reason.
-
-        The actors then request a new session with a HELLO message.
-        """
+        """Close the sessions of all actors of a client, as `remove_actor` does."""
         for stream in client.table.live():
             self.remove_actor(client, stream, reason)
 
     def remove_actor(self, client: ClientState, stream: SegmentStream, reason: str) -> None:
-        """Close the session of one actor, and send it a refusal with the reason.
-
-        The actor then requests a new session with a HELLO message.
-        """
+        """Close the session of one actor, and refuse it with the reason. The actor then requests a new session."""
         peer = client.table.peer_of(stream)
         if peer is not None:
             self.close_session(peer, client, stream)
             self.refuse(peer, RefusalReason.NO_SESSION, reason)
 
     def admit_waiting(self, client: ClientState, now: float) -> None:
-        """Answer the HELLOs (requests for a session) that arrived while the learner thread of a client was starting."""
+        """Answer the HELLOs that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user, relays) in waiting.items():
             try:
@@ -507,14 +469,14 @@ class ActorSessionHandler:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def close_sessions(self) -> None:
-        """Send every actor that has a session a refusal (code ``CLOSING``), because the learner is shutting down."""
+        """Tell every actor with a session that the learner is shutting down."""
         for peer in list(self.sessions):
             self.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
 
     # ---- replies
 
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
-        """Grant credit (permission to send) to the actors of a client, and send `Ack` messages to the actors that need one."""
+        """Grant credit to the actors of a client, and send `Ack` messages to those that need one."""
         if (began := self._clock()) < client.next_grant_at:
             return
         live = client.table.live()
@@ -523,17 +485,14 @@ class ActorSessionHandler:
         for stream in live:
             peer = client.table.peer_of(stream)
             if stream.actor_id in client.dirty and peer is not None:
-                self._send(peer, client.pool.ack(stream, client.weight_history.generation, shares))
+                self._send(peer, client.pool.ack(stream, client.publishing.history.generation, shares))
         client.dirty.clear()
         done = self._clock()
         rest_s = min(ACK_REST_FACTOR * (done - began), ACK_REST_MAX_S)
         client.next_ack_at = done + rest_s if done - began > ACK_LONG_S else 0.0
 
     def send_beacons(self, client: ClientState) -> None:
-        """Send the newest version of a client to its actors that take their weights from a relay, over their own connections.
-
-        With it, an actor notices that a relay is behind or has changed the weights.
-        """
+        """Send a beacon to the actors that use a relay, so that they notice if it is behind or has changed the weights."""
         followers = [stream for stream in client.table.live() if stream.relay]
         frames = encode(client.beacon()) if followers else []
         for stream in followers:
@@ -563,7 +522,7 @@ class ActorSessionHandler:
 
 
 def _encoded_status(report: dict[str, Any]) -> list[Frame]:
-    """Return a status as a message. If it does not fit, name fewer actors: live ones first, then the most recent."""
+    """Return a status as a message. If it does not fit, leave out actors: those that were silent for the longest time."""
     while True:
         try:
             return encode(StatusReply(report))
@@ -578,17 +537,4 @@ def _encoded_status(report: dict[str, Any]) -> list[Frame]:
 
 
 def _held(message: FetchWeights) -> tuple[int, int]:
-    """Return the (generation, version) of the weights that the sender of a request holds."""
     return message.held_generation, message.held_version
-
-
-@functools.lru_cache
-def _advertised(uri: str, host: str | None) -> str:
-    """Return the URI of one of the learner's sockets in the form that is sent to actors, or "" if `uri` is empty.
-
-    The host in a TCP URI is replaced by `host`, or by ``*``, which stands for the host that the actor connected to.
-    """
-    if not uri:
-        return ""
-    address = Address.parse(uri)
-    return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else uri

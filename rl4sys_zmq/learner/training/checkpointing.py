@@ -61,7 +61,7 @@ class TrainingCheckpoints:
         loaded = self._store.load() if self._store is not None else None
         if loaded is None:
             return None
-        manifest, state, _ = loaded
+        manifest, state = loaded
         theirs, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
         if theirs != ours:
             raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {theirs}, not to {ours}")

@@ -44,7 +44,7 @@ class TrainingCheckpoints:
         self._assign, self._algorithm, self._publisher = assign, algorithm, publisher
         self._spec = algorithm.spec()
         self._store, self._replaced = store, replaced
-        # Updates in the newest checkpoint. 0 without one: an algorithm without data is rebuilt from its seed. -1: write one soon.
+        # Updates in the newest checkpoint; 0 without one, as an algorithm without data is rebuilt from its seed; -1: save now.
         self.saved_updates = 0
         self._save_at = time.monotonic() + assign.checkpoint_every_s
 

@@ -103,10 +103,10 @@ class _GatewayCheckpoints:
         self._storage, self._found, self._folder = storage, found, folder
         self._next_number = found.next_number
 
-    def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
+    def load(self) -> tuple[CheckpointManifest, dict[str, Any]] | None:
         if not self._found.number:
             return None
-        return *read_checkpoint(self._folder / f"{self._found.number:08d}", self._fetch), self.damaged
+        return read_checkpoint(self._folder / f"{self._found.number:08d}", self._fetch)
 
     def stored_pieces(self) -> frozenset[str]:
         """Return no names: each checkpoint is sent as a whole."""

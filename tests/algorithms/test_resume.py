@@ -116,10 +116,10 @@ def updates(algorithm: Algorithm, source: Iterator[Segment], count: int) -> list
 
 
 def through_disk(algorithm: Algorithm, folder: Path) -> dict[str, Any]:
+    CheckpointStore(folder).write(MANIFEST, algorithm.state())
     store = CheckpointStore(folder)
-    store.write(MANIFEST, algorithm.state())
-    loaded = CheckpointStore(folder).load()
-    assert loaded is not None and loaded[2] == []
+    loaded = store.load()
+    assert loaded is not None and store.damaged == []
     return loaded[1]
 
 

@@ -1,4 +1,4 @@
-"""Tests of record series that are thinned out with age: remaining records, crashes, logs of earlier versions, and readers."""
+"""Tests of record series that are thinned out with age: remaining records, crashes, and readers."""
 
 from __future__ import annotations
 

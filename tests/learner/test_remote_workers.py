@@ -332,7 +332,7 @@ def test_the_segments_in_training_reach_the_next_worker_and_also_a_local_one(wir
     record = suspects_of(wire)
     record.note(KEY, 1, 3)  # the storage is not careful, so it sends no message
     assert not [m for m in wire.sent if isinstance(m, RecordTraining)]
-    record.begin(held(3, 4))
+    record.record(held(3, 4))
     wire.close()
     later = Wire(folder, GENERATION + 1)
     again = suspects_of(later)
@@ -347,9 +347,9 @@ def test_the_segments_in_training_reach_the_next_worker_and_also_a_local_one(wir
 
 def test_a_worker_that_was_asked_to_end_is_excused(wire: Wire, folder: Path) -> None:
     record = suspects_of(wire)
-    record.begin(held(3, 4))
+    record.record(held(3, 4))
     wire.thread.excuse(wire.files)
-    record.begin(held(5))
+    record.record(held(5))
     wire.close()
     later = Wire(folder, GENERATION + 1)
     assert not suspects_of(later).finding

@@ -121,7 +121,7 @@ def test_what_was_promised_is_not_taken_back(reporter: LearnerThreadReporter, sa
 def test_figures_are_said_ten_times_a_second_and_in_the_end(
     reporter: LearnerThreadReporter, clock: Clock, said: list[Any]
 ) -> None:
-    reporter.begin()
+    reporter.start_clock()
     reporter.scalars["loss"] = 0.5
     reporter.observed_steps += 20
     reporter.ended([(70, 1.5, 20)])

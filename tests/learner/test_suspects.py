@@ -30,7 +30,7 @@ def life(
     suspects = CrashSuspectRecord(SuspectFiles(folder))
     left = [one for one in batch if not suspects.reasons(one.key, one.seq, one.seq + 1)]
     for part in (*suspects.parts(left), left):
-        suspects.begin(part)
+        suspects.record(part)
         if kills([one.seq for one in part]):
             suspects.expect_end = None  # type: ignore[assignment, method-assign]
             raise Dead
@@ -116,7 +116,7 @@ def test_a_damaged_mark_or_memory_is_no_obstacle(damage: bytes, tmp_path: Path) 
     (tmp_path / "training.mark").write_bytes(damage)
     (tmp_path / "suspects.json").write_bytes(damage)
     suspects = CrashSuspectRecord(SuspectFiles(tmp_path))
-    suspects.begin(held(1, 2, 3))
+    suspects.record(held(1, 2, 3))
     again = CrashSuspectRecord(SuspectFiles(tmp_path))
     assert again.suspects(KEY, 2) and again.may_contain_suspects(KEY, 3, 4) and not again.may_contain_suspects(KEY, 4, 9)
     suspects.close()
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_written_costs_the_notes_alone(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     suspects = CrashSuspectRecord(SuspectFiles(tmp_path / "file" / "below"))
     suspects.note(KEY, 1, 2)
-    suspects.begin(held(1))
+    suspects.record(held(1))
     suspects.clear_pending()
     assert not suspects.finding and not suspects.reasons(KEY, 0, 10)
     suspects.close()

@@ -402,19 +402,17 @@ class CheckpointStore:
         with _disk(self.folder):
             return [path for _, aside, path in self._entries() if not aside]
 
-    def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
+    def load(self) -> tuple[CheckpointManifest, dict[str, Any]] | None:
         """Return the newest intact checkpoint. Newer ones are renamed to ``NNNNNNNN.damaged``."""
         with _disk(self.folder):
             self._sweep()
-        damaged: list[str] = []
         for path in self.newest():
             try:
-                return *read_checkpoint(path), damaged
+                return read_checkpoint(path)
             except CheckpointError as exc:
                 if not exc.damaged:
                     raise
                 log.warning("checkpoint is damaged and is moved aside: %s", exc)
-                damaged.append(str(exc))
                 self.damaged.append(str(exc))
                 self._set_aside(path, "damaged")
         return None

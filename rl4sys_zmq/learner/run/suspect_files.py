@@ -105,7 +105,7 @@ class SuspectStorage(Protocol):
 
 
 class SuspectFiles:
-    """The files ``training.mark`` and ``suspects.json`` in a folder. The mark is mapped memory, which is written without a call.
+    """The files ``training.mark`` and ``suspects.json`` in a folder. The mark is mapped memory: no call writes it.
 
     The files are not flushed to the disk, so they survive the end of the process, but not a loss of power.
     """

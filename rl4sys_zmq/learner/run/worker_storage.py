@@ -23,7 +23,7 @@ class CheckpointStorage(Protocol):
     def damaged(self) -> Sequence[str]:
         """One error message for each damaged checkpoint that was renamed since the start of the learner thread."""
 
-    def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
+    def load(self) -> tuple[CheckpointManifest, dict[str, Any]] | None:
         """Return the newest intact checkpoint, as `CheckpointStore.load` does."""
 
     def stored_pieces(self) -> Collection[str]:

@@ -44,7 +44,7 @@ class TrainingCheckpoints:
         self._assign, self._algorithm, self._publisher = assign, algorithm, publisher
         self._spec = algorithm.spec()
         self._store, self._replaced = store, replaced
-        # Updates in the newest checkpoint. 0 without one: an algorithm without data is rebuilt from its seed. -1: write one soon.
+        # Updates in the newest checkpoint; 0 without one, as an algorithm without data is rebuilt from its seed; -1: save now.
         self.saved_updates = 0
         self._save_at = time.monotonic() + assign.checkpoint_every_s
 
@@ -61,7 +61,7 @@ class TrainingCheckpoints:
         loaded = self._store.load() if self._store is not None else None
         if loaded is None:
             return None
-        manifest, state, _ = loaded
+        manifest, state = loaded
         theirs, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
         if theirs != ours:
             raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {theirs}, not to {ours}")

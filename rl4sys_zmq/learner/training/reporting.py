@@ -99,7 +99,7 @@ class LearnerThreadReporter:
             return GATHER_S
         return METRICS_PERIOD_S if self._has_new_metrics else IDLE_S
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """Start the clock of ``charts/SPS`` at the first call. Call this when data arrive."""
         self._began = self._began or time.monotonic()
 

@@ -79,7 +79,7 @@ class CrashSuspectRecord:
         if not self._disabled and len(self._in_hand) < MAX_RANGES and self._storage is not None and self._storage.each_message:
             self._write([(key, first, end)])
 
-    def begin(self, held: Sequence[SegmentInTraining]) -> None:
+    def record(self, held: Sequence[SegmentInTraining]) -> None:
         """Record that exactly these segments are in training."""
         if self._disabled:
             return

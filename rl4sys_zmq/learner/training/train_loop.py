@@ -242,7 +242,7 @@ class TrainLoop:
     # ---- data in
 
     def _on_segments(self, message: DeliverSegments) -> None:
-        self._reporter.begin()
+        self._reporter.start_clock()
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
         submit = cast(Submit, decode(message.body, verify=False))

@@ -73,7 +73,7 @@ class UpdateRunner:
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()
-            self._suspects.begin(self.held)
+            self._suspects.record(self.held)
         failure: Exception | None = None
         metrics: Mapping[str, float] | None = None
         try:
@@ -192,7 +192,7 @@ class UpdateRunner:
         self._restore()
         metrics: Mapping[str, float] | None = None
         failure: Exception | None = None
-        self._suspects.begin(part)
+        self._suspects.record(part)
         try:
             for one in part:
                 self._algorithm.observe(one.segment, correct=one.correct)

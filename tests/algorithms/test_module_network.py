@@ -29,7 +29,7 @@ from .test_resume import flat_of, segments, updates
 
 pytest.importorskip("onnx")
 OBSERVED, ACTED, CONTINUOUS = BoxSpace((3,)), DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
-PAGE = Path(__file__).parents[3] / "docs/reference/networks.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/networks.md"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import CHOOSE_NETWORK, read_parameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 
-PAGE = Path(__file__).parents[3] / "docs/reference/networks.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/networks.md"
 BOX, DISCRETE = BoxSpace((3,)), DiscreteSpace(4)
 CHOOSING = CHOOSE_NETWORK.split(", ")
 BOX_ONLY = ("RPO", "TD3", "DDPG")

@@ -361,10 +361,7 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the sets of modules that import one another, each sorted.
-
-    They are the strongly connected components with more than one module.
-    """
+    """Return the sets of modules that import one another, each sorted."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()

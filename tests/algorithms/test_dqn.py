@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import segment_with, until
 from numpy.typing import NDArray
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -23,7 +24,6 @@ from rl4sys_zmq.replay import StatePiece, TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 from .policy_twin import policy_outputs
-from .test_ranks import wait_until
 
 BOX = BoxSpace((3,))
 SMALL: dict[str, Any] = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_frequency": 4, "buffer_size": 200}
@@ -38,18 +38,14 @@ def make_segment(steps: int, seed: int = 0, *, end: str = "cut", masked: bool = 
     rows = steps + (end != "terminated")
     masks = rng.random((rows, 3)) < 0.6
     masks[:, 0] |= ~masks.any(axis=1)
-    return Segment(
+    return segment_with(
+        steps,
+        end,
         observations=rng.normal(size=(rows, *BOX.shape)).astype(np.float32),
         actions=rng.integers(0, 3, steps),
         rewards=rng.normal(size=steps).astype(np.float32),
-        log_probs=np.zeros(steps, np.float32),
-        versions=np.zeros(steps, np.uint64),
         masks=masks if masked else None,
-        generation=1,
         episode_id=seed,
-        segment_index=0,
-        terminated=end == "terminated",
-        truncated=end == "truncated",
     )
 
 
@@ -154,7 +150,7 @@ def test_targets_at_the_end_of_a_truncated_episode_leave_out_forbidden_actions(
             assert traj is not None
             agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=final, final_mask=mask)
             agent.flush(10.0)
-            wait_until(lambda: len(kept) == 1)
+            until(lambda: len(kept) == 1)
     monkeypatch.undo()
     algorithm = make(n_step=3, gamma=0.5, double_q=False)
     algorithm.observe(kept[0])
@@ -170,18 +166,8 @@ def test_it_learns_the_values_of_a_corridor_with_a_start_offset_and_one_hot_obse
     # Q*(4, 6) = gamma, and Q*(5, 7) = 1.
     space = DiscreteSpace(2, start=4)
     algorithm = make(2, space=space, start=6, gamma=0.5, learning_rate=0.01, gradient_steps=10, target_net_update_frequency=20)
-    walk = Segment(
-        observations=np.array([4, 5]),
-        actions=np.array([6, 7]),
-        rewards=np.array([0, 1], np.float32),
-        log_probs=np.zeros(2, np.float32),
-        versions=np.zeros(2, np.uint64),
-        masks=None,
-        generation=1,
-        episode_id=99,
-        segment_index=0,
-        terminated=True,
-        truncated=False,
+    walk = segment_with(
+        2, observations=np.array([4, 5]), actions=np.array([6, 7]), rewards=np.array([0, 1], np.float32), episode_id=99
     )
     for _ in range(60):
         algorithm.observe(walk)

@@ -53,15 +53,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(case: str, seed: int = 0, **parameters: Any) -> Any:
     name, actions = CASES[case]
     return make_algorithm(name, OBS, actions, {**SMALL, **parameters}, seed)

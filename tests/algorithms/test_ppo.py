@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +24,6 @@ from .policy_twin import policy_outputs
 OBS, ACT = BoxSpace((3,)), DiscreteSpace(4)
 SMALL = {"steps_per_epoch": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
 PLAIN = {**SMALL, "normalise_observations": False, "normalise_rewards": False}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does. With such small products, two threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(parameters: dict[str, Any] | None = None, seed: int = 0, observations: Any = OBS, actions: Any = ACT) -> PPO:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,15 +38,6 @@ RL4SYS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """The blocks of these algorithms in RL4Sys's global file."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def play(algorithm: Any, steps: int, seed: int = 0) -> list[Segment]:

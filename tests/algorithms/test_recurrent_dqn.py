@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 torch = pytest.importorskip("torch")
 
@@ -53,15 +54,6 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "C51": ("C51", {"atoms": 5, "v_min": -9.0, "v_max": 9.0}),
     "prioritised": ("DQN", {"prioritised": True, "priority_beta": 0.7, "priority_beta_final": 0.7}),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(head: str = "plain", seed: int = 0, **parameters: Any) -> Any:
@@ -417,11 +409,9 @@ def test_it_learns_to_remember() -> None:
             actions.append(raw)
         rewards = np.zeros(4, np.float32)
         rewards[-1] = float(actions[-1] == (cue > 0))
-        return Segment(
-            observations=observations, actions=np.array(actions), rewards=rewards, log_probs=np.zeros(4, np.float32),
-            versions=np.zeros(4, np.uint64), masks=None, generation=1, episode_id=1, segment_index=0, terminated=True,
-            truncated=False, initial={STATE: np.zeros(8, np.float32)},
-        )  # fmt: skip
+        return segment_with(
+            4, observations=observations, actions=np.array(actions), rewards=rewards, initial={STATE: np.zeros(8, np.float32)}
+        )
 
     policy: Any = None
     for count in range(500):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +44,6 @@ CASES: dict[str, tuple[str, FlatSpace, dict[str, Any]]] = {
     "TD3": ("TD3", BOX, {}),
     "DDPG": ("DDPG", BOX, {}),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from kit import segment_with
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
 from rl4sys_zmq.errors import ConfigError
@@ -37,14 +37,6 @@ CASES: dict[str, tuple[str, Space]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(name: str, actions: Space, **parameters: Any) -> Any:
     return make_algorithm(f"torchrl:{name}", OBS, actions, {**SMALL, **parameters}, 3)
 
@@ -58,17 +50,8 @@ def segment(actions: Space, seed: int, act: int | None = None, **options: Any) -
         "actions": acts if act is None else np.full(16, act),
         "rewards": rng.normal(size=16).astype(np.float32),
         "log_probs": np.full(16, -1.0, np.float32),
-        "versions": np.zeros(16, np.uint64),
-        "masks": None,
-        "generation": 1,
-        "episode_id": seed,
-        "segment_index": 0,
-        "terminated": True,
-        "truncated": False,
-        "episode_return": None,
-        "episode_length": None,
     }
-    return Segment(**{**columns, **options})
+    return segment_with(16, **{**columns, "episode_id": seed, **options})
 
 
 def trained(name: str, actions: Space, **parameters: Any) -> Any:

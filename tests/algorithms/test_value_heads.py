@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,6 @@ HEADS: dict[str, dict[str, Any]] = {
     "dueling quantile": {"dueling": True, "distribution": "quantile", "quantiles": 4, "prioritised": True},
     "prioritised categorical": {"distribution": "categorical", "prioritised": True},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(case: str, seed: int = 0, **parameters: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from kit import play as play_episode
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.cli.learner import main
@@ -56,13 +57,7 @@ def join(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
 
 def play(agent: RL4SysAgent, episodes: int, steps: int = 1) -> None:
     for _ in range(episodes):
-        traj = action = None
-        for _ in range(steps):
-            traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
-            action.update_reward(1.0)
-            agent.add_to_trajectory(traj, action)
-        assert traj is not None
-        agent.mark_end_of_trajectory(traj, action)
+        play_episode(agent, steps)
     agent.flush(PATIENCE_S)
 
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from harness.children import is_there, stop_process
+from kit import play as play_episode
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -45,16 +45,7 @@ class Lab:
         config = AgentConfig(client_id=client_id, train_server_address=address, **{**defaults, **options})
         return self.stack.enter_context(RL4SysAgent(config=config))
 
-    @staticmethod
-    def episode(agent: RL4SysAgent, steps: int, reward: float = 1.0) -> None:
-        """Play one episode of `steps` steps."""
-        traj = action = None
-        for step in range(steps):
-            traj, action = agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
-            action.update_reward(reward)
-            agent.add_to_trajectory(traj, action)
-        assert traj is not None
-        agent.mark_end_of_trajectory(traj, action)
+    episode = staticmethod(play_episode)
 
 
 def play(agent: Any, count: int, reward: float = 1.0) -> None:
@@ -83,10 +74,7 @@ def inproc_lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def ipc_lab() -> Iterator[Lab]:
-    """Yield a lab whose learners get their address, an ipc address, from their options.
-
-    For tests that do not depend on the transport.
-    """
+    """Yield a lab whose learners get their address, an ipc address, from their options."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: pytest.fail("the options name the address"))
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from typing import Any, TypeVar
+
+from kit import until
 
 from rl4sys_zmq.learner import Learner
 
 PATIENCE_S = 60.0
 PLUGIN = "harness.engine_plugin"
 T = TypeVar("T")
-
-
-def until(ready: Callable[[], T | None], what: str) -> T:
-    """Poll a condition until it is true, and return its value."""
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
-        pause.wait(0.02)
-    return found
 
 
 def client_of(learner: Learner, client_id: str = "lab") -> dict[str, Any]:

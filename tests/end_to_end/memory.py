@@ -56,11 +56,7 @@ def memory_spec(observation_space: Space, action_space: Space, parameters: Mappi
 
 
 class Memory(FakeAlgorithm):
-    """A fake algorithm that accepts a segment only if its extra columns follow from its observations.
-
-    Attributes:
-        found: The segments that it accepted.
-    """
+    """A fake algorithm that accepts a segment only if its extra columns follow from its observations."""
 
     def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
         super().__init__(spec, parameters, seed)

@@ -1,7 +1,4 @@
-"""Algorithms of other libraries train in worker processes, with actors in real environments.
-
-They learn, and survive a crash.
-"""
+"""Algorithms of other libraries train in worker processes, with actors in real environments."""
 
 from __future__ import annotations
 
@@ -18,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.children import is_there
+from kit import until
 
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig
 
 from .conftest import Lab
-from .engine_lab import PATIENCE_S, client_of, until
+from .engine_lab import PATIENCE_S, client_of
 
 pytestmark = pytest.mark.timeout(300)
 

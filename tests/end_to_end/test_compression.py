@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained
 
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -48,8 +49,7 @@ def test_coded_trajectories_arrive_as_they_were(lab: Lab, monkeypatch: pytest.Mo
     sent = []
     for number in range(12):
         if number == 6:
-            agent.flush(20.0)
-            learner.drain(timeout_s=20.0)
+            drained(learner, agent)
             learner.close()
             learner = lab.learner(address)
         rewards = np.random.default_rng(number).integers(0, 3, 64).astype(np.float32).tolist()
@@ -61,8 +61,7 @@ def test_coded_trajectories_arrive_as_they_were(lab: Lab, monkeypatch: pytest.Mo
         assert traj is not None
         agent.mark_end_of_trajectory(traj, action)
         sent.append(rewards)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     assert trained == sent
     assert coded and any(coded)
     assert agent.stats()["refused"] == 0

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from harness.children import PYTHONPATH, is_there
 from harness.engine_plugin import DEADLY, FRUITFUL, TALKATIVE
+from kit import until
 
 from rl4sys_zmq import plugins
 from rl4sys_zmq.errors import ConfigError, RL4SysError
@@ -28,7 +29,7 @@ from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.report import report_lines
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained
 
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, JournalError, LearnerUnavailable
@@ -122,8 +123,7 @@ def test_a_learner_thread_that_is_restarted_is_fed_again(inproc_lab: Lab, tmp_pa
     learner.restart("lab")
     for _ in range(6):
         inproc_lab.episode(agent, 2)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     client = settled(learner)
     assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (16, 16, 0)
     keys = FACTORY.made[-1].keys
@@ -169,8 +169,7 @@ def test_a_segment_that_the_algorithm_does_not_take_is_buried(inproc_lab: Lab, t
     for steps in (2, 3, 4, 2):
         inproc_lab.episode(agent, steps)
     inproc_lab.episode(agent, 5, reward=1.0)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     client = settled(learner)
     assert (client["verdicts"]["quarantined"], client["verdicts"]["trained"]) == (1, 4)
     learner.close()

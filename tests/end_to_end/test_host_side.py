@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.actor.io import segment_queue
@@ -29,14 +29,6 @@ from .conftest import Lab
 FACTORY = FakeAlgorithm.factory(steps_per_update=4, rollout_length=16)
 register_algorithm("HOSTED", FACTORY)
 NOBODY = {"connect_timeout_s": 0.3}
-
-
-def until(ready: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Poll a condition until it is true."""
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not ready():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 def agent_of(lab: Lab, learner: Learner | str, **options: Any) -> RL4SysAgent:
@@ -71,8 +63,7 @@ def test_a_spool_outlives_its_process_and_its_learner(lab: Lab, tmp_path: Path) 
     agent.flush(20.0)
     check_law(agent.stats())
     assert (agent.stats()["accepted"], agent.stats()["dropped_at_source"]) == (9, 0)
-    second.drain(timeout_s=20.0)
-    client = second.status()["clients"]["lab"]
+    client = drained(second)
     assert client["verdicts"]["trained"] == 6 and client["gap"] == 3, "the first learner's memory is gone with it"
 
 
@@ -178,8 +169,7 @@ def test_a_step_that_no_policy_chose_parts_the_segment(inproc_lab: Lab) -> None:
         action.update_reward(1.0)
     assert traj is not None
     agent.mark_end_of_trajectory(traj)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     assert [index for _, index in factory.made[-1].keys] == [0, 2], "two segments, which do not follow one another"
     assert factory.made[-1].steps == 4
 
@@ -199,8 +189,7 @@ def test_a_step_that_no_policy_chose_leaves_a_gap_between_full_segments(inproc_l
         action.update_reward(1.0)
     assert traj is not None and not traj.is_valid()
     agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     assert [index for _, index in factory.made[-1].keys] == ([0, 2, 3] if 16 in unstored else [0, 1, 3])
     assert (agent.stats()["episodes"], agent.stats()["mean_return"]) == (1, None), "the return lacks a reward"
 

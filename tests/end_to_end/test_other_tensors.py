@@ -101,10 +101,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holds(agent: Any, update: int, *, rounded: bool = False) -> None:
-    """Assert that the agent holds the learner's tensors of `update`, bit for bit.
-
-    With `rounded`, the float32 tensor may differ.
-    """
+    """Assert that the agent holds the learner's tensors of `update`, bit for bit."""
     policy = agent._io.policy
     assert isinstance(policy, Graph) and policy.scale == 0.5 and agent.spec.blob == BLOB
     for name, tensor in weights(update).items():

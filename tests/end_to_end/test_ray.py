@@ -1,7 +1,4 @@
-"""The engine ray with real clusters: lost nodes, stopped workers, the end of a driver and of a learner, missing resources.
-
-The nodes are processes of this machine. Each has its own workers, and all share one disk.
-"""
+"""The engine ray with real clusters: lost nodes, stopped workers, the end of a driver and of a learner, missing resources."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from typing import Any
 import pytest
 from harness.children import PYTHONPATH, is_there
 from harness.ray_cluster import RayCluster
+from kit import until
 
 from rl4sys_zmq.errors import ConfigError, RL4SysError, TransportError
 from rl4sys_zmq.learner import Learner, LearnerConfig
@@ -29,7 +27,7 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from harness.children import PYTHONPATH, is_there
 from harness.ray_cluster import RayCluster
+from kit import until
 
 from rl4sys_zmq.ops.status import request_status
 
-from .engine_lab import PATIENCE_S, until
+from .engine_lab import PATIENCE_S
 
 pytestmark = [
     pytest.mark.timeout(300),

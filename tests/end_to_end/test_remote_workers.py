@@ -15,6 +15,7 @@ import pytest
 from harness.children import is_there
 from harness.engine_plugin import DEADLY, TALKATIVE
 from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
+from kit import until
 
 from rl4sys_zmq.errors import CheckpointError, RL4SysError
 from rl4sys_zmq.learner.engines import checkpoint_thread, worker_link
@@ -29,7 +30,7 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, balanced, client_of, trained, until
+from .engine_lab import PATIENCE_S, balanced, client_of, trained
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -60,10 +61,7 @@ def counters(learner: Any) -> dict[str, int]:
 def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
     knows: bool, lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker learns of its replacement when it continues.
-
-    Or it does not, trains on its segments, reports them, and ends when the gateway has been silent for too long.
-    """
+    """The worker learns of its replacement when it continues."""
     monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that the old process is not killed before it continues
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")

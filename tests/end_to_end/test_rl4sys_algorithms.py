@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.algorithms import make_algorithm
@@ -19,7 +20,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
-from .engine_lab import client_of, until
+from .engine_lab import client_of
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(300)

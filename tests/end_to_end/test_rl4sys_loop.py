@@ -1,7 +1,4 @@
-"""A program that was written for RL4Sys trains here, with RL4Sys's documented calls, tensors and configuration.
-
-Only the import differs.
-"""
+"""A program that was written for RL4Sys trains here, with RL4Sys's documented calls, tensors and configuration."""
 
 from __future__ import annotations
 

@@ -79,10 +79,7 @@ class Slow:
 
 
 def proxied(lab: Lab, learner: Learner, host: str, places: tuple[str, ...]) -> tuple[str, list[ChaosProxy]]:
-    """Start proxies with the learner's own ports on another loopback address.
-
-    Return the address to connect to, and the proxies.
-    """
+    """Start proxies with the learner's own ports on another loopback address."""
     status = learner.status()
     ports = {place: Address.parse(status[place]).port for place in places}
     return f"tcp://{host}:{ports['address']}", [

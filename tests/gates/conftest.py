@@ -15,7 +15,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,16 +77,6 @@ def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
                 file.write(json.dumps(line) + "\n")
 
     return say
-
-
-def until(ready: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
-    """Poll until a condition is true, and return its value."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
-        pause.wait(every_s)
-    return found
 
 
 def descriptors(pid: int) -> int:
@@ -181,10 +170,7 @@ class Child:
             self.process.send_signal(signum)
 
     def end(self, code: int = 0, timeout_s: float = PATIENCE_S, *, expect: str = "") -> float:
-        """Close the process's stdin, wait until it exits with this code, and return the seconds that this takes.
-
-        Its stderr must contain `expect`. Without `expect`, it must contain no traceback.
-        """
+        """Close the process's stdin, wait until it exits with this code, and return the seconds that this takes."""
         began = time.monotonic()
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -228,10 +214,7 @@ Spawn = Callable[..., Child]
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
-    """Start processes: ``spawn("learner", {...})``.
-
-    At the end of the test, each running process is ended, and must end well.
-    """
+    """Start processes: ``spawn("learner", {...})``."""
     children: list[Child] = []
 
     def start(script: str, options: Any = None) -> Child:
@@ -250,10 +233,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 @pytest.fixture
 def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
-    """Start learner processes.
-
-    Return the child and its ROUTER address. `bind` sets an address; `torch` means that it needs torch.
-    """
+    """Start learner processes."""
 
     def start(
         bind: str = "tcp://127.0.0.1:0",
@@ -291,17 +271,6 @@ def join(address: str, **options: Any) -> RL4SysAgent:
     given = agent_options(address, **options)
     del given["input_size"], given["act_dim"]
     return RL4SysAgent(config=AgentConfig(observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2), **given))
-
-
-def play(agent: RL4SysAgent, steps: int) -> None:
-    """Play one episode."""
-    traj = action = None
-    for _ in range(steps):
-        traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
-        action.update_reward(1.0)
-        agent.add_to_trajectory(traj, action)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj, action)
 
 
 def check_law(stats: dict[str, Any]) -> None:

@@ -70,10 +70,7 @@ def expands(nbytes: int, *, declared: int | None, window_log: int = 10) -> bytes
 
 
 class Evil(Worker):
-    """A learner that answers HELLO with `welcome`, FETCH with `weights` and a heartbeat with `marks`.
-
-    `say` and `publish` send further messages.
-    """
+    """A learner that answers HELLO with `welcome`, FETCH with `weights` and a heartbeat with `marks`."""
 
     def __init__(self) -> None:
         super().__init__("rl4sys-evil")

@@ -42,13 +42,7 @@ def free_port(rng: random.Random) -> int:
 
 
 class Lab(Resource):
-    """A learner at a fixed address, with a run directory, and actors that join it as client ``on`` or ``off``.
-
-    Attributes:
-        loop: owns the processes.
-        learner: the learner's process.
-        run_dir: the learner's run directory.
-    """
+    """A learner at a fixed address, with a run directory, and actors that join it as client ``on`` or ``off``."""
 
     def __init__(
         self,
@@ -186,12 +180,7 @@ class Lab(Resource):
         return status
 
     def outcome(self, *, one_lineage: bool = True, unrecorded: Collection[str] = ()) -> TraceOutcome:
-        """Return the outcome of the traces. The newest checkpoint on disk must be the state that the learner reported.
-
-        Args:
-            one_lineage: as in `check_trace`.
-            unrecorded: clients whose algorithm does not report the segments that it trained on. Only their laws are checked.
-        """
+        """Return the outcome of the traces. The newest checkpoint on disk must be the state that the learner reported."""
         events = read_trace(*(self.folder / f"{name}.jsonl" for name in self.traces))
         faults = [event for event in events if event.kind == "fault"]
         assert not faults, f"{len(faults)} alarms that no gate allows, such as {faults[0].fields}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from kit import play, segment_with, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -25,7 +26,7 @@ from rl4sys_zmq.wire.prefix import Prefix
 from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
 
-from .conftest import PATIENCE_S, check_law, join, play, until
+from .conftest import PATIENCE_S, check_law, join
 
 ALGORITHM = "SIEGE"
 STEPS = 16
@@ -45,10 +46,7 @@ BUSINESS = (
 
 @dataclass(frozen=True)
 class AtLeast:
-    """A lower limit of a count.
-
-    Such a count depends on how often libzmq reconnects, or on how far a flood gets before it is stopped.
-    """
+    """A lower limit of a count."""
 
     count: int = 1
 
@@ -136,22 +134,7 @@ def hello(actor_id: str = "mallory", incarnation: int = 5, **fields: Any) -> Hel
 
 def segment(steps: int = 3, **changes: Any) -> Segment:
     """Return a segment with a whole episode of the client ``lab``."""
-    fields: dict[str, Any] = {
-        "observations": np.zeros((steps, 4), np.float32),
-        "actions": np.zeros(steps, np.int64),
-        "rewards": np.zeros(steps, np.float32),
-        "log_probs": np.zeros(steps, np.float32),
-        "versions": np.zeros(steps, np.uint64),
-        "masks": None,
-        "generation": 0,
-        "episode_id": 1,
-        "segment_index": 0,
-        "terminated": True,
-        "truncated": False,
-        "episode_return": 0.0,
-        "episode_length": steps,
-    }
-    return Segment(**{**fields, **changes})
+    return segment_with(steps, **{"generation": 0, "episode_return": 0.0, "episode_length": steps, **changes})
 
 
 def submit(first_seq: int, *segments: Segment) -> list[Any]:
@@ -355,10 +338,7 @@ class Siege:
         return {key: after[key] - self._before.get(key, 0) for key in after if after[key] != self._before.get(key, 0)}
 
     def check(self, expected: Mapping[str, int | AtLeast], *, besides: Sequence[str] = ()) -> None:
-        """Check that the good client was not disturbed, and that only the expected counters changed.
-
-        Those of `besides` may change too.
-        """
+        """Check that the good client was not disturbed, and that only the expected counters changed."""
 
         def counted() -> dict[str, int]:
             return {key: value for key, value in self.moved().items() if key in expected or key not in (*BUSINESS, *besides)}

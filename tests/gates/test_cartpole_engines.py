@@ -46,12 +46,7 @@ def folder() -> Iterator[Path]:
 
 
 class Run:
-    """A learner with eight clients.
-
-    Attributes:
-        reached: the best mean return of each client.
-        recovery_s: for each loss, the time until it was noticed and the time until all affected clients had trained again.
-    """
+    """A learner with eight clients."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.clients = lab, [f"cart{i}" for i in range(CLIENTS)]

@@ -43,11 +43,7 @@ def folder() -> Iterator[Path]:
 
 
 class Clocks:
-    """One learner with a run directory, and processes that act under few names, one after another or two at a time.
-
-    Attributes:
-        joined_s: the seconds from each start until the learner had welcomed the actor.
-    """
+    """One learner with a run directory, and processes that act under few names, one after another or two at a time."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import until
 
-from .conftest import Child, Spawn, Tier, agent_options, check_law, until
+from .conftest import Child, Spawn, Tier, agent_options, check_law
 
 pytestmark = pytest.mark.timeout(900)
 

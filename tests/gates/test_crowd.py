@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from kit import until
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, check_law, resident_kib, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, check_law, resident_kib
 
 ACK_S = 1.0
 GROWTH_KIB = 16 * 1024
@@ -55,7 +56,7 @@ def test_a_crowd_of_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
         learner_kib=sizes_kib[-1][0],
         actor_kib=round(sum(sizes_kib[-1][1:]) / actors),
         grown_kib=grown,
-        version=client["version"] if client is not None else 0,
+        version=client["version"],
     )
     assert [e["errors"] for e in ends] == [[]] * processes
     check_law(numbers)

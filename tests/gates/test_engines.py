@@ -1,7 +1,4 @@
-"""The kill gate for workers in processes, here and on "another machine": they and their learner are killed or stopped.
-
-No acknowledged segment is lost, and none is trained on twice.
-"""
+"""The kill gate for workers in processes, here and on "another machine": they and their learner are killed or stopped."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -19,7 +20,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, StatusReply, StatusRequest, Welcome
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, resident_kib, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
 from .siege import ALGORITHM, GoodClient, segment, submit
 from .test_malicious import endless
 from .zmtp import dial, frame, greeting, hear_ready, ready

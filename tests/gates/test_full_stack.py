@@ -1,7 +1,4 @@
-"""All faults together: keys, a bad network, and a learner that is killed every ten seconds.
-
-CartPole is learned nevertheless.
-"""
+"""All faults together: keys, a bad network, and a learner that is killed every ten seconds."""
 
 from __future__ import annotations
 
@@ -14,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import Child, Spawn, Tier, check_law, until
+from .conftest import Child, Spawn, Tier, check_law
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
@@ -153,10 +151,7 @@ def check_learner_law(client: dict[str, Any]) -> None:
 
 
 def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> dict[str, Any]:
-    """Play all steps while the learner is killed from time to time.
-
-    Return the figures after everything is delivered and trained on.
-    """
+    """Play all steps while the learner is killed from time to time."""
     kills, restart_s, next_kill = 0, [], time.monotonic() + (kill_every_s or 0.0)
     pending_at_restart: list[int] = []
 

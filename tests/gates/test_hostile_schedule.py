@@ -51,14 +51,7 @@ def folder() -> Iterator[Path]:
 
 
 class Siege:
-    """A learner with honest actors, and the attacks on it.
-
-    Attributes:
-        actors: all processes that were started, the honest ones first.
-        poisons: the number of poisoned segments that were acknowledged.
-        named: the number of acknowledged segments of each client with a hostile name.
-        done: the number of attacks of each kind.
-    """
+    """A learner with honest actors, and the attacks on it."""
 
     def __init__(self, lab: Lab, seed: int) -> None:
         self.lab, self._rng = lab, random.Random(seed)

@@ -1,7 +1,4 @@
-"""The kill gates: no kill at any time loses an acknowledged segment, or causes one to be trained on twice.
-
-The quick tier asserts the outcome with a few kills. The long tier has the numbers of the gate.
-"""
+"""The kill gates: no kill at any time loses an acknowledged segment, or causes one to be trained on twice."""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, until
+from kit import play, until
+
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join
 
 PROCESSES = 4
 TOGETHER_S = 10.0

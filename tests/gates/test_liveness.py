@@ -110,10 +110,7 @@ def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, repo
 
 
 def seconds_until_it_went_on(lab: Lab) -> tuple[list[float], list[float]]:
-    """Return two times for each start and client: until new segments were accepted and judged, and the longest without progress.
-
-    Both begin with the return of the client's first actor.
-    """
+    """Return, for each start and client, the times until it judged new segments and the longest without progress."""
     waits, stills, returned = [], [], {}
     for event in read_trace(lab.folder / "learner.jsonl"):
         if event.kind == "returned":

@@ -69,6 +69,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from kit import play, until
 from wire.conftest import build
 
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -82,7 +83,7 @@ from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire.segments import HEAD
 
 from . import evil
-from .conftest import PATIENCE_S, SOAK, join, play, until
+from .conftest import PATIENCE_S, SOAK, join
 from .siege import ALGORITHM, AtLeast, Siege, craft, hello, segment, submit, submit_with
 from .zmtp import MORE, dial, frame, greeting, hear_ready, ready
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play
 
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.names import is_name
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
 
-from .conftest import Child, Spawn, Tier, join, play
+from .conftest import Child, Spawn, Tier, join
 
 pytestmark = pytest.mark.timeout(300)
 

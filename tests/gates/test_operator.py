@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.ops.status import request_command
@@ -16,7 +17,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-from .conftest import PATIENCE_S, Child, Tier, join, play, until
+from .conftest import PATIENCE_S, Child, Tier, join
 
 SEGMENTS = 11
 """The number of segments, of two steps each.

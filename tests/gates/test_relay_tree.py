@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq.testing import ChaosProxy
 from rl4sys_zmq.transports import Address
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, join, play, until
+from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, join
 
 pytestmark = pytest.mark.timeout(900 if SOAK else 120)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.messages import Bye, Refused, Welcome
 
-from .conftest import PATIENCE_S, Tier, check_law, play, until
+from .conftest import PATIENCE_S, Tier, check_law
 from .siege import ALGORITHM, STEPS, Attacker, Siege, hello
 
 SPACES: dict[str, Any] = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}

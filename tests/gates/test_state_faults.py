@@ -53,10 +53,7 @@ def checkpoints(lab: Lab, client: str = "on") -> list[Path]:
 
 
 def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: bool, client: str = "on") -> int:
-    """Check that the loss is counted exactly on both sides, and that there is no other fault.
-
-    Return the number of lost segments.
-    """
+    """Check that the loss is counted exactly on both sides, and that there is no other fault."""
     outcome = lab.outcome(one_lineage=not gap)
     print(outcome)
     outcome.check()
@@ -107,10 +104,7 @@ def flip_a_bit(path: Path, rng: random.Random) -> None:
 
 
 def test_damaged_checkpoints(folder: Path, seed: int, tier: Tier) -> None:
-    """Damage to the newest checkpoint loses nothing.
-
-    If the two newest are damaged, the segments of these alone are lost and counted.
-    """
+    """Damage to the newest checkpoint loses nothing."""
     cases = [(1, "state.safetensors"), (2, "state.safetensors"), (1, "manifest.json"), (2, "manifest.json")]
     for number, (newest, name) in enumerate(cases if tier.long else cases[:1]):
         with_damaged_checkpoints(folder / str(number), seed, newest, name)

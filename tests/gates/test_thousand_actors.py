@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
 from rl4sys_zmq.transports import raise_descriptor_limit
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, resident_kib, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, resident_kib
 
 ACK_S = 2.0
 BEYOND_KIB = 30.0
@@ -66,7 +67,6 @@ def test_a_thousand_actors(
     ends = [crowd.hear(JOIN_S) for crowd in crowds]
     numbers = {name: sum(end[name] for end in ends) for name in ("joined", "submitted", "accepted", "published")}
     client = until(lambda: _settled(process, numbers["accepted"]), "the learner's account")
-    assert client is not None
     latencies = np.array([latency for end in ends for latency in end["latencies_s"]])
     counters = {name: sum(end["counters"].get(name, 0) for end in ends) for end in ends for name in end["counters"]}
     report(

@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from kit import play, until
 from wire.conftest import build
 from wire.test_fuzz import Mutator
 
@@ -20,7 +21,7 @@ from rl4sys_zmq.delivery.credit import LATE_S
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, play, resident_kib, until
+from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, resident_kib
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
 HELD = 32

@@ -139,19 +139,12 @@ class Fuzzer:
     """A generator of the bytes of connections: mostly correct, with single errors, so that they pass the first checks."""
 
     def __init__(self, rng: random.Random, mutate: Any) -> None:
-        """Args:
-        rng: the random number generator.
-        mutate: returns the frames of a slightly changed message of the library's protocol.
-        """
         self._rng = rng
         self._mutate = mutate
         self._kind = b""
 
     def words(self, kind: bytes) -> list[bytes]:
-        """Return the bytes that one connection of this socket type sends.
-
-        Before a second part the caller should call `hear_ready`.
-        """
+        """Return the bytes that one connection of this socket type sends."""
         rng, self._kind = self._rng, kind
         match rng.randrange(10):
             case 0:

@@ -39,16 +39,6 @@ class ChaosFrames:
         corrupt: float = 0.0,
         max_delay: int = 4,
     ) -> None:
-        """Create the link.
-
-        Args:
-            seed: Seed of the random choices.
-            drop: Probability that a message is lost.
-            duplicate: Probability that it arrives twice. Each copy is then delayed or corrupted independently.
-            reorder: Probability that a copy is delayed.
-            corrupt: Probability that a copy is damaged.
-            max_delay: Largest number of messages that overtake a delayed one.
-        """
         self._rng = random.Random(seed)
         self._drop, self._duplicate, self._reorder, self._corrupt = drop, duplicate, reorder, corrupt
         self._max_delay = max_delay

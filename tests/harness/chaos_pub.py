@@ -1,7 +1,4 @@
-"""A relay in front of a publisher that loses, duplicates, reorders or damages single messages.
-
-A TCP proxy cannot do that: when it loses bytes, it loses the connection.
-"""
+"""A relay in front of a publisher that loses, duplicates, reorders or damages single messages."""
 
 from __future__ import annotations
 
@@ -29,17 +26,6 @@ class ChaosPub(Resource):
     """
 
     def __init__(self, upstream: Address | str, chaos: ChaosFrames, *, listen: Address | str = "tcp://127.0.0.1:0") -> None:
-        """Start the relay.
-
-        Args:
-            upstream: Address of the publisher. It need not be bound yet.
-            chaos: The faults. Do not use it elsewhere while the relay runs.
-            listen: Address to bind. A learner sends its actors the port of its weights, not the host. To stand before both, bind
-                that port on another loopback address, next to a `ChaosProxy` with the port of the ROUTER.
-
-        Raises:
-            TransportError: If it cannot bind.
-        """
         self.counters: Counters = chaos.counters
         self._loop = _Loop(Address.parse(upstream), Address.parse(listen), chaos)
         self._loop.start()
@@ -51,11 +37,7 @@ class ChaosPub(Resource):
             raise
 
     def close(self) -> None:
-        """End the relay.
-
-        Raises:
-            WorkerDied: If its thread ended with an exception.
-        """
+        """End the relay."""
         self._loop.stop()
         self._loop.join(_START_S)
         self._loop.raise_if_dead()

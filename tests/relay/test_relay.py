@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
@@ -99,13 +100,6 @@ class Site:
 @pytest.fixture
 def site(stack: ExitStack) -> Site:
     return Site(stack)
-
-
-def until(ready: Callable[[], object], what: str) -> None:
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not ready():
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
-        pause.wait(0.01)
 
 
 def drive(driver: RL4SysAgent, learner: Learner, followers: Sequence[RL4SysAgent], versions: int) -> None:
@@ -392,10 +386,7 @@ def test_a_relay_that_could_not_start_can_start_later(site: Site) -> None:
 
 
 def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
-    """Send one message without an end to a socket, and return the number of bytes sent before the connection ended.
-
-    Send at most about `nbytes` bytes, and wait then until the peer closes the connection.
-    """
+    """Send one message without an end to a socket, and return the number of bytes sent before the connection ended."""
     taken, frame = 0, b"\x03" + struct.pack(">Q", 1000) + bytes(1000)
     with socket.create_connection(("127.0.0.1", Address.parse(uri).port or 0), timeout=PATIENCE_S) as peer:
         peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))

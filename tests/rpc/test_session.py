@@ -1,7 +1,4 @@
-"""The session of a caller without sockets: HELLOs, calls that are lost with a server, calls in transit.
-
-The times are simulated.
-"""
+"""The session of a caller without sockets: HELLOs, calls that are lost with a server, calls in transit."""
 
 from __future__ import annotations
 

@@ -209,13 +209,7 @@ class History:
     # ---- the checks
 
     def check_owner(self, owner: str, held: int, said: int) -> None:
-        """Check that an actor holds nothing any more, and that each of its segments was counted exactly once.
-
-        Args:
-            owner: The process or the spool.
-            held: The number of segments that it still has.
-            said: The actor's own count of the segments that were accepted or refused, or that it still has.
-        """
+        """Check that an actor holds nothing any more, and that each of its segments was counted exactly once."""
         if held:
             raise Violation("wedged", f"{held} segments are still in {owner}")
         submitted, (accepted, refused) = self._submitted.get(owner, set()), self._ever

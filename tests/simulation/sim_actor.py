@@ -78,13 +78,6 @@ class SimActor:
     """
 
     def __init__(self, sim: SimNetwork, index: int, number: int) -> None:
-        """Create the actor, without starting it.
-
-        Args:
-            sim: The simulation.
-            index: The number in its name.
-            number: Its own number. Another actor may have the same name.
-        """
         self.index, self.number, self.ended = index, number, False
         self.stream: Key = (f"actor-{index}", 0)
         self.owner = self.stream[0]

@@ -177,13 +177,6 @@ class SimJournal:
     durable = True
 
     def __init__(self, disk: SimDisk, rng: random.Random, written: Callable[[Write], None]) -> None:
-        """Open the journal.
-
-        Args:
-            disk: The disk that it writes to.
-            rng: The generator of the sizes of the parts.
-            written: Called with each operation that is on the disk.
-        """
         self.journal_id = disk.journal_id
         self.full = False
         self._disk, self._rng, self._written = disk, rng, written

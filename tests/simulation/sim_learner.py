@@ -163,16 +163,6 @@ class SimLearner:
     def __init__(
         self, now: float, disk: SimDisk | None, schedule: Schedule, parts: LearnerParts, history: History, rng: random.Random
     ) -> None:
-        """Start the learner.
-
-        Args:
-            now: The virtual time.
-            disk: The disk with its journal, or None for a journal in memory.
-            schedule: The schedule of the simulation.
-            parts: The classes that it is built from.
-            history: The record of the simulation.
-            rng: The generator of all random choices here.
-        """
         self.reach: Callable[[str], None] = lambda point: None
         self.is_gone: Callable[[bytes], bool] = lambda peer: False
         self.now, self.full = now, False

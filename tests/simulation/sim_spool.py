@@ -71,10 +71,7 @@ class SimSpool:
         return gone
 
     def reopen(self, rng: random.Random) -> None:
-        """Open the queue in a new process after a kill. It is not known which segments have numbers.
-
-        With a chance of 0.5, the removals since the last `sync` are lost.
-        """
+        """Open the queue in a new process after a kill. It is not known which segments have numbers."""
         if rng.random() < 0.5:
             self.rows.extendleft(reversed(self._released))
             self.base_seq -= len(self._released)
@@ -83,11 +80,7 @@ class SimSpool:
         self.reconciled = False
 
     def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
-        """Number the segments by the marks of the learner, and remove the durable ones.
-
-        Returns:
-            The removed segments, as (number, segment), and the segments that the learner received and that must be kept.
-        """
+        """Number the segments by the marks of the learner, and remove the durable ones."""
         self.reconciled = True
         self.taken = max(0, min(received - self.base_seq, len(self.rows)))
         gone = []

@@ -109,15 +109,6 @@ class SimThread:
     def __init__(
         self, history: History, rng: random.Random, schedule: Schedule, judged: list[tuple[int, str]] | None, site: ThreadSite
     ) -> None:
-        """Start the thread.
-
-        Args:
-            history: The record of the segments that are observed.
-            rng: The generator of verdicts and of the pace.
-            schedule: The pace, and the choice between training on each segment at once and in batches.
-            judged: The state of the thread before this one, if there was one and there is no disk to load from.
-            site: Its surroundings.
-        """
         self.inbox: deque[ThreadMessage | Given] = deque()
         self.words: list[list[Frame]] = []
         self.progress = CheckpointProgress()

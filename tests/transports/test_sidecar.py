@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import zmq
 from harness.children import is_there
+from kit import until
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
@@ -47,14 +48,6 @@ def router() -> Iterator[Any]:
 def factory() -> Iterator[Any]:
     with SidecarSocketFactory() as factory:
         yield factory
-
-
-def until(condition: Any, timeout_s: Any = DEADLINE_S) -> Any:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        pause.wait(0.005)
-    return found
 
 
 def receive(socket: Any, max_frames: int = 32, timeout_s: Any = DEADLINE_S) -> Any:
@@ -355,7 +348,7 @@ def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> N
 
 def test_a_killed_host_whose_end_of_the_pair_was_copied(router: Any) -> None:
     then = """import subprocess
-    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.fileno(),))
+    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.sidecar.fileno(),))
     print(held.pid, flush=True)
     time.sleep(60)"""
     code = HOST.format(then=then).replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))

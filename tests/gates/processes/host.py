@@ -53,11 +53,7 @@ def step(number: int, traj: Any) -> Any:
 
 
 def run(steps: int) -> dict[str, Any]:
-    """Run the loop. It skips no step: after a late step, the next ones start at once until the loop is on schedule again.
-
-    A step is missed when it begins after the end of its own period. The loop's thread has real-time priority if the system
-    permits it, so that the time that other processes take is not counted as the actor's.
-    """
+    """Run the loop. It skips no step: after a late step, the next ones start at once until the loop is on schedule again."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     try:

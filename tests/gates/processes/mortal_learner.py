@@ -1,7 +1,4 @@
-"""A learner with a run directory whose algorithm crashes the process when it trains on a segment with the reward 666.
-
-Its first line is its address. It ends with its stdin.
-"""
+"""A learner with a run directory whose algorithm crashes the process when it trains on a segment with the reward 666."""
 
 from __future__ import annotations
 

@@ -173,18 +173,6 @@ def test_training_goes_on_to_the_last_bit(case: str, tmp_path: Path) -> None:
     assert_equal(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "other"))
 
 
-@pytest.mark.parametrize("case", ["DQN", "C51", "SAC", "discrete SAC", "TD3"])
-def test_training_of_a_module_goes_on_to_the_last_bit(case: str, module: None) -> None:
-    through, resumed = make(case, 3, "pooled"), make(case, 4, {"kind": "pooled", "width": 8})
-    source = pictures(IMAGE, CASES[case][1], 11)
-    before = flat_of(through)
-    updates(through, source, 4)
-    assert not np.allclose(before, flat_of(through))
-    resumed.load(through.state())
-    further = [next(source) for _ in range(6)]
-    assert updates(through, iter(further), 5) == updates(resumed, iter(further), 5)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_policy_is_loaded_as_it_was_published(case: str) -> None:
     first, other = make(case, 1), make(case, 2)

@@ -183,20 +183,6 @@ def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
     assert (replay._ring.end > replay.options.capacity) is ("not_wrapped" not in case)
 
 
-def test_dqn_comes_back_with_a_full_replay_at_its_seam(tmp_path: Path) -> None:
-    """The capacity is a multiple of the length of the segments, so the write position is back at row 0."""
-    parameters = {**DQN_SMALL, "buffer_size": 160}
-    one, two = (make_algorithm("DQN", OBS, DISCRETE, parameters, seed) for seed in (0, 1))
-    source = segments(DISCRETE, 1)
-    for _ in range(10):
-        one.observe(next(source))
-        while one.update() is not None:
-            pass
-    two.load(through_disk(one, tmp_path))
-    further = [next(source) for _ in range(30)]
-    assert updates(one, iter(further), 5) == updates(two, iter(further), 5)
-
-
 def test_dqn_owes_after_a_checkpoint_what_it_owed_before(tmp_path: Path) -> None:
     """The state of an off-policy algorithm can be taken while updates are due. They are done afterwards."""
     one, two = (make_algorithm("DQN", OBS, DISCRETE, {**DQN_SMALL, "buffer_size": 100}, seed) for seed in (0, 1))

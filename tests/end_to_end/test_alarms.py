@@ -63,7 +63,7 @@ def test_updates_that_change_nothing_are_an_alarm_in_the_status(inproc_lab: Any)
         agent = inproc_lab.agent(learner, client_id, algorithm_name="STUCK", algorithm_parameters={"steps_per_update": steps})
         for _ in range(3):
             inproc_lab.episode(agent, steps)
-        drained(learner, agent)
+        drained(learner, agent, client_id=client_id)
     status = learner.status()
     stuck, resting = status["clients"]["stuck"], status["clients"]["resting"]
     assert stuck["verdicts"]["trained"] == resting["verdicts"]["trained"] == 3

@@ -49,7 +49,6 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Restore the constructor of `zmq.Socket`."""
     zmq.Socket.__init__ = _make_socket  # type: ignore[method-assign]
     zygote.remove()
 
@@ -59,7 +58,6 @@ def _threads() -> set[threading.Thread]:
 
 
 def _processes() -> set[int]:
-    """Return the ids of all processes of this machine."""
     return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
@@ -135,12 +133,10 @@ def _note_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note each skipped test, in each process of the run."""
     _note_skipped(report)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Note each file that is skipped as a whole."""
     _note_skipped(report)
 
 

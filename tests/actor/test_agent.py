@@ -64,7 +64,6 @@ class Bench:
         return self.stack.enter_context(RL4SysAgent(config=AgentConfig(**{**defaults, **options})))
 
     def segments(self, agent: RL4SysAgent, count: int) -> list[Segment]:
-        """Flush `agent`, wait until `count` segments were observed, and return them."""
         agent.flush(10.0)
         for _ in range(2000):
             client = self.learner.status()["clients"]["lab"]

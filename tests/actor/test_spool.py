@@ -48,7 +48,6 @@ class Clock:
 
 
 def unpacked(number: int, steps: int = 1, width: int = 2) -> Segment:
-    """Return a segment whose episode id is `number`."""
     return segment_with(
         steps,
         "cut",
@@ -60,7 +59,6 @@ def unpacked(number: int, steps: int = 1, width: int = 2) -> Segment:
 
 
 def segment(number: int, steps: int = 1, width: int = 2) -> PackedSegment:
-    """Return a packed segment whose episode id is `number`."""
     return pack_segment(unpacked(number, steps, width))
 
 

@@ -53,7 +53,6 @@ class Noise(gymnasium.Env[Any, Any]):
 
 
 def flat(*parts: Any) -> Tensor:
-    """Return the parameters of some modules and tensors, one after the other."""
     tensors = [x for part in parts for x in ([part] if isinstance(part, Tensor) else part.parameters())]
     return torch.cat([tensor.detach().ravel() for tensor in tensors]).clone()
 
@@ -89,7 +88,6 @@ def policy_weights(policy: Any) -> Tensor:
 
 
 def segments_of(env: Noise, actions: Any, log_probs: Any, place: int = 0) -> list[Segment]:
-    """Return the steps of an environment as segments, one for each episode."""
     found, first = [], 0
     for row, (_, _, terminated, truncated, after) in enumerate(env.taken):
         if not (terminated or truncated or row == len(env.taken) - 1):

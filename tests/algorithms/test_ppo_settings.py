@@ -109,7 +109,6 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
 
 
 def whole_episodes(algorithm: Any) -> list[Segment]:
-    """Return segments that are whole episodes."""
     found = [s for s in play(algorithm, 400) if s.ended and s.segment_index == 0]
     assert len(found) > 3
     return found

@@ -78,7 +78,6 @@ def segments(actions: FlatSpace, steps: int = 16) -> Iterator[Segment]:
 
 
 def ranked(assign: AssignClient) -> tuple[Any, RankGroup]:
-    """Return an algorithm with several ranks, and their running group."""
     spaces = OBSERVATIONS, FOUR if assign.action_space == space_to_json(FOUR) else BOX
     algorithm = make_algorithm(assign.algorithm_name, *spaces, assign.parameters, assign.seed)
     group = place_algorithm(algorithm, assign, threading.Event()).group
@@ -88,7 +87,6 @@ def ranked(assign: AssignClient) -> tuple[Any, RankGroup]:
 
 
 def weights(algorithm: Any) -> Any:
-    """Return all weights and the moments of Adam."""
     return np.concatenate([array.reshape(-1) for array in algorithm.numbers_to_check()[:3]])
 
 
@@ -342,7 +340,6 @@ def play(agent: RL4SysAgent, stop: threading.Event) -> None:
 
 
 def child_ranks() -> list[int]:
-    """Return the process ids of the ranks that this process has started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

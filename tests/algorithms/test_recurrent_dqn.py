@@ -69,7 +69,6 @@ def recurrent(seed: int, *, masked: bool = False, steps: int = 16) -> Iterator[S
 
 
 def observe(algorithm: Any, count: int = 8, seed: int = 1, *, masked: bool = False) -> list[Segment]:
-    """Let the algorithm observe segments of 3 to 16 steps, and return them."""
     found = [next(recurrent(seed + k, masked=masked, steps=3 + (k * 5) % 14)) for k in range(count)]
     for segment in found:
         algorithm.observe(segment)
@@ -121,7 +120,6 @@ def slow_sequence(algorithm: Any, online: Tensor, segment: Segment, start: int) 
 
 
 def starts_of(p: Any, segment: Segment) -> list[int]:
-    """Return the first trained step of each sequence."""
     found: list[int] = []
     covered = 0
     while not found or covered < segment.steps:

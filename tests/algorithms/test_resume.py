@@ -90,7 +90,6 @@ def segments(actions: FlatSpace, seed: int, *, masked: bool = False, steps: int 
 
 
 def flat_of(algorithm: Algorithm) -> Any:
-    """Return the weights, all of them float32."""
     return algorithm.spec().flatten(algorithm.snapshot())[0]
 
 

@@ -208,7 +208,6 @@ class Loud(sb3.PPO):  # type: ignore[misc, name-defined]
         super().__init__(*args, **kwargs)
 
     def train(self) -> None:
-        """Also log a number."""
         super().train()
         self.logger.record("train/loudness", self.loudness)
 

@@ -42,7 +42,6 @@ def make(name: str, actions: Space, **parameters: Any) -> Any:
 
 
 def segment(actions: Space, seed: int, act: int | None = None, **options: Any) -> Segment:
-    """Return an episode of 16 steps."""
     rng = np.random.default_rng(seed)
     acts: Any = rng.integers(1, 4, 16) if isinstance(actions, DiscreteSpace) else rng.uniform(-1, 3, (16, 2)).astype(np.float32)
     columns: dict[str, Any] = {

@@ -158,7 +158,6 @@ class Job:
         return shown.partition("JobState=")[2].partition(" ")[0]
 
     def wait(self) -> str:
-        """Wait for the end of the job, and return its state."""
         until(lambda: self._state() in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"), self.everything, 200.0)
         return self._state()
 

@@ -32,7 +32,6 @@ class Lab:
         return self.stack.enter_context(Learner(config))
 
     def agent(self, learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
-        """Return an agent that uses the fake algorithm."""
         defaults: dict[str, Any] = {
             "algorithm_name": "FAKE",
             "observation_space": BoxSpace((4,)),
@@ -49,7 +48,6 @@ class Lab:
 
 
 def play(agent: Any, count: int, reward: float = 1.0) -> None:
-    """Play `count` episodes of two steps."""
     for _ in range(count):
         Lab.episode(agent, 2, reward)
 

@@ -52,7 +52,6 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def open_sockets() -> int:
-    """Return the number of open sockets of this process."""
     count = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

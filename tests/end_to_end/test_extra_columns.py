@@ -37,7 +37,6 @@ SPEC = memory_spec(BoxSpace((WIDTH,)), DiscreteSpace(2))
 
 
 def episode(agent: Any, steps: int, seed: int) -> None:
-    """Play an episode of random observations."""
     play(agent, np.random.default_rng(seed).normal(size=(steps, WIDTH)).astype(np.float32))
 
 

@@ -36,7 +36,6 @@ class Picky(FakeAlgorithm):
 
 
 def picky(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    """Create a `Picky`."""
     return Picky(fake_spec(), FakeParameters(steps_per_update=8, rollout_length=16))
 
 
@@ -44,7 +43,6 @@ register_algorithm("PICKY", picky)
 
 
 def start(lab: Lab, run_dir: Path, **options: Any) -> Learner:
-    """Start a learner with a run directory."""
     config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
     return lab.stack.enter_context(Learner(config))
 

@@ -245,7 +245,6 @@ def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) ->
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """Run `work` in a forked child, and return the exit code of the child."""
     pid = os.fork()
     if pid == 0:
         code = 1

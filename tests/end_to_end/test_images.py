@@ -63,7 +63,6 @@ def joined(lab: Lab, learner: Learner, **options: Any) -> RL4SysAgent:
 
 
 def judged(learner: Learner, segments: int) -> dict[str, Any]:
-    """Return the client's status once `segments` segments have their verdicts."""
     while sum((client := learner.status()["clients"]["lab"])["verdicts"].values()) < segments or client["resuming"]:
         pass
     return dict(client)

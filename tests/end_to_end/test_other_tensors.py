@@ -65,7 +65,6 @@ SPEC = PolicySpec(FOUR, TWO, "test-graph", {}, TENSORS, BLOB)
 
 
 def weights(update: int) -> dict[str, Any]:
-    """Return the tensors after `update` updates."""
     rng = np.random.default_rng(update)
     return {
         "order": np.array([1, 0] if update % 2 else [0, 1], np.int64),

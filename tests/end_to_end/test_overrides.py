@@ -94,7 +94,6 @@ class Host:
         return np.array([self.rng.choice((-1.0, 1.0, self.rng.uniform(-1, 1))) for _ in range(2)], np.float32)
 
     def add(self, traj: Any, number: int, action: Any, *, end: bool = False) -> None:
-        """Add an action, or end the episode with it."""
         action.update_reward(reward_of(number))
         self.log.actions[number], self.log.sources[number] = np.copy(action.act), action.source
         if end:
@@ -199,7 +198,6 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Segment]]:
-    """Yield a list to which each segment is added that an algorithm observes."""
     found: list[Segment] = []
     observe = UpdateRunner.observe
 

@@ -41,7 +41,6 @@ Options = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Yield a lab whose learners get their address from their options."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: pytest.fail("the options name the address"))
 
@@ -74,8 +73,6 @@ def worker_other_than(learner: Learner, agent: Any, pid: int) -> dict[str, Any]:
 
 
 def child_of(pid: int, name: str) -> int:
-    """Return the child process whose command line contains `name`."""
-
     def find() -> int:
         for each in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -223,7 +220,6 @@ def test_a_local_ray_ends_with_its_learner(lab: Lab, tmp_path: Path, signum: sig
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process."""
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 

@@ -49,7 +49,6 @@ def command(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
 
 
 def actors(client: str) -> dict[int, int]:
-    """Return the actor processes of a client, with the parent of each."""
     found = {}
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -37,7 +37,6 @@ SOONER: dict[str, dict[str, Any]] = {
 
 
 def global_file(folder: Path) -> Path:
-    """Write RL4Sys's ``config.json`` with all blocks, and return its path."""
     path = folder / "config.json"
     tensorboard = {"tensorboard_writer": {"scalar_tags": "AverageEpRet;LossPi;LossV", "max_count_per_scalar": 10000}}
     content = {
@@ -52,7 +51,6 @@ def global_file(folder: Path) -> Path:
 
 
 def client_file(folder: Path, name: str, address: str) -> Path:
-    """Write an actor's file in RL4Sys's form, and return its path."""
     path = folder / f"{name}_conf.json"
     content: dict[str, Any] = {
         "client_id": name.lower(),

@@ -64,7 +64,6 @@ class LearnerProcess:
         self._status: dict[str, Any] = {}
 
     def stop(self) -> dict[str, Any]:
-        """End the process, and return its last status."""
         if not self._status:
             self._pipe.send("stop")
             self._status = self._pipe.recv()

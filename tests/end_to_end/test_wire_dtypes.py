@@ -72,7 +72,6 @@ class Slow:
             proxy.pause()
 
     def let_go(self) -> None:
-        """Continue the connection."""
         self.held = False
         for proxy in self._proxies:
             proxy.resume()
@@ -157,7 +156,6 @@ def test_all_actors_hold_the_last_version(
 
 
 def learned(updates: int) -> Any:
-    """Return the tensors after `updates` updates."""
     algorithm = drifting(None, None, None, 0)
     algorithm.updates = updates
     return algorithm.snapshot()

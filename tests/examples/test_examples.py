@@ -207,7 +207,6 @@ def test_remote_environments_can_run_elsewhere(servers: int) -> None:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of `count` ports in a row that are free now."""
     for first in random.sample(range(10_000, 32_000, count), 400):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):

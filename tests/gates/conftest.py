@@ -46,7 +46,6 @@ class Tier:
 
     @property
     def long(self) -> bool:
-        """True if this tier asserts times too."""
         return self.name == "long"
 
     def size(self, quick: int, long: int, least: int = 1) -> int:
@@ -80,12 +79,10 @@ def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
 
 
 def descriptors(pid: int) -> int:
-    """Return the number of open descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def resident_kib(pid: int) -> int:
-    """Return the resident memory of a process in KiB."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
@@ -109,22 +106,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self.process.pid
 
     @property
     def errors(self) -> str:
-        """The text that the process has written to stderr so far."""
         return self._stderr_path.read_text()
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
         self.process.stdin.flush()
 
     def line_within(self, timeout_s: float) -> str | None:
-        """Return the next line that the process writes, or None after the timeout."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_s
         descriptor = self.process.stdout.fileno()
@@ -152,13 +145,11 @@ class Child:
         pytest.fail(f"{self.name} did not write {pattern!r} within {timeout_s:g} s: {self.errors}", pytrace=False)
 
     def hear(self, timeout_s: float = PATIENCE_S) -> Any:
-        """Return the next value that the process sends."""
         said = self.hear_within(timeout_s)
         assert said, f"{self.name} said nothing for {timeout_s:g} s: {self.errors}"
         return said[0]
 
     def ask(self, name: str, *arguments: Any, timeout_s: float = PATIENCE_S) -> Any:
-        """Send a command and return the reply."""
         self.tell(name, *arguments)
         return self.hear(timeout_s)
 
@@ -185,7 +176,6 @@ class Child:
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL and wait for its end."""
         assert self.process.poll() is None, f"{self.name} had ended already: {self.errors}"
         self.process.kill()
         self.end(-signal.SIGKILL)
@@ -267,7 +257,6 @@ def agent_options(address: str, **options: Any) -> dict[str, Any]:
 
 
 def join(address: str, **options: Any) -> RL4SysAgent:
-    """Return a new agent in this process."""
     given = agent_options(address, **options)
     del given["input_size"], given["act_dim"]
     return RL4SysAgent(config=AgentConfig(observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2), **given))

@@ -74,7 +74,6 @@ class Run:
             return {}
 
     def trains(self) -> bool:
-        """Return True if all clients run."""
         now = self.status()
         return len(now) == CLIENTS and all(client["state"] == "running" for client in now.values())
 

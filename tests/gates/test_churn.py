@@ -87,7 +87,6 @@ def _heard(peer: Peer | Attacker) -> Message:
 
 
 def segment(generation: int) -> Segment:
-    """Return a segment with one step, which ends its episode."""
     return segment_with(1, generation=generation, episode_return=0.0, episode_length=1)
 
 

@@ -51,7 +51,6 @@ class Clocks:
         self._number = itertools.count()
 
     def serve(self, clock_s: float) -> None:
-        """Kill the learner if it runs, and start it with another clock."""
         learner = self.lab.learner
         if learner.running:
             learner.kill()
@@ -87,7 +86,6 @@ class Clocks:
         return tail.ids("acked") + tail.ids("kept")
 
     def robots(self) -> dict[str, Any]:
-        """Return the learner's status of the actors."""
         return dict(self.lab.status("on")["actors"])
 
     def fenced(self) -> int:

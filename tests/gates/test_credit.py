@@ -45,7 +45,6 @@ MIXES: dict[str, list[dict[str, Any]]] = {
 
 
 def actors(address: str, plans: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return the options of a crew."""
     options = []
     for place, plan in enumerate(plans):
         chosen: dict[str, Any] = {key: plan[key] for key in ("overflow", "wait_timeout_s", "spool") if key in plan}

@@ -80,7 +80,6 @@ class Flood(threading.Thread):
                     connection.sendall(self._says)
 
     def stop(self) -> None:
-        """Close all connections."""
         self._over.set()
         self.join()
 

@@ -85,7 +85,6 @@ def lab(address: str) -> dict[str, Any]:
 
 
 def observed(process: Child, segments: int) -> dict[str, int]:
-    """Wait until the algorithm has observed this many segments. Return the counts."""
     until(lambda: process.ask("keys")["observed"] >= segments, "the last segment")
     found: dict[str, int] = process.ask("keys")
     return found
@@ -138,7 +137,6 @@ def test_a_second_sigterm_while_a_command_leaves(spawn: Spawn, learner: Start) -
 
 
 def handles_sigterm(child: Child) -> bool:
-    """Return True if the process runs and has a handler for SIGTERM."""
     if child.process.poll() is not None:
         return False
     caught = Path(f"/proc/{child.pid}/status").read_text().partition("SigCgt:")[2].split()

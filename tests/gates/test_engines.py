@@ -43,7 +43,6 @@ class Workers:
         self._lab, self._client, self._pause = lab, client, threading.Event()
 
     def running(self, other_than: int = 0) -> int:
-        """Wait until a process other than `other_than` trains, and return its id."""
         found: dict[str, Any] = {}
 
         def ready() -> bool:
@@ -55,11 +54,9 @@ class Workers:
         return int(found["worker"]["pid"])
 
     def gone(self, pid: int) -> None:
-        """Wait for the end of a process."""
         self._lab.loop.until(lambda: not is_there(pid), 30.0, f"the end of worker {pid}")
 
     def acks(self, least: int = LEAST) -> None:
-        """Wait for more acks."""
         before = self._lab.acked()
         self._lab.loop.until(lambda: self._lab.acked() >= before + least, 60.0, "acks")
 

@@ -141,7 +141,6 @@ class Caller:
         self._socket.close()
 
     def hear(self, *kinds: type[Message]) -> Any:
-        """Return the next message of these kinds."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             frames = self._socket.recv(256)
@@ -152,7 +151,6 @@ class Caller:
         raise AssertionError(f"no {kinds}")
 
     def join(self, actor_id: str, *, previously_welcomed: bool = False) -> None:
-        """Send a HELLO, and check that a WELCOME is the reply."""
         spaces: dict[str, Any] = {
             "observation_space": space_to_json(BoxSpace((4,))),
             "action_space": space_to_json(DiscreteSpace(2)),
@@ -178,7 +176,6 @@ class Caller:
         return sorted(took)[len(took) // 10]
 
     def ask_status(self) -> dict[str, Any]:
-        """Return the learner's status report."""
         self._socket.send(encode(StatusRequest()))
         document: dict[str, Any] = self.hear(StatusReply).report
         return document
@@ -213,7 +210,6 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
 
 @contextlib.contextmanager
 def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
-    """Record the peak memory of a process."""
     exceeds = threading.Event()
 
     def look() -> None:

@@ -64,7 +64,6 @@ class Siege:
             actor.start()
 
     def attack(self, kind: str) -> None:
-        """Attack the running learner."""
         self.done[kind] += 1
         match kind:
             case "name":
@@ -91,7 +90,6 @@ class Siege:
         self.lab.reconfigure(resume="auto")
 
     def _play(self, client_id: str, actor_id: str, column: str, value: float) -> None:
-        """Send one segment from an actor of this process."""
         config = AgentConfig(
             client_id=client_id,
             actor_id=actor_id,

@@ -49,7 +49,6 @@ def folder() -> Iterator[Path]:
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """Return the contents of the journal's files."""
     return {path.name: path.read_bytes() for path in run_dir.glob("journal.*") if path.name != "journal.db.lock"}
 
 

@@ -49,7 +49,6 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def siege(tmp_path: Path, stack: ExitStack) -> Siege:
-    """A learner with keys, and a good client on it."""
     return Siege(tmp_path, stack, keys=True)
 
 
@@ -59,7 +58,6 @@ def ring(siege: Siege) -> KeyRing:
 
 
 def reload(siege: Siege) -> None:
-    """Write the list, and wait until the learner uses it."""
     loads = siege.status()["security"]["loads"]
     ring(siege).write()
     until(lambda: siege.status()["security"]["loads"] > loads, "the new list")
@@ -184,7 +182,6 @@ def test_a_restarted_learner_knows_whose_an_actor_is(tmp_path: Path, stack: Exit
 
 
 def streams(siege: Siege, name: str, episodes: int, steps: int = 3, **options: Any) -> RL4SysAgent:
-    """Return an actor that submits many segments at once."""
     agent = siege.agent(name, **options)
     for _ in range(episodes):
         play(agent, steps)

@@ -210,7 +210,6 @@ def heal(proxy: ChaosProxy) -> None:
 
 
 def seconds_to_rate(lab: Lab, rate: float, timeout_s: float) -> float:
-    """Return the seconds until `rate` acks have arrived within one second."""
     began, marks = time.monotonic(), [(time.monotonic(), lab.acked())]
 
     def fast() -> bool:

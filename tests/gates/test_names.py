@@ -43,7 +43,6 @@ NAMES = (
 
 
 def drawn_names(count: int, seed: int) -> list[str]:
-    """Return valid names, drawn from all of Unicode, of all lengths."""
     rng = random.Random(seed)
     names: list[str] = []
     while len(names) < count:
@@ -81,7 +80,6 @@ class Lives:
         return self.child
 
     def play(self, name: str, episodes: int = 2) -> None:
-        """Play as an actor of this name for the client of this name, until everything is acknowledged."""
         with join(self.address, client_id=name, actor_id=name) as agent:
             agent.wait_version(0, timeout_s=60.0)
             for _ in range(episodes):

@@ -37,7 +37,6 @@ def law(client: dict[str, Any]) -> bool:
 
 
 def clients(process: Child) -> dict[str, Any]:
-    """Return the clients of a learner when all of them have resumed."""
     found = until(lambda: ready(process.ask("status")["clients"]), "the clients to be fed")
     assert found is not None
     return found
@@ -121,7 +120,6 @@ def all_of(keys: dict[str, int], segments: int) -> dict[str, int] | None:
 
 
 def send(agent: RL4SysAgent) -> None:
-    """Send eleven segments, and wait until they are acknowledged."""
     for _ in range(SEGMENTS):
         play(agent, 2)
     agent.flush(PATIENCE_S)

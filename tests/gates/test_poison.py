@@ -76,7 +76,6 @@ class Run:
         self.actor.hear()
 
     def client(self) -> dict[str, Any]:
-        """Return the learner's status of the client."""
         found: dict[str, Any] = self.learner.ask("status")["clients"]["cart"]
         return found
 

@@ -21,7 +21,6 @@ COUNTED_HOST = "127.0.0.2"
 
 
 def relay_of(spawn: Spawn, upstream: str) -> tuple[Child, str]:
-    """Start a relay process. Return it and its address."""
     child = spawn("command", {"command": "learner", "arguments": ["relay", upstream, "--bind", "tcp://127.0.0.1:0"]})
     return child, child.find(r"relay at (\S+)")
 
@@ -36,7 +35,6 @@ def subscribers(spawn: Spawn, address: str, count: int, **options: Any) -> Child
 
 
 def drive(driver: Any, versions: int) -> None:
-    """Create versions one after another. Wait for each before the next."""
     for _ in range(versions):
         version = driver.version
         play(driver, 1)

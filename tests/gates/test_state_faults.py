@@ -42,13 +42,11 @@ def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:
 
 
 def more(lab: Lab, count: int = SOME) -> None:
-    """Wait for more acks."""
     before = lab.acked()
     lab.loop.until(lambda: lab.acked() >= before + count, 40.0, f"{count} more acks")
 
 
 def checkpoints(lab: Lab, client: str = "on") -> list[Path]:
-    """Return the checkpoints, oldest first."""
     return sorted(path for path in (lab.run_dir / "checkpoints" / client).glob("[0-9]*") if path.name.isdigit())
 
 

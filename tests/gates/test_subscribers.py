@@ -84,7 +84,6 @@ def test_slow_subscribers_cost_a_bounded_queue(
 
 
 def _drive(driver: Any, versions: int) -> None:
-    """Create versions one after another. Wait for each before the next."""
     for _ in range(versions):
         version = driver.version
         play(driver, 1)

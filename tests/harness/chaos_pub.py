@@ -37,7 +37,6 @@ class ChaosPub(Resource):
             raise
 
     def close(self) -> None:
-        """End the relay."""
         self._loop.stop()
         self._loop.join(_START_S)
         self._loop.raise_if_dead()

@@ -92,7 +92,6 @@ class Child(Resource):
         self._ends: list[_End] = []
 
     def start(self, **env: str) -> None:
-        """Start the process, with additional variables."""
         if self.running:
             raise ProcessFailed(f"{self.name} is already running")
         self._expected = ()
@@ -127,16 +126,13 @@ class Child(Resource):
 
     @property
     def pid(self) -> int:
-        """The id of the running process."""
         return self._living.pid
 
     @property
     def codes(self) -> list[int]:
-        """The exit codes of all runs that ended."""
         return [end.code for end in self._ends]
 
     def tell(self, line: str) -> None:
-        """Write a line to the child's standard input."""
         pipe = self._living.stdin
         assert pipe is not None
         try:
@@ -150,7 +146,6 @@ class Child(Resource):
         self._expected = codes
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end."""
         process = self._living
         self._expected = (-signal.SIGKILL,)
         process.send_signal(signal.SIGKILL)
@@ -164,7 +159,6 @@ class Child(Resource):
         stop_process(self._living.pid)
 
     def resume(self) -> None:
-        """Send SIGCONT."""
         self._living.send_signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float, *codes: int) -> int:
@@ -181,7 +175,6 @@ class Child(Resource):
         return self._ends[-1].code
 
     def check(self) -> None:
-        """Check all exit codes so far."""
         for life, end in enumerate(self._ends, 1):
             if end.code not in end.expected:
                 wanted = " or ".join(map(str, end.expected)) or "to keep running"
@@ -225,7 +218,6 @@ class Child(Resource):
         return False
 
     def said(self) -> str:
-        """Return the end of the output, for messages."""
         try:
             tail = self._output.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
         except OSError:

@@ -30,17 +30,14 @@ class KillLoop(Resource):
         self._pause = threading.Event()
 
     def child(self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Child:
-        """Create a child of this loop, without starting it."""
         self.children[name] = Child(name, command, self._folder, env=env)
         return self.children[name]
 
     def wait(self, seconds: float) -> None:
-        """Let the children work for a while."""
         over = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= over, seconds + REAP_S, "a clock")
 
     def until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Wait for a condition and watch the children meanwhile."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             self._watch()
@@ -71,16 +68,13 @@ class KillLoop(Resource):
             victim.start()
 
     def uniform(self, low: float, high: float) -> float:
-        """Return a random number from the loop's seed."""
         return self._rng.uniform(low, high)
 
     @property
     def kills(self) -> int:
-        """The number of kills of all children."""
         return sum(child.kills for child in self.children.values())
 
     def check(self) -> None:
-        """Check the exit codes of all children."""
         for child in self.children.values():
             child.check()
 

@@ -86,11 +86,9 @@ class TraceWriter(Resource):
         self._say("law", (), {"side": side, "client": client, **kept}, at_ns)
 
     def note(self, name: str, **fields: Any) -> None:
-        """Record an event of any other kind."""
         self._say(name, (), fields)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -121,7 +119,6 @@ class TraceTail:
         return self._ids[kind]
 
     def count(self, kind: str) -> int:
-        """Return the number of events of this kind so far."""
         self._read()
         return self._lines[kind]
 
@@ -148,7 +145,6 @@ class TraceTail:
 
 
 def read_trace(*paths: str | os.PathLike[str]) -> list[Event]:
-    """Return all events of these files. Those of one file are in order."""
     events: list[Event] = []
     for path in map(Path, paths):
         life, client = 0, ""

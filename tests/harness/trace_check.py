@@ -80,7 +80,6 @@ class TraceOutcome:
 
 
 def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> TraceOutcome:
-    """Classify all segments and check all conservation laws."""
     events = list(events)
     submitted: dict[str, tuple[str, int]] = {}
     acked: set[str] = set()

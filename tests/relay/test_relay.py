@@ -103,7 +103,6 @@ def site(stack: ExitStack) -> Site:
 
 
 def drive(driver: RL4SysAgent, learner: Learner, followers: Sequence[RL4SysAgent], versions: int) -> None:
-    """Train a number of versions, and check after each that all actors have the learner's weights."""
     for _ in range(versions):
         version = driver.version + 1
         traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
@@ -300,11 +299,9 @@ class FloodingRelay(Worker):
                         peers.discard(peer)
 
     def stop(self) -> None:
-        """Stop the relay."""
         self._over.set()
 
     def wait_open(self) -> None:
-        """Wait until the relay is bound."""
         assert self._open.wait(PATIENCE_S)
 
 
@@ -468,12 +465,10 @@ class Keyed:
 
     @property
     def relay_keys(self) -> dict[str, Any]:
-        """The key options of a relay."""
         return {"keys": self.relay_folder, "upstream_keys": self.folder / "hub.keys"}
 
     @property
     def arm(self) -> dict[str, Any]:
-        """The key options of an actor."""
         return {"keys": self.folder / "arm.keys"}
 
 

@@ -202,7 +202,6 @@ DTYPES = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64, "
 
 
 def elements(space: LeafSpace, rows: int) -> NDArray[np.generic]:
-    """Return `rows` elements of a space."""
     rng, bounds = np.random.default_rng(rows), integer_bounds(space)
     if bounds is None:
         return rng.normal(size=(rows, *space.shape)).astype(np.float32)

@@ -20,7 +20,6 @@ def make_replay(capacity: int, alpha: float = 1.0, epsilon: float = 0.25) -> Rep
 
 
 def steps(first: int, count: int) -> Segment:
-    """Return a segment whose observations count up from `first`."""
     return segment_with(count, observations=np.arange(first, first + count, dtype=np.float32)[:, None])
 
 

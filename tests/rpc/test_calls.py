@@ -39,7 +39,6 @@ WAIT_S = 10.0
 
 @pytest.fixture
 def server(transport: TransportUnderTest) -> Iterator[Server]:
-    """Yield a server that publishes. It is not started."""
     made = Server(transport.address(), name="test", pub=transport.address(), terms={"version": "1", "keys": ["a"]})
     yield made
     made.stop()

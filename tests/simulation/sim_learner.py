@@ -203,12 +203,10 @@ class SimLearner:
 
     @property
     def client(self) -> ClientState | None:
-        """The client, or None before the first actor of a new learner has joined."""
         return self.core.registry.get(CLIENT_ID)
 
     @property
     def judged(self) -> list[tuple[int, str]]:
-        """The state of the learner thread."""
         return self.thread.judged if self.thread is not None else []
 
     @property
@@ -298,7 +296,6 @@ class SimLearner:
     # ---- inputs
 
     def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
-        """Pass a message from the network to the core."""
         self.now = now
         message = _decoded(frames)
         if isinstance(message, Hello):
@@ -378,7 +375,6 @@ class SimLearner:
             self.check_books()
 
     def _answers(self) -> Answers:
-        """Record the messages of the core, and return those to send."""
         out, self._out = self._out, []
         for peer, frames, leaves in out:
             self._note(peer, decode(frames, verify=False), leaves=leaves)
@@ -437,7 +433,6 @@ class SimLearner:
         return bool(not client.is_caught_up or waits)
 
     def check_books(self) -> None:
-        """Check the counters of the client."""
         client = self.client
         if client is not None:
             judged = sum(client.verdicts[verdict] for verdict in JUDGED)
@@ -490,7 +485,6 @@ class SimLearner:
 
 
 def _decoded(frames: Sequence[Frame]) -> Message | None:
-    """Return the message, or None if it is damaged."""
     try:
         return decode(frames)
     except ProtocolError:

@@ -29,16 +29,13 @@ class SimSpool:
 
     @property
     def waiting(self) -> int:
-        """The number of segments without a number."""
         return len(self.rows) - self.taken
 
     @property
     def waiting_steps(self) -> int:
-        """The number of steps of those segments."""
         return sum(packed.steps for _, packed in list(self.rows)[self.taken :])
 
     def put(self, segment: int, packed: PackedSegment, max_items: int) -> int | None:
-        """Add a segment, and return the segment that was dropped to make room, if any."""
         self.rows.append((segment, packed))
         if self.waiting <= max_items or not self.reconciled:
             return None
@@ -60,7 +57,6 @@ class SimSpool:
         return self.base_seq - 1, self._released[-1][0]
 
     def sync(self) -> None:
-        """Write all removals to the disk."""
         self._released.clear()
 
     def forget_taken(self) -> list[int]:

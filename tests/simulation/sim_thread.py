@@ -127,7 +127,6 @@ class SimThread:
     # ---- the port
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message and return True, or return False if there is no room."""
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
         message = decode_thread_message(frames)
@@ -135,11 +134,9 @@ class SimThread:
         return True
 
     def end(self, *, replaced: bool) -> None:
-        """End at once."""
         self.alive = False
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Return at once."""
         return True
 
     def abort(self) -> bool:
@@ -147,20 +144,17 @@ class SimThread:
         return True
 
     def describe(self) -> dict[str, Any]:
-        """Return the name of the engine."""
         return {"engine": "simulated"}
 
     def _say(self, message: ThreadMessage) -> None:
         self.words.append([self._site.key, *encode(message)])
 
     def fail(self) -> None:
-        """Report that the algorithm has raised."""
         self._say(ThreadFailed("ArithmeticError: planted", ""))
 
     # ---- checkpoints
 
     def load(self, disk: SimDisk) -> ThreadReady:
-        """Load the newest checkpoint, if there is one."""
         number = 0
         if disk.checkpoints:
             saved = disk.checkpoints[-1]
@@ -251,7 +245,6 @@ class SimThread:
                 raise AssertionError(f"{type(message).__name__} is not for a learner thread")
 
     def _begin(self, assign: AssignClient) -> None:
-        """Load the state, report it and publish the policy."""
         if self._site.disk is not None:
             self._say(self.load(self._site.disk))
         else:

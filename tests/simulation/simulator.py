@@ -226,7 +226,6 @@ class Simulation(SimNetwork):
             self._guard(learner.restart_thread)
 
     def learner_hears(self, peer: bytes, frames: list[Frame]) -> None:
-        """Pass a message to the learner, if one runs."""
         learner = self._learner
         if learner is not None:
             self.deliver(learner.on_frames(self.now, peer, frames))
@@ -261,7 +260,6 @@ class Simulation(SimNetwork):
 def simulate(
     seed: int, *, schedule: Schedule | None = None, parts: LearnerParts | None = None, actor: ActorParts | None = None
 ) -> Simulation:
-    """Run one schedule, and return the simulation with its history."""
     simulation = Simulation(seed, schedule=schedule, parts=parts, actor=actor)
     try:
         simulation.run()

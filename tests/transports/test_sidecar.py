@@ -70,7 +70,6 @@ def receive_line(network: Any, line: Any, max_frames: int = 32) -> Any:
 
 
 def met(network: Any, router: Any) -> tuple[Any, ...]:
-    """Return a dealer of the network, and its id at the router."""
     dealer = network.dealer(router.bound, send_hwm=100_000, recv_hwm=100_000)
     assert dealer.send([b"hello"])
     return dealer, receive(router)[0]

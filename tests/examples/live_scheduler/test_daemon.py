@@ -350,7 +350,6 @@ def test_a_daemon_waits_also_for_jobs_that_it_starts_after_those_of_an_earlier_o
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """A function that starts a daemon in a process, and waits until it is ready."""
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:

@@ -36,7 +36,6 @@ def segments(count: int) -> Any:
 
 
 def words(name: str, number: int) -> Iterator[list[Any]]:
-    """Yield the messages of one socket."""
     match name:
         case "garbage":
             while True:

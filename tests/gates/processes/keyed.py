@@ -14,14 +14,12 @@ from rl4sys_zmq.testing import FakeAlgorithm
 
 
 def play(agent: RL4SysAgent, episodes: int) -> int:
-    """Play episodes of three steps. Return the number of segments that the agent has submitted in all."""
     for _ in range(episodes):
         play_episode(agent, 3)
     return int(agent.stats()["submitted"])
 
 
 def settle(agent: RL4SysAgent) -> dict[str, Any]:
-    """Deliver everything. Return the statistics and the time that this took."""
     began = time.monotonic()
     agent.flush(30.0)
     return {**agent.stats(), "took_s": time.monotonic() - began}

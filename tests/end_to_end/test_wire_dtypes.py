@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness.chaos_frames import ChaosFrames
-from harness.chaos_pub import ChaosPub
+from harness.lossy_pub import LossyPub
 
 from rl4sys_zmq.config import WeightsConfig
 from rl4sys_zmq.delivery.weight_history import WeightHistory
@@ -86,12 +86,12 @@ def proxied(lab: Lab, learner: Learner, host: str, places: tuple[str, ...]) -> t
     ]
 
 
-def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, ChaosPub]:
+def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, LossyPub]:
     """Return an address in 127.0.0.2 for a learner, and the relay behind it, which loses each tenth message of the PUB."""
     address, _ = proxied(lab, learner, "127.0.0.2", ("address",))
     pub = Address.parse(learner.status()["pub"])
-    relay = ChaosPub(pub, ChaosFrames(seed, drop=LOSS), listen=Address("tcp", "127.0.0.2", pub.port))
-    return address, lab.stack.enter_context(relay)
+    relay = LossyPub(pub, Address("tcp", "127.0.0.2", pub.port), seed=seed, loss=LOSS)
+    return address, lab.stack.enter_context(closing(relay))
 
 
 @pytest.fixture

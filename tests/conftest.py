@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     _note_skipped(report)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Close at the end what a test has entered."""
+    with ExitStack() as entered:
+        yield entered
 
 
 @pytest.fixture

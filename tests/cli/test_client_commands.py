@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,6 @@ register_algorithm("HOARDS", FakeAlgorithm.factory(steps_per_update=4, rollout_l
 """Four episodes of one step make an update, and the others wait. No change of the generation cuts an episode of one step."""
 
 register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=2, rollout_length=4, fail_after_updates=0))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture(params=["tcp", "ipc"])

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +40,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture
+def lab(ipc_lab: Lab) -> Lab:
+    return ipc_lab
+
+
 def needs(name: str) -> None:
     library = name.partition(":")[0]
     if importlib.util.find_spec(LIBRARIES[library]) is None:
         pytest.skip(f"the extra {library} is not installed")
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with ExitStack() as stack:
-        yield Lab(stack, lambda: pytest.fail("the options name the address"))
 
 
 def spaces_of(environment: Any) -> dict[str, Any]:

@@ -194,19 +194,6 @@ def test_a_step_that_no_policy_chose_leaves_a_gap_between_full_segments(inproc_l
     assert (agent.stats()["episodes"], agent.stats()["mean_return"]) == (1, None), "the return lacks a reward"
 
 
-def test_going_back_a_version(inproc_lab: Lab) -> None:
-    learner = inproc_lab.learner()
-    agent = agent_of(inproc_lab, learner)
-    with pytest.raises(LearnerUnavailable, match="go back"):
-        agent.rollback()
-    inproc_lab.episode(agent, 4)
-    assert agent.wait_version(1, 20.0) == 1
-    assert agent.rollback() == 0 == agent.version
-    inproc_lab.episode(agent, 4)
-    assert agent.wait_version(2, 20.0) == 2, "the next one is taken"
-    assert agent.stats()["counters"]["rollbacks"] == 1
-
-
 def test_running_episodes_leave_the_versions_that_were_rolled_back(inproc_lab: Lab) -> None:
     """With ``swap: episode`` too, and for each of several versions."""
     learner = inproc_lab.learner()
@@ -221,27 +208,6 @@ def test_running_episodes_leave_the_versions_that_were_rolled_back(inproc_lab: L
         assert agent.request_for_action(traj, np.zeros(4, dtype=np.float32))[1].version == 0
     _, actions = agent.request_for_actions(running, np.zeros((2, 4), dtype=np.float32))
     assert [action.version for action in actions] == [0, 0]
-
-
-def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) -> None:
-    learner = inproc_lab.learner()
-    agent = agent_of(inproc_lab, learner)
-    inproc_lab.episode(agent, 4)
-    agent.wait_version(1, 20.0)
-    bad = agent._parts.policy
-    broken = type(bad).act
-    calls = []
-
-    def act(policy: Any, *arguments: Any) -> Any:
-        raw, chosen, log_prob = broken(policy, *arguments)
-        calls.append(policy.version)
-        return raw, chosen, float("nan") if policy is bad else log_prob
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(bad), "act", act)
-        patch.delattr(type(bad), "bind")
-        _, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
-    assert calls == [1, 0] and action.version == 0 == agent.version and np.isfinite(action.log_prob)
 
 
 def in_a_child(work: Callable[[], object]) -> int:

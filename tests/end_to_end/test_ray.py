@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,8 @@ Options = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
-    with ExitStack() as stack:
-        yield Lab(stack, lambda: pytest.fail("the options name the address"))
+def lab(ipc_lab: Lab) -> Lab:
+    return ipc_lab
 
 
 @pytest.fixture

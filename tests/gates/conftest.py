@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,6 +63,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if SOAK:
             tiers.append(pytest.param(Tier("long"), id="long", marks=pytest.mark.soak))
         metafunc.parametrize("tier", tiers)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, for ipc."""
+    with tempfile.TemporaryDirectory(prefix="rl4g-") as path:
+        yield Path(path)
 
 
 @pytest.fixture

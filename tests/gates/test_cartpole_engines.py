@@ -9,9 +9,8 @@ import importlib.util
 import os
 import signal
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,6 @@ FIRST_LOSS, SECOND_LOSS = 120.0, 250.0
 
 PRESET = ALGORITHMS.get("PPO").presets["CartPole-v1"]
 LONGEST_S = 1_300.0 * SCALE
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="rl4c-") as path:
-        yield Path(path)
 
 
 class Run:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +31,6 @@ JOIN_S = 10.0
 LEASE_S = 4.0
 ACKS = 30
 RATE = 60.0
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4c-"))
-    yield path
-    shutil.rmtree(path)
 
 
 class Clocks:

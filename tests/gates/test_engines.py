@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,6 @@ pytestmark = pytest.mark.timeout(1_800)
 ALGORITHMS = {"RECORD_ON": BATCH, "RECORD_OFF": BATCH}
 PLUGINS = ["harness.recorders", "harness.remote_engine"]
 CONFIG: dict[str, Any] = {"plugins": PLUGINS, "algorithms": ALGORITHMS}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path, for ipc."""
-    with tempfile.TemporaryDirectory(prefix="rl4e-") as path:
-        yield Path(path)
 
 
 class Workers:

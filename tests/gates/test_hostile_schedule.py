@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +39,6 @@ DAMAGED = ("header", "zeros", "empty", "deleted")
 ATTACKS = ("name", "poison", "clock", "deletion", "damage")
 JOIN_S = 15.0
 ACKS = 40
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4h-"))
-    yield path
-    shutil.rmtree(path)
 
 
 class Siege:

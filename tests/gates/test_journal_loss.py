@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,6 @@ pytestmark = pytest.mark.timeout(600)
 Report = Callable[..., None]
 FILES = ("journal.db", "journal.db-wal", "journal.marks")
 DEADLINE_S = 20.0
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4j-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:

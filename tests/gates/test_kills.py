@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,6 @@ LEAST = 200
 """The number of acks between two kills."""
 
 BATCH = {"steps_per_update": 96}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path, for ipc."""
-    path = Path(tempfile.mkdtemp(prefix="rl4k-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def three_actors(lab: Lab, client: str, address: str | None = None, rate: float = 120.0) -> list[Child]:

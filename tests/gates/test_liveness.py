@@ -17,7 +17,6 @@ from harness.trace import read_trace
 
 from .conftest import Tier
 from .kill_lab import Lab
-from .test_kills import folder  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -64,7 +63,7 @@ def many_short_segments(lab: Lab, client: str) -> list[Child]:
     ]
 
 
-def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:  # noqa: F811
+def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
     rng = random.Random(seed)
     clients = list(CLIENTS) if tier.long else ["on", "ppo"]
     kills = tier.size(4, 300)

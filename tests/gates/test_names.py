@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +55,8 @@ STEPS = 4
 
 
 @pytest.fixture
-def run_dir() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="rl4n-"))
-    yield folder / "run"
-    shutil.rmtree(folder)
+def run_dir(folder: Path) -> Path:
+    return folder / "run"
 
 
 class Lives:

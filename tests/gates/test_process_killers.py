@@ -7,9 +7,8 @@ import json
 import math
 import random
 import signal
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from .conftest import PATIENCE_S, Child, Spawn, Tier, join
 
 STEPS = 2
 MOST_LIVES = 20
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="rl4p-") as path:
-        yield Path(path)
 
 
 class Mortal:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,6 @@ pytestmark = pytest.mark.timeout(600)
 
 SOME = 150
 """The number of acks that suffices for a loss."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4f-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_RETRY", Backoff(0.2, 0.4))
     monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.1)
     monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 class Site:

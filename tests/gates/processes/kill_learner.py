@@ -133,7 +133,7 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "marks.note": after(JournalMarksFileWriter, "note"),
     "marks.renew": before(JournalMarksFileWriter, "renew"),
     "trim": after(JournalTables, "_trim"),
-    "page": after(JournalTables, "read"),
+    "page": after(JournalTables, "page"),
     "start.open": after(DiskJournal, "open"),
     "start.bound": after(Gateway, "_bind"),
     "start.build": before(train_loop, "build_algorithm"),

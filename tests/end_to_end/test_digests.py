@@ -25,21 +25,6 @@ def test_every_version_has_the_learners_digest(lab: Any) -> None:
     assert not [k for k in agent.stats()["counters"] if k.startswith("weights_refused")]
 
 
-def test_actors_that_come_late_or_share_a_client_agree(lab: Any) -> None:
-    learner = lab.learner()
-    first = lab.agent(learner)
-    for version in range(1, 6):
-        lab.episode(first, 16)
-        first.wait_version(version, 20.0)
-    late = lab.agent(learner)
-    assert late.wait_version(5, 20.0) == 5
-    assert late.digest == first.digest == learner.digest("lab", 5)
-    lab.episode(late, 16)
-    assert first.wait_version(6, 20.0) == late.wait_version(6, 20.0) == 6
-    assert late.digest == first.digest == learner.digest("lab", 6)
-    assert learner.status()["clients"]["lab"]["verdicts"]["trained"] == 6
-
-
 def test_waiting_for_a_version_that_does_not_come_says_so(inproc_lab: Any) -> None:
     agent = inproc_lab.agent(inproc_lab.learner())
     with pytest.raises(LearnerUnavailable, match="version 3"):

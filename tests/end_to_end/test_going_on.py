@@ -13,7 +13,7 @@ import pytest
 from kit import drained
 
 from rl4sys_zmq.config import ClientConfig
-from rl4sys_zmq.errors import ClientFailed, ConfigError, JournalError, LearnerUnavailable
+from rl4sys_zmq.errors import ClientFailed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.run.deadletters import list_letters, read_letter
@@ -194,12 +194,6 @@ def test_an_entry_that_contradicts_the_run_is_refused(inproc_lab: Lab, tmp_path:
     entry = {"lab": ClientConfig(algorithm_name="PICKY")}
     with pytest.raises(ConfigError, match="algorithm_name of client 'lab' is 'PICKY' in the configuration, but 'GOES_ON'"):
         start(inproc_lab, tmp_path / "run", clients=entry)
-
-
-def test_one_run_directory_has_one_learner(inproc_lab: Lab, tmp_path: Path) -> None:
-    start(inproc_lab, tmp_path / "run")
-    with pytest.raises(JournalError, match="in use"):
-        start(inproc_lab, tmp_path / "run")
 
 
 def test_never_sets_the_old_state_aside(inproc_lab: Lab, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kit import drained, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.actor.io import segment_queue
-from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, SpoolError
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import Segment
@@ -83,13 +83,6 @@ def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: 
     assert seen == [(False, 1)]
     check_law(agent.stats())
     assert agent.stats()["in_actor"] == 0
-
-
-def test_a_spool_has_one_process(inproc_lab: Lab, tmp_path: Path) -> None:
-    learner = inproc_lab.learner()
-    agent_of(inproc_lab, learner, spool=tmp_path / "spool")
-    with pytest.raises(SpoolError):
-        agent_of(inproc_lab, learner, spool=tmp_path / "spool")
 
 
 def test_what_a_spool_can_not_hold_is_counted(inproc_lab: Lab, tmp_path: Path) -> None:

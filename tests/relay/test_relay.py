@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import until
+from kit import play, until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
@@ -99,10 +99,7 @@ def site(stack: ExitStack) -> Site:
 def drive(driver: RL4SysAgent, learner: Learner, followers: Sequence[RL4SysAgent], versions: int) -> None:
     for _ in range(versions):
         version = driver.version + 1
-        traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
-        action.update_reward(1.0)
-        driver.add_to_trajectory(traj, action)
-        driver.mark_end_of_trajectory(traj, action)
+        play(driver, 1)
         for agent in (driver, *followers):
             agent.wait_version(version, PATIENCE_S)
             assert (agent.version, agent.digest) == (version, learner.digest("lab", version))
@@ -241,16 +238,6 @@ def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
     assert relays_of([agent]) == [relay.address]
 
 
-def test_an_actor_with_many_dead_relays_starts_with_the_learner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_ANSWER_S", 2 * PATIENCE_S)
-    monkeypatch.setattr("rl4sys_zmq.actor.io.weight_subscriber.RELAY_WAIT_S", 0.2)
-    learner = site.learner()
-    dead = [f"inproc://nobody-{n}" for n in range(16)]
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=dead)
-    drive(driver, learner, [agent], 2)
-    assert relays_of([agent]) == [""]
-
-
 def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = site.learner()
     driver = site.agent(learner, drives=True)
@@ -263,10 +250,7 @@ def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.
 
     monkeypatch.setattr(WeightSubscriber, "receive_one", endless)
     assert read.wait(PATIENCE_S)
-    traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
-    action.update_reward(1.0)
-    driver.add_to_trajectory(traj, action)
-    driver.mark_end_of_trajectory(traj, action)
+    play(driver, 1)
     assert learner.wait(client_id="lab", version=driver.version + 1, timeout_s=PATIENCE_S) > driver.version
 
 

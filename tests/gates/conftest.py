@@ -273,3 +273,10 @@ def join(address: str, **options: Any) -> RL4SysAgent:
 def check_law(stats: dict[str, Any]) -> None:
     """Check the actor's conservation law. No segment may be on its way."""
     assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"], stats
+
+
+def account(process: Child, accepted: int) -> dict[str, Any] | None:
+    """Return the client's status if the learner has judged all segments that its actors count as accepted."""
+    client: dict[str, Any] = process.ask("status")["clients"]["lab"]
+    judged = sum(client["verdicts"][v] for v in ("trained", "stale", "quarantined"))
+    return client if client["accepted"] == accepted == judged + client["pending"] else None

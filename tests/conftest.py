@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,6 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Restore the constructor of `zmq.Socket`."""
     zmq.Socket.__init__ = _make_socket  # type: ignore[method-assign]
     zygote.remove()
 
@@ -59,7 +59,6 @@ def _threads() -> set[threading.Thread]:
 
 
 def _processes() -> set[int]:
-    """Return the ids of all processes of this machine."""
     return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
@@ -135,13 +134,18 @@ def _note_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note each skipped test, in each process of the run."""
     _note_skipped(report)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Note each file that is skipped as a whole."""
     _note_skipped(report)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Close at the end what a test has entered."""
+    with ExitStack() as entered:
+        yield entered
 
 
 @pytest.fixture

@@ -178,7 +178,6 @@ def learner_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
 
 
 def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
-    """Yield the faults of one import in `room`."""
     if found.top == root.name:
         target = [*found.name.split("."), "__init__"][1]
         if target not in FLOOR_OF and not (root / target).is_dir() and not (root / f"{target}.py").is_file():
@@ -214,13 +213,11 @@ def library_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
 
 
 def io_faults(found: Import) -> Iterator[str]:
-    """Yield the faults of one import in a module that does no I/O."""
     if found.top in ("time", "socket", "zmq", "sqlite3") or any(f"{found.name}.".startswith(f"{name}.") for name in IO):
         yield f"imports {found.name}, and is one of the modules that do no I/O"
 
 
 def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the forbidden names that a module uses, with their lines."""
     codecs = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -273,7 +270,6 @@ def export_faults(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def module_faults(path: Path, root: Path) -> Iterator[str]:
-    """Yield all faults of one module, each with its file and line."""
     tree = ast.parse(path.read_text(), filename=str(path))
     where, room = path.relative_to(root.parent), room_of(path, root)
     if room not in FLOOR_OF:
@@ -297,7 +293,6 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
 
 
 def faults(root: Path) -> list[str]:
-    """Return all faults of a package."""
     return [fault for path in sorted(root.rglob("*.py")) for fault in module_faults(path, root)]
 
 
@@ -322,7 +317,6 @@ def test_no_room_has_more_modules_than_a_reader_can_hold() -> None:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Return the modules of a package by their dotted names."""
     paths = {path: path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
 
@@ -362,10 +356,7 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the sets of modules that import one another, each sorted.
-
-    They are the strongly connected components with more than one module.
-    """
+    """Return the sets of modules that import one another, each sorted."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()

@@ -19,7 +19,6 @@ GROUP = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '977']).
 
 
 def until_ended(pid: int) -> None:
-    """Wait until a process has ended."""
     pause = threading.Event()
     for _ in range(int(WAIT_S / 0.01)):
         if not is_there(pid):

@@ -36,7 +36,6 @@ QUESTIONS = ("How", "If", "See", "What", "When", "Where", "Whether", "Which", "W
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each comment and string of a module with its line."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in (tokenize.COMMENT, tokenize.STRING):
             yield token.start[0], token.string

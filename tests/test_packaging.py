@@ -72,7 +72,6 @@ def test_a_wheel_has_the_marker_of_a_typed_package_and_no_other_data(built: set[
 
 @pytest.fixture
 def setup_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return setup.py as a module, without its call of `setup`."""
     setuptools = pytest.importorskip("setuptools", minversion="77")
     monkeypatch.setattr(setuptools, "setup", lambda **options: None)
     spec = importlib.util.spec_from_file_location("setup_script", ROOT / "setup.py")

@@ -20,7 +20,7 @@ from tests.policies.test_onnx_policy import convolution
 
 class Loader(Worker):
     def run(self):
-        build_policy(convolution(), stored(convolution()).snapshot, "onnxruntime")
+        build_policy(convolution(), stored(convolution()).snapshot)
 
     def stop(self):
         pass

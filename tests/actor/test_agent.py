@@ -64,7 +64,6 @@ class Bench:
         return self.stack.enter_context(RL4SysAgent(config=AgentConfig(**{**defaults, **options})))
 
     def segments(self, agent: RL4SysAgent, count: int) -> list[Segment]:
-        """Flush `agent`, wait until `count` segments were observed, and return them."""
         agent.flush(10.0)
         for _ in range(2000):
             client = self.learner.status()["clients"]["lab"]
@@ -256,10 +255,7 @@ def test_rewards_that_never_come_are_dropped_at_the_source(bench: Bench) -> None
 
 
 def in_the_order_of_a_store(agent: RL4SysAgent, steps: int, lag: int, **ending: Any) -> list[Any]:
-    """Play one episode of a host whose rewards come `lag` steps late.
-
-    Each action is added when its reward comes, also after the end of the episode.
-    """
+    """Play one episode of a host whose rewards come `lag` steps late."""
     traj: Any = None
     queue: list[Any] = []
     actions = []
@@ -329,11 +325,7 @@ def test_an_end_without_the_last_requested_action_is_no_terminal_state(bench: Be
 
 
 class GraphStore:
-    """A host that requests actions in bursts, and adds them a burst later, in the order of RL4Sys's graph store.
-
-    Every fourth added action ends an episode. It has one variable for its trajectory, or keeps each action's own (`keeps`). With
-    `stores`, the call that ends an episode also adds its action.
-    """
+    """A host that requests actions in bursts, and adds them a burst later, in the order of RL4Sys's graph store."""
 
     def __init__(self, agent: RL4SysAgent, *, keeps: bool = False, stores: bool = False) -> None:
         self.agent, self.keeps, self.stores = agent, keeps, stores

@@ -1,7 +1,4 @@
-"""A fast host sends its newest segments. Segments beyond the learner's request are dropped, oldest versions first.
-
-A segment that cannot be encoded is dropped alone.
-"""
+"""A fast host sends its newest segments. Segments beyond the learner's request are dropped, oldest versions first."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq import AgentConfig
 from rl4sys_zmq.actor.io.batch_sender import BatchSender
@@ -22,10 +20,13 @@ GENERATION = 7
 
 
 def segment(version: int, generation: int = GENERATION) -> Segment:
-    return Segment(
-        np.zeros((STEPS + 1, 2), np.float32), np.zeros(STEPS, np.int64), np.zeros(STEPS, np.float32), np.zeros(STEPS, np.float32),
-        np.full(STEPS, version, np.uint64), None, generation, 1, 0, False, False,
-    )  # fmt: skip
+    return segment_with(
+        STEPS,
+        "cut",
+        observations=np.zeros((STEPS + 1, 2), np.float32),
+        versions=np.full(STEPS, version, np.uint64),
+        generation=generation,
+    )
 
 
 @dataclass

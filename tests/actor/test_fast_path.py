@@ -176,7 +176,6 @@ STEPS = st.lists(
 
 
 def outcome(call: Any) -> Any:
-    """Return the result of a call, or the error that it raises."""
     try:
         return call()
     except RL4SysError as exc:

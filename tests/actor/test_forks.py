@@ -27,7 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 
 
 def ends_in_a_child(work: Callable[[], object], locks: list[Any]) -> bool:
-    """Fork while another thread holds the locks. Return True if `work` returns in the child."""
     held, free = threading.Event(), threading.Event()
 
     def hold() -> None:

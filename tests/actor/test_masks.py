@@ -25,7 +25,6 @@ CASES: dict[str, tuple[Any, list[int], Any]] = {
 
 
 def lists_of(mask: Any) -> Any:
-    """Return a mask with lists in place of its arrays."""
     if isinstance(mask, dict):
         return {key: lists_of(part) for key, part in mask.items()}
     if isinstance(mask, tuple):

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kit import segment_with
 
 from rl4sys_zmq.actor.io.segment_queue import Outbox, QueuedSegmentInfo
 from rl4sys_zmq.actor.io.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
@@ -47,24 +48,17 @@ class Clock:
 
 
 def unpacked(number: int, steps: int = 1, width: int = 2) -> Segment:
-    """Return a segment whose episode id is `number`."""
-    return Segment(
-        np.full((steps + 1, width), number, dtype=np.float32),
-        np.zeros(steps, dtype=np.int64),
-        np.zeros(steps, dtype=np.float32),
-        np.zeros(steps, dtype=np.float32),
-        np.full(steps, 2**64 - 1 - number, dtype=np.uint64),
-        None,
-        2**63 + number,
-        number,
-        0,
-        False,
-        False,
+    return segment_with(
+        steps,
+        "cut",
+        observations=np.full((steps + 1, width), number, dtype=np.float32),
+        versions=np.full(steps, 2**64 - 1 - number, dtype=np.uint64),
+        generation=2**63 + number,
+        episode_id=number,
     )
 
 
 def segment(number: int, steps: int = 1, width: int = 2) -> PackedSegment:
-    """Return a packed segment whose episode id is `number`."""
     return pack_segment(unpacked(number, steps, width))
 
 
@@ -677,7 +671,7 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, fold
 KILLED = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_spool import Spool, SpoolLimits, segments
 spool = Spool(Path(sys.argv[1]), "luna", SpoolLimits(1 << 30))
 spool.reconcile(0, 0)
@@ -693,7 +687,7 @@ while True:
 
 def test_a_killed_process_loses_nothing(opened: Opened, folder: Path, seed: int) -> None:
     rng = random.Random(seed)
-    arguments = [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent)]
+    arguments = [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1])]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(rng.randrange(20, 200))]
@@ -870,10 +864,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule(knows=st.booleans())
     def learner_dies(self, knows: bool) -> None:
-        """Replace the learner by one that knows the durable segments.
-
-        If not `knows`, it has no journal, and the stream begins at the number that the actor reports.
-        """
+        """Replace the learner by one that knows the durable segments."""
         if not knows:
             self.learner.durable = min(self.learner.durable, self.spool.base_seq)
             if self.window is not None:

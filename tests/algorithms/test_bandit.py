@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
@@ -30,15 +31,8 @@ def decisions(observations: Any, actions: Any, rewards: Any, **options: Any) -> 
         "actions": np.asarray(actions, np.int64),
         "rewards": np.asarray(rewards, np.float32),
         "log_probs": np.full(count, -1.0, np.float32),
-        "versions": np.zeros(count, np.uint64),
-        "masks": None,
-        "generation": 1,
-        "episode_id": 1,
-        "segment_index": 0,
-        "terminated": True,
-        "truncated": False,
     }
-    return Segment(**{**columns, **options})
+    return segment_with(count, **{**columns, **options})
 
 
 def some_decisions(count: int, seed: int = 0) -> Segment:

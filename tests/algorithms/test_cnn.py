@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy
-from rl4sys_zmq.algorithms.networks import NETWORKS
 from rl4sys_zmq.algorithms.networks.cnn import CNNOptions, cnn_layers
 from rl4sys_zmq.algorithms.networks.cnn_actor_critic import CNNActorCritic
 from rl4sys_zmq.algorithms.networks.torch_layers import Categorical, DiagonalGaussian, encode_observations
@@ -35,7 +34,7 @@ from rl4sys_zmq.values import (
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.spaces import FlatSpace, MultiBinarySpace, MultiDiscreteSpace, TupleSpace
 
-from .test_resume import flat_of, segments, updates
+from .test_resume import segments, updates
 
 ACTED, CONTINUOUS = DiscreteSpace(3, 1), BoxSpace((2,), low=-1.0, high=1.0)
 CAR = DictSpace(
@@ -258,30 +257,11 @@ def test_training_with_features_beside_an_image_goes_on_to_the_last_bit(algorith
     assert updates(through, iter(further), 3) == updates(resumed, iter(further), 3)
 
 
-def test_planning_is_the_same_each_time() -> None:
-    assert spec_of(image(9, 9, 3)) == spec_of(image(9, 9, 3))
-    assert NETWORKS.get("cnn").actor_critic
-
-
 def pictures(space: BoxSpace, actions: FlatSpace, seed: int) -> Iterator[Segment]:
     rng = np.random.default_rng(seed)
     for segment in segments(actions, seed):
         shape = (len(segment.observations), *space.shape)
         yield replace(segment, observations=rng.integers(0, 256, shape).astype(np.uint8))
-
-
-@pytest.mark.parametrize("algorithm", ["PPO", "IMPALA"])
-def test_training_goes_on_to_the_last_bit(algorithm: str) -> None:
-    space = image(6, 6, 2)
-    given = {"network": SMALL, "steps_per_update": 48}
-    through, resumed = (make_algorithm(algorithm, space, ACTED, given, seed) for seed in (3, 4))
-    source = pictures(space, ACTED, 11)
-    before = flat_of(through)
-    updates(through, source, 2)
-    assert not np.allclose(before, flat_of(through))
-    resumed.load(through.state())
-    further = [next(source) for _ in range(12)]
-    assert updates(through, iter(further), 3) == updates(resumed, iter(further), 3)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit import segment_with
 from numpy.typing import NDArray
 
 from rl4sys_zmq.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
@@ -59,18 +60,14 @@ def rule(space: Space, observations: NDArray[np.float32]) -> NDArray[Any]:
 def segment(space: Space, steps: int, seed: int, *, reward: float = 0.0) -> Segment:
     rng = np.random.default_rng(seed)
     observations = rng.normal(size=(steps + 1, 3)).astype(np.float32)
-    return Segment(
+    return segment_with(
+        steps,
+        "truncated",
         observations=observations,
         actions=rule(space, observations[:-1]),
         rewards=np.full(steps, reward, np.float32),
-        log_probs=np.zeros(steps, np.float32),
-        versions=np.zeros(steps, np.uint64),
-        masks=None,
         generation=0,
         episode_id=seed,
-        segment_index=0,
-        terminated=False,
-        truncated=True,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import make_algorithm
@@ -118,14 +119,12 @@ def test_each_client_has_its_own_number_of_threads() -> None:
 def segments(count: int) -> Iterator[Segment]:
     rng = np.random.default_rng(11)
     for number in range(count):
-        yield Segment(
+        yield segment_with(
+            16,
             observations=rng.normal(size=(17, 3)).astype(np.float32),
             actions=rng.integers(1, 5, 16),
             rewards=rng.normal(1.0, 3.0, 16).astype(np.float32),
             log_probs=rng.normal(-1.4, 0.1, 16).astype(np.float32),
-            versions=np.zeros(16, np.uint64),
-            masks=None,
-            generation=1,
             episode_id=number // 4,
             segment_index=number % 4,
             terminated=False,

@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from kit import segment_with, until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.algorithms.offpolicy.dqn import C51, DQN
-from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51_ENTRY, ENTRY, DQNParameters
+from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
@@ -23,7 +22,6 @@ from rl4sys_zmq.replay import StatePiece, TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 from .policy_twin import policy_outputs
-from .test_ranks import wait_until
 
 BOX = BoxSpace((3,))
 SMALL: dict[str, Any] = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_frequency": 4, "buffer_size": 200}
@@ -38,18 +36,14 @@ def make_segment(steps: int, seed: int = 0, *, end: str = "cut", masked: bool = 
     rows = steps + (end != "terminated")
     masks = rng.random((rows, 3)) < 0.6
     masks[:, 0] |= ~masks.any(axis=1)
-    return Segment(
+    return segment_with(
+        steps,
+        end,
         observations=rng.normal(size=(rows, *BOX.shape)).astype(np.float32),
         actions=rng.integers(0, 3, steps),
         rewards=rng.normal(size=steps).astype(np.float32),
-        log_probs=np.zeros(steps, np.float32),
-        versions=np.zeros(steps, np.uint64),
         masks=masks if masked else None,
-        generation=1,
         episode_id=seed,
-        segment_index=0,
-        terminated=end == "terminated",
-        truncated=end == "truncated",
     )
 
 
@@ -76,16 +70,6 @@ def assert_same(left: object, right: object) -> None:
     else:
         assert left is right is None or isinstance(left, (torch.Tensor, np.ndarray, int, float))
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
-
-
-def _global_numpy_state() -> NDArray[np.uint32]:
-    return np.asarray(np.random.get_state(legacy=False)["state"]["key"]).copy()
-
-
-def test_it_is_an_algorithm_under_its_name() -> None:
-    algorithm = make_algorithm("dqn", BOX, DiscreteSpace(2), {}, 0)
-    assert isinstance(algorithm, Algorithm)
-    assert (algorithm.kind, algorithm.spec().document["head"]) == ("offpolicy", "q_values")
 
 
 def test_box_actions_are_refused() -> None:
@@ -154,7 +138,7 @@ def test_targets_at_the_end_of_a_truncated_episode_leave_out_forbidden_actions(
             assert traj is not None
             agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=final, final_mask=mask)
             agent.flush(10.0)
-            wait_until(lambda: len(kept) == 1)
+            until(lambda: len(kept) == 1)
     monkeypatch.undo()
     algorithm = make(n_step=3, gamma=0.5, double_q=False)
     algorithm.observe(kept[0])
@@ -170,18 +154,8 @@ def test_it_learns_the_values_of_a_corridor_with_a_start_offset_and_one_hot_obse
     # Q*(4, 6) = gamma, and Q*(5, 7) = 1.
     space = DiscreteSpace(2, start=4)
     algorithm = make(2, space=space, start=6, gamma=0.5, learning_rate=0.01, gradient_steps=10, target_net_update_frequency=20)
-    walk = Segment(
-        observations=np.array([4, 5]),
-        actions=np.array([6, 7]),
-        rewards=np.array([0, 1], np.float32),
-        log_probs=np.zeros(2, np.float32),
-        versions=np.zeros(2, np.uint64),
-        masks=None,
-        generation=1,
-        episode_id=99,
-        segment_index=0,
-        terminated=True,
-        truncated=False,
+    walk = segment_with(
+        2, observations=np.array([4, 5]), actions=np.array([6, 7]), rewards=np.array([0, 1], np.float32), episode_id=99
     )
     for _ in range(60):
         algorithm.observe(walk)
@@ -210,16 +184,6 @@ def test_updates_follow_steps_exactly_whatever_the_timing(
     done += len(train(algorithm))
     assert done == sum(step > starts and step % frequency == 0 for step in range(1, sum(lengths) + 1))
     assert algorithm.state()["gradient_steps"] == done * gradient_steps
-
-
-def test_units_may_be_owed_by_ended_episodes_instead() -> None:
-    algorithm = make(traj_per_epoch=2, learning_starts=0)
-    done = []
-    for index, end in enumerate(["cut", "terminated", "cut", "truncated", "terminated"]):
-        assert algorithm.demand() > 0
-        algorithm.observe(make_segment(5, index, end=end))
-        done.append(len(train(algorithm)))
-    assert done == [0, 0, 0, 1, 0]
 
 
 @given(
@@ -326,55 +290,6 @@ def test_rl4sys_keys() -> None:
         "end_e 0.1: ignored, because epsilon_decay ends at epsilon_min 0.02",
     ]
     assert make(epsilon_decay=0.01).parameters.epsilon_at(30) == pytest.approx(0.7), "up to 0.5 it is a difference"
-
-
-def test_state_resumes_bit_for_bit() -> None:
-    fancy: dict[str, Any] = {"n_step": 3, "tau": 0.01, "target_net_update_frequency": 1, "learning_rate_final": 0.0}
-    plain: dict[str, Any] = {}
-    for extra in (plain, fancy):
-        one, two = make(**extra), make(seed=9, **extra)
-        for index in range(6):
-            one.observe(make_segment(17, index, end="truncated" if index % 2 else "cut", masked=index > 3))
-            train(one)
-        one.observe(make_segment(30, 77, end="terminated"))
-        state = one.state()
-        two.load(state)
-        assert_same(state, two.state())
-        for algorithm in (one, two):
-            train(algorithm)
-            algorithm.observe(make_segment(50, 78))
-        assert [dict(m) for m in train(one)] == [dict(m) for m in train(two)] != []
-        assert_same(one.state(), two.state())
-        assert_same(one.snapshot(), two.snapshot())
-
-
-def test_runs_with_one_seed_are_alike_and_global_random_states_are_untouched() -> None:
-    torch_before, numpy_before = torch.get_rng_state(), _global_numpy_state()
-    runs = []
-    for seed in (1, 1, 2):
-        algorithm = make(seed=seed)
-        algorithm.observe(make_segment(60))
-        train(algorithm)
-        runs.append(algorithm.snapshot()["layers.0.weight"])
-    assert np.array_equal(runs[0], runs[1])
-    assert not np.array_equal(runs[0], runs[2])
-    assert torch.equal(torch_before, torch.get_rng_state())
-    assert np.array_equal(numpy_before, _global_numpy_state())
-
-
-def test_a_snapshot_is_the_online_network_in_fresh_arrays() -> None:
-    algorithm = make(exploration_fraction=0.1, total_steps=1000, epsilon_min=0.2, target_network_frequency=100_000)
-    first = algorithm.snapshot()
-    assert [(n, a.shape) for n, a in first.items()] == [(t.name, t.shape) for t in algorithm.spec().tensors]
-    assert all(a.dtype == np.float32 for a in first.values())
-    kept = {name: array.copy() for name, array in first.items()}
-    algorithm.observe(make_segment(50))
-    train(algorithm)
-    assert_same(first, kept)
-    second = algorithm.snapshot()
-    assert second["epsilon"] == pytest.approx(0.6)
-    assert not np.array_equal(first["layers.0.weight"], second["layers.0.weight"])
-    assert np.array_equal(first["layers.0.weight"].ravel(), algorithm.state()["networks"]["target"].numpy()[:24])
 
 
 def test_the_target_network_follows_by_interval_and_by_share() -> None:
@@ -583,11 +498,3 @@ def test_tau_may_be_said_as_polyak_but_not_otherwise() -> None:
         make(polyak=0.995, tau=0.5)
     with pytest.raises(ConfigError, match="epsilon_min"):
         make(epsilon=0.1, epsilon_min=0.2)
-
-
-def test_the_presets_are_valid() -> None:
-    for cls, entry in ((DQN, ENTRY), (C51, C51_ENTRY)):
-        assert "CartPole-v1" in entry.presets
-        for preset in entry.presets.values():
-            algorithm = cls(BoxSpace((4,)), DiscreteSpace(2), preset.parameters, 0)
-            assert algorithm.publish_every_updates * algorithm.parameters.train_frequency == 256

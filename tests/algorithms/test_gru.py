@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit import segment_with
 from torch import Tensor
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy
@@ -32,14 +32,6 @@ NUMBERS = BoxSpace((2,), low=-1.0, high=1.0)
 NETWORK = {"kind": "gru", "units": 4, "hidden_sizes": [5]}
 SMALL: dict[str, Any] = {"steps_per_update": 40, "rollout_length": 8, "network": NETWORK, "learning_rate": 1e-2}
 LENGTHS = [3, 1, 6, 2]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network_of(hidden_sizes: tuple[int, ...] = (5,), seed: int = 0) -> GRUActorCritic:
@@ -165,18 +157,15 @@ def segments_of(algorithm: Any, count: int = 6, seed: int = 0, steps: int = 8) -
             taken.append(step(observation, None, state))
             state = taken[-1][4]
         found.append(
-            Segment(
+            segment_with(
+                length,
                 observations=observations,
                 actions=np.array([raw for raw, *_ in taken]),
                 rewards=rng.normal(size=length).astype(np.float32),
                 log_probs=np.array([log_prob for _, _, log_prob, *_ in taken], np.float32),
-                versions=np.zeros(length, np.uint64),
-                masks=None,
-                generation=1,
                 episode_id=index // 3,
                 segment_index=index % 3,
                 terminated=terminated,
-                truncated=False,
                 initial={STATE: np.array(taken[0][3][STATE])},
             )
         )

@@ -46,14 +46,11 @@ CASES: dict[str, tuple[str, Space, Space, dict[str, Any]]] = {
 @pytest.fixture
 def changed_defaults() -> Iterator[None]:
     """Let torch create tensors of float64 without memory, unless the code says something else."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("case", CASES)

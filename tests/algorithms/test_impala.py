@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,6 @@ PLAIN: dict[str, Any] = {
     "hidden_sizes": [8, 8], "normalise_observations": False, "normalise_rewards": False, "max_grad_norm": None, "gamma": 0.9,
     "learning_rate": 1e-2,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def old_data(actions: Any, steps: int = 96) -> list[Segment]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from kit import segment_with
 from torch import Tensor
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
@@ -24,14 +25,6 @@ LIMIT = 2e-5
 """The largest difference of a weight after one update."""
 WITH_TABLES = [name for name in ALGORITHMS.names() if getattr(ALGORITHMS.get(name).parameters, "libraries", {})]
 TABLES = [(name, like) for name in WITH_TABLES for like in ALGORITHMS.get(name).parameters.libraries]  # type: ignore[union-attr]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Noise(gymnasium.Env[Any, Any]):
@@ -60,7 +53,6 @@ class Noise(gymnasium.Env[Any, Any]):
 
 
 def flat(*parts: Any) -> Tensor:
-    """Return the parameters of some modules and tensors, one after the other."""
     tensors = [x for part in parts for x in ([part] if isinstance(part, Tensor) else part.parameters())]
     return torch.cat([tensor.detach().ravel() for tensor in tensors]).clone()
 
@@ -96,7 +88,6 @@ def policy_weights(policy: Any) -> Tensor:
 
 
 def segments_of(env: Noise, actions: Any, log_probs: Any, place: int = 0) -> list[Segment]:
-    """Return the steps of an environment as segments, one for each episode."""
     found, first = [], 0
     for row, (_, _, terminated, truncated, after) in enumerate(env.taken):
         if not (terminated or truncated or row == len(env.taken) - 1):
@@ -104,16 +95,13 @@ def segments_of(env: Noise, actions: Any, log_probs: Any, place: int = 0) -> lis
         rows = env.taken[first : row + 1]
         observations = [step[0] for step in rows] + ([] if terminated else [after])
         found.append(
-            Segment(
+            segment_with(
+                len(rows),
                 observations=np.stack(observations),
                 actions=actions[first : row + 1],
                 rewards=np.array([step[1] for step in rows], np.float32),
                 log_probs=log_probs[first : row + 1],
-                versions=np.zeros(len(rows), np.uint64),
-                masks=None,
-                generation=1,
                 episode_id=1000 * place + row,
-                segment_index=0,
                 terminated=terminated,
                 truncated=truncated,
             )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.rl4sys_blocks import learner_block
 
 torch = pytest.importorskip("torch")
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent  # noqa: E402
 from rl4sys_zmq.algorithms import (  # noqa: E402
     ALGORITHMS,
     ParallelAlgorithm,
@@ -22,7 +22,6 @@ from rl4sys_zmq.algorithms import (  # noqa: E402
 )
 from rl4sys_zmq.algorithms.offpolicy.unit_pace import UnitPace  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
-from rl4sys_zmq.learner import Learner, LearnerConfig  # noqa: E402
 from rl4sys_zmq.learner.registry.compute import Compute  # noqa: E402
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
@@ -51,15 +50,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "episodes": {"traj_per_epoch": 2, "gradient_steps": 4, "polyak": 0.9},
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(case: str, seed: int = 0, **parameters: Any) -> Any:
@@ -116,35 +106,6 @@ def test_actions_that_are_no_box_are_refused_by_the_deterministic_ones(name: str
 
 
 # ---- the schedule
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_updates_follow_steps_exactly(case: str) -> None:
-    algorithm = make(case, train_frequency=6, gradient_steps=2, batch_size=2)
-    total = done = 0
-    for segment, _ in zip(source_for(case), range(9), strict=False):
-        algorithm.observe(segment)
-        total += segment.steps
-        done += len(list(iter(algorithm.update, None)))
-        assert done == max(0, total // 6 - 20 // 6)
-    assert algorithm.checkpoint()["gradient_steps"] == 2 * done
-
-
-def test_demand_is_what_the_next_version_still_needs() -> None:
-    algorithm = make("SAC", learning_starts=20, train_frequency=4)
-    assert algorithm.publish_every_updates == 16
-    assert algorithm.demand() == 20 + 64
-    source = source_for("SAC")
-    for _ in range(2):
-        algorithm.observe(next(source))
-    assert algorithm.demand() == 84 - 32
-    assert len(list(iter(algorithm.update, None))) == 3
-    assert algorithm.demand() == 84 - 32
-    for _ in range(4):
-        algorithm.observe(next(source))
-    assert algorithm.demand() == 0
-    assert len(list(iter(algorithm.update, None))) == (96 - 20) // 4 - 3
-    assert algorithm.demand() == 20 + 2 * 64 - 96
 
 
 def test_units_can_be_due_by_ended_episodes() -> None:
@@ -382,72 +343,15 @@ def test_ranks_learn_what_one_learns(case: str) -> None:
         np.testing.assert_allclose(weights(many), weights(one), atol=2e-5)
 
 
-# ---- with a learner and an actor
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_an_actor_gets_newer_policies(case: str) -> None:
-    name, actions = CASES[case]
-    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner:
-        config = AgentConfig(
-            client_id=name.lower(),
-            algorithm_name=name,
-            algorithm_parameters={**SMALL, "rollout_length": 16, "publish_every_updates": 8},
-            observation_space=OBS,
-            action_space=actions,
-            train_server_address=learner.address,
-            overflow="wait",
-            seed=1,
-        )
-        with RL4SysAgent(config=config) as agent:
-            rng, traj = np.random.default_rng(1), None
-            for step in range(400):
-                traj, action = agent.request_for_action(traj, rng.normal(size=3).astype(np.float32))
-                if isinstance(actions, BoxSpace):
-                    assert (np.abs(action.act) <= 1.0).all()
-                agent.add_to_trajectory(traj, action)
-                action.update_reward(-float(np.square(action.act).sum()))
-                if step % 50 == 49:
-                    agent.mark_end_of_trajectory(traj, action)
-            agent.wait_version(3, timeout_s=60.0)
-        assert learner.status()["clients"][name.lower()]["error"] in (None, "")
-
-
 # ---- RL4Sys's blocks
 
-RL4SYS: Mapping[str, tuple[FlatSpace, dict[str, Any]]] = {
-    "SAC": (
-        DiscreteSpace(4),
-        {
-            "discrete": True, "adaptive_alpha": False, "batch_size": 128, "seed": 0, "traj_per_epoch": 128, "log_std_min": -20,
-            "log_std_max": 2, "gamma": 0.99, "polyak": 0.995, "alpha": 0.2, "lr": 3e-4, "clip_grad_norm": 1,
-            "train_update_freq": 1, "train_iters": 50, "input_size": 0, "act_dim": 4,
-        },
-    ),
-    "TD3": (
-        BOX,
-        {
-            "seed": 1, "gamma": 0.99, "tau": 0.005, "learning_rate": 3e-4, "batch_size": 256, "buffer_size": 1000000,
-            "exploration_noise": 0.1, "policy_noise": 0.2, "noise_clip": 0.5, "learning_starts": 25000, "policy_frequency": 2,
-            "act_dim": 0, "act_limit": 1.0, "input_size": 0,
-        },
-    ),
-    "DDPG": (
-        BOX,
-        {
-            "seed": 1, "gamma": 0.99, "tau": 1e-2, "learning_rate": 3e-3, "batch_size": 128, "buffer_size": 50000,
-            "learning_starts": 128, "policy_frequency": 1, "noise_scale": 1e-3, "train_iters": 10, "act_dim": 0,
-            "act_limit": 1.0, "input_size": 0,
-        },
-    ),
-}  # fmt: skip
 FEWER = {"traj_per_epoch": 2, "train_iters": 2, "learning_starts": 40, "buffer_size": 500, "batch_size": 16}
 """Smaller numbers for the same keys, so that the test is fast."""
 
 
-@pytest.mark.parametrize("name", RL4SYS)
-def test_rl4sys_blocks_are_read_and_train(name: str) -> None:
-    actions, block = RL4SYS[name]
+@pytest.mark.parametrize(("name", "actions"), [("SAC", DiscreteSpace(4)), ("TD3", BOX), ("DDPG", BOX)])
+def test_rl4sys_blocks_are_read_and_train(name: str, actions: FlatSpace) -> None:
+    block = learner_block(name)
     p: Any = make_algorithm(name, OBS, actions, block, 0).parameters  # type: ignore[attr-defined]
     if name == "SAC":
         assert (p.learn_temperature, p.initial_temperature(), p.target_share) == (False, 0.2, pytest.approx(0.005))
@@ -463,15 +367,3 @@ def test_rl4sys_blocks_are_read_and_train(name: str) -> None:
     algorithm = make_algorithm(name, OBS, actions, small, 0)
     done = updates(algorithm, segments(actions, 1), 3)
     assert len({flat for _, flat in done}) > len(done) // 2 > 0  # the policy of TD3 changes in every second step
-
-
-@pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG"])
-def test_their_presets_are_valid(name: str) -> None:
-    for preset in ALGORITHMS.get(name).presets.values():
-        make_algorithm(name, OBS, BOX, preset.parameters, 0)
-
-
-def test_tau_can_be_given_as_polyak_but_not_otherwise() -> None:
-    assert make("SAC", polyak=0.99).parameters.target_share == pytest.approx(0.01)
-    with pytest.raises(ConfigError, match="contradicts tau"):
-        make("SAC", polyak=0.99, tau=0.5)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule, entropy_weight
-from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import ENTRY, PPOParameters
+from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table, read_parameters
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS, make_algorithm
@@ -104,16 +104,22 @@ def test_defaults_that_follow_from_others() -> None:
     assert p.squash_for(BoxSpace((2,), low=-1.0, high=1.0)) == "tanh" and p.squash_for(BoxSpace((2,))) == "clip"
 
 
-def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice() -> None:
-    rows = parameter_table(PPOParameters)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).parameters])
+def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice(name: str) -> None:
+    entry = ALGORITHMS.get(name)
+    assert entry.parameters is not None
+    rows = parameter_table(entry.parameters)
     assert all(doc for *_, doc in rows)
     names = [name for key, _, synonyms, _ in rows for name in (key, *synonyms)]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("env", ENTRY.presets)
-def test_presets_are_valid(env: Any) -> None:
-    make_algorithm("PPO", BoxSpace((8,)), DiscreteSpace(4), ENTRY.presets[env].parameters, 0)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).presets])
+def test_presets_are_valid(name: str) -> None:
+    for env, preset in ALGORITHMS.get(name).presets.items():
+        actions = BoxSpace((1,), low=-2.0, high=2.0) if env == "Pendulum-v1" else DiscreteSpace(4)
+        made = make_algorithm(name, BoxSpace((8,)), actions, preset.parameters, 0)
+        assert name not in ("DQN", "C51") or preset.parameters["train_frequency"] == 256 / made.publish_every_updates
 
 
 @pytest.mark.parametrize(

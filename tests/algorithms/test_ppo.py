@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.algorithms import Algorithm
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO, clipped_objective, equal_sizes, half_square_error, ratio_bounds
 from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RunningMoments, join_segments
@@ -24,15 +23,6 @@ from .policy_twin import policy_outputs
 OBS, ACT = BoxSpace((3,)), DiscreteSpace(4)
 SMALL = {"steps_per_epoch": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
 PLAIN = {**SMALL, "normalise_observations": False, "normalise_rewards": False}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does. With such small products, two threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(parameters: dict[str, Any] | None = None, seed: int = 0, observations: Any = OBS, actions: Any = ACT) -> PPO:
@@ -120,15 +110,6 @@ def targets_of(algorithm: PPO, taken: Any) -> Any:
 
 
 # The protocol -------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_an_on_policy_algorithm() -> None:
-    algorithm = make()
-    as_seen: object = algorithm
-    assert isinstance(as_seen, Algorithm)
-    assert algorithm.kind == "onpolicy" and algorithm.publish_every_updates == 1
-    assert algorithm.rollout_length == 16
-    assert algorithm.spec().tensors[0].shape == (8, 3)
 
 
 def test_demand_counts_down_and_an_update_takes_all() -> None:
@@ -272,19 +253,6 @@ def test_the_estimate_of_a_trajectory_follows_those_that_ended() -> None:
     for round_ in range(20):
         feed(algorithm, round_)
     assert algorithm.demand() < guess / 5
-
-
-def test_snapshots_are_fresh_copies_in_the_order_of_the_spec() -> None:
-    algorithm = PPO(OBS, ACT, SMALL, 0)
-    first = algorithm.snapshot()
-    kept = {name: tensor.copy() for name, tensor in first.items()}
-    feed(algorithm)
-    assert all(np.array_equal(first[name], kept[name]) for name in kept)
-    second = algorithm.snapshot()
-    assert list(second) == [t.name for t in algorithm.spec().tensors]
-    assert all(second[t.name].shape == t.shape and second[t.name].dtype == np.float32 for t in algorithm.spec().tensors)
-    assert not np.array_equal(first["layers.0.weight"], second["layers.0.weight"])
-    assert not np.array_equal(first["obs_mean"], second["obs_mean"])
 
 
 # Learning -----------------------------------------------------------------------------------------------------------
@@ -559,68 +527,6 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     assert again(rewards[4:], lengths[1:], episodes[1:], ended[1:]).tolist() == third(
         rewards[4:], lengths[1:], episodes[1:], ended[1:]
     ).tolist()  # fmt: skip
-
-
-# Randomness and resuming --------------------------------------------------------------------------------------------
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(np.array_equal(a[name], b[name]) for name in a)
-
-
-def test_equal_seeds_agree_and_others_differ() -> None:
-    a, b, c = make(seed=1), make(seed=1), make(seed=2)
-    assert same(a.snapshot(), b.snapshot()) and not same(a.snapshot(), c.snapshot())
-    assert feed(a) == feed(b)
-    assert same(a.snapshot(), b.snapshot())
-
-
-def test_global_generators_are_left_alone() -> None:
-    torch_before, numpy_before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
-    feed(PPO(OBS, ACT, SMALL, 0))
-    assert torch.equal(torch_before, torch.get_rng_state())
-    assert np.array_equal(numpy_before, np.random.get_state(legacy=False)["state"]["key"])
-
-
-def plain(state: Any) -> Any:
-    """Return a state as a checkpoint can return it, with numpy arrays in place of tensors."""
-    if isinstance(state, dict):
-        return {key: plain(value) for key, value in state.items()}
-    return state.numpy().copy() if isinstance(state, torch.Tensor) else state
-
-
-@pytest.mark.parametrize("actions", [ACT, BoxSpace((2,), low=-1.0, high=1.0)])
-@pytest.mark.parametrize("parameters", [SMALL, {**PLAIN, "target_kl": 0.02, "anneal_lr": True, "total_steps": 500}])
-def test_resuming_is_as_if_nothing_had_happened(actions: Any, parameters: dict[str, Any]) -> None:
-    through = PPO(OBS, actions, parameters, 0)
-    for k in range(3):
-        feed(through, k)
-    resumed = PPO(OBS, actions, parameters, 99)
-    state = plain(through.state())
-    resumed.observe(segment(resumed, np.random.default_rng(9)))  # forgotten by load
-    resumed.load(state)
-    assert resumed.demand() == through.demand()
-    for k in range(3, 6):
-        assert feed(through, k) == feed(resumed, k)
-        assert same(through.snapshot(), resumed.snapshot())
-
-
-def test_a_state_is_a_copy_of_plain_values() -> None:
-    algorithm = PPO(OBS, ACT, SMALL, 0)
-    feed(algorithm)
-    state, kept = algorithm.state(), plain(algorithm.state())
-    feed(algorithm, 1)
-
-    def check(value: Any, copy: Any) -> None:
-        if isinstance(value, dict):
-            assert all(type(key) is str for key in value)
-            for key in value:
-                check(value[key], copy[key])
-        else:
-            assert isinstance(value, (int, float, np.ndarray, torch.Tensor))
-            assert np.array_equal(np.asarray(value), np.asarray(copy))
-
-    check(state, kept)
 
 
 def test_a_state_of_another_network_is_refused() -> None:

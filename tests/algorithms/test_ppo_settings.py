@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness.rl4sys_blocks import learner_block
 from torch import Tensor
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
@@ -15,7 +16,6 @@ from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.algorithms.onpolicy.ppo import A2C, A3C, PPO, REINFORCE, RPO
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import join_segments
-from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import rl4sys_notes
 from rl4sys_zmq.testing.check_algorithm import _RandomEnvironment
@@ -23,30 +23,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 OBS, ACT, ARM = BoxSpace((3,)), DiscreteSpace(4), BoxSpace((2,), low=-1.0, high=1.0)
 PLAIN: dict[str, Any] = {"hidden_sizes": [8, 8], "normalise_observations": False, "normalise_rewards": False}
-SHAPE = {"act_dim": 0, "act_limit": 1.0, "input_size": 0, "max_traj_length": 1000}
-RL4SYS: dict[str, dict[str, Any]] = {
-    "A2C": SHAPE,
-    "A3C": SHAPE,
-    "RPO": {
-        "seed": 1, "learning_rate": 3e-4, "num_steps": 2048, "gamma": 0.99, "gae_lambda": 0.95, "clip_coef": 0.2,
-        "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5, "rpo_alpha": 0.5, "update_epochs": 10, "num_minibatches": 32,
-        "anneal_lr": True, "clip_vloss": True, "target_kl": None, "total_timesteps_anneal_lr": 1000000, **SHAPE,
-    },
-    "REINFORCE": {
-        "discrete": True, "with_vf_baseline": True, "seed": 0, "traj_per_epoch": 12, "gamma": 0.98, "lam": 0.97,
-        "pi_lr": 3e-4, "vf_lr": 1e-3, "train_vf_iters": 100, **SHAPE,
-    },
-}  # fmt: skip
-"""The blocks of these algorithms in RL4Sys's global file."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+RL4SYS = ("A2C", "A3C", "RPO", "REINFORCE")
 
 
 def play(algorithm: Any, steps: int, seed: int = 0) -> list[Segment]:
@@ -132,7 +109,6 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
 
 
 def whole_episodes(algorithm: Any) -> list[Segment]:
-    """Return segments that are whole episodes."""
     found = [s for s in play(algorithm, 400) if s.ended and s.segment_index == 0]
     assert len(found) > 3
     return found
@@ -255,17 +231,15 @@ def test_rpo_refuses_discrete_actions() -> None:
 
 
 def test_rl4syss_blocks_are_read_with_rl4syss_meaning_and_train() -> None:
-    config = LearnerConfig.from_mapping({"algorithms": RL4SYS})
-    for name, parameters in config.algorithms.items():
-        own = {k: v for k, v in parameters.items() if k != "seed"}
-        algorithm: Any = make_algorithm(name, OBS, ARM if name == "RPO" else ACT, own, 0)
+    for name in RL4SYS:
+        algorithm: Any = make_algorithm(name, OBS, ARM if name == "RPO" else ACT, learner_block(name), 0)
         before = algorithm.numbers_to_check()[0].copy()
         metrics = updated(algorithm, play(algorithm, 64))
         assert all(np.isfinite(value) for value in metrics.values())
         assert not np.array_equal(before, algorithm.numbers_to_check()[0])
-    rpo: Any = ALGORITHMS.get("RPO").read(config.algorithms["RPO"])
+    rpo: Any = ALGORITHMS.get("RPO").read(learner_block("RPO"))
     assert rpo.batch().steps == 2048 and rpo.minibatches(2048) == 32 and rpo.total_steps == 1_000_000 and rpo.rpo_alpha == 0.5
-    reinforce: Any = ALGORITHMS.get("REINFORCE").read(config.algorithms["REINFORCE"])
+    reinforce: Any = ALGORITHMS.get("REINFORCE").read(learner_block("REINFORCE"))
     as_ppo: PPOParameters = reinforce.ppo()
     assert reinforce.batch().trajectories == 12, "RL4Sys's REINFORCE counts trajectories, unlike its PPO"
     assert as_ppo.iterations() == (1, 100) and as_ppo.minibatches(999) == 1
@@ -274,25 +248,3 @@ def test_rl4syss_blocks_are_read_with_rl4syss_meaning_and_train() -> None:
         "episodes_per_update 12 (traj_per_epoch): ended trajectories per update",
         "with_vf_baseline: one gradient step of the policy, then 100 of the value network, each on the whole batch",
     ]
-
-
-@pytest.mark.parametrize("name", RL4SYS)
-def test_every_parameter_has_a_meaning_and_no_name_is_taken_twice(name: str) -> None:
-    from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table
-
-    entry = ALGORITHMS.get(name)
-    assert entry.parameters is not None
-    rows = parameter_table(entry.parameters)
-    names = [name for key, _, synonyms, _ in rows for name in (key, *synonyms)]
-    assert all(doc for *_, doc in rows) and len(names) == len(set(names))
-    with pytest.raises(ConfigError, match=f"{name} has no such parameter"):
-        make_algorithm(name, OBS, ARM, {"learning_rat": 1.0}, 0)
-
-
-@pytest.mark.parametrize("name", [*RL4SYS, "IMPALA"])
-def test_presets_are_valid(name: str) -> None:
-    presets = ALGORITHMS.get(name).presets
-    assert presets
-    for env_id, preset in presets.items():
-        actions = BoxSpace((1,), low=-2.0, high=2.0) if env_id == "Pendulum-v1" else DiscreteSpace(2)
-        make_algorithm(name, OBS, actions, preset.parameters, 0)

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.children import is_there
+from kit import segment_with, until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, make_algorithm
@@ -45,14 +45,6 @@ STEPS: dict[str, Any] = {"steps_per_update": 64, "hidden_sizes": [16, 16], "lear
 DQN: dict[str, Any] = {"hidden_sizes": [16], "batch_size": 17, "learning_starts": 32, "train_frequency": 8, "tau": 0.5}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def assignment(name: str, actions: FlatSpace, parameters: Mapping[str, Any], **options: Any) -> AssignClient:
     spaces = space_to_json(OBSERVATIONS), space_to_json(actions)
     return AssignClient(
@@ -71,14 +63,12 @@ def segments(actions: FlatSpace, steps: int = 16) -> Iterator[Segment]:
             moves: Any = rng.integers(actions.start, actions.start + actions.n, steps)
         else:
             moves = rng.normal(size=(steps, *actions.shape)).astype(np.float32)
-        yield Segment(
+        yield segment_with(
+            steps,
             observations=rng.normal(size=(steps + 1, 3)).astype(np.float32),
             actions=moves,
             rewards=rng.normal(1.0, 3.0, steps).astype(np.float32),
             log_probs=rng.normal(-1.4, 0.1, steps).astype(np.float32),
-            versions=np.zeros(steps, np.uint64),
-            masks=None,
-            generation=1,
             episode_id=number // 4,
             segment_index=number % 4,
             terminated=False,
@@ -88,7 +78,6 @@ def segments(actions: FlatSpace, steps: int = 16) -> Iterator[Segment]:
 
 
 def ranked(assign: AssignClient) -> tuple[Any, RankGroup]:
-    """Return an algorithm with several ranks, and their running group."""
     spaces = OBSERVATIONS, FOUR if assign.action_space == space_to_json(FOUR) else BOX
     algorithm = make_algorithm(assign.algorithm_name, *spaces, assign.parameters, assign.seed)
     _, group = place_algorithm(algorithm, assign, threading.Event())
@@ -98,7 +87,6 @@ def ranked(assign: AssignClient) -> tuple[Any, RankGroup]:
 
 
 def weights(algorithm: Any) -> Any:
-    """Return all weights and the moments of Adam."""
     return np.concatenate([array.reshape(-1) for array in algorithm.numbers_to_check()[:3]])
 
 
@@ -109,13 +97,6 @@ def train(algorithm: Algorithm, source: Iterator[Segment], updates: int) -> list
         while (metrics := algorithm.update()) is not None:
             done.append(dict(metrics))
     return done
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 # ---- the same result
@@ -240,7 +221,7 @@ def test_a_rank_that_is_killed_while_the_group_starts_is_lost(moment: str, monke
         if not killed:
             killed.append(group.pids[0])
             os.kill(killed[0], signal.SIGKILL)
-            wait_until(lambda: not is_there(killed[0]))
+            until(lambda: not is_there(killed[0]))
 
     receive, connect = RankLink.receive, rank_member.RankMember.connect
 
@@ -302,7 +283,7 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         parent.kill()
     assert len(pids) == 1
-    wait_until(lambda: not any(map(is_there, pids)))
+    until(lambda: not any(map(is_there, pids)))
 
 
 def test_a_start_that_is_stopped_leaves_no_process() -> None:
@@ -359,7 +340,6 @@ def play(agent: RL4SysAgent, stop: threading.Event) -> None:
 
 
 def child_ranks() -> list[int]:
-    """Return the process ids of the ranks that this process has started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -387,11 +367,11 @@ def test_a_client_goes_on_from_its_checkpoint_after_a_rank_was_killed(tmp_path: 
         player.start()
         try:
             learner.wait(client_id="c", version=3, timeout_s=60.0)
-            wait_until(lambda: learner.status()["clients"]["c"]["checkpoint"]["number"] > 0)
+            until(lambda: learner.status()["clients"]["c"]["checkpoint"]["number"] > 0)
             (rank,) = child_ranks()
             before = learner.status()["clients"]["c"]
             os.kill(rank, signal.SIGKILL)
-            wait_until(lambda: learner.status()["clients"]["c"]["generation"] > before["generation"])
+            until(lambda: learner.status()["clients"]["c"]["generation"] > before["generation"])
             learner.wait(client_id="c", version=before["version"] + 3, timeout_s=60.0)
             after = learner.status()["clients"]["c"]
             crash = rf"RankLost: rank 1 of 2 \(pid {rank}\) ended with signal 9"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 torch = pytest.importorskip("torch")
 
@@ -55,15 +56,6 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(head: str = "plain", seed: int = 0, **parameters: Any) -> Any:
     name, given = HEADS[head]
     return make_algorithm(name, OBS, FOUR, {**SMALL, **given, **parameters}, seed)
@@ -77,7 +69,6 @@ def recurrent(seed: int, *, masked: bool = False, steps: int = 16) -> Iterator[S
 
 
 def observe(algorithm: Any, count: int = 8, seed: int = 1, *, masked: bool = False) -> list[Segment]:
-    """Let the algorithm observe segments of 3 to 16 steps, and return them."""
     found = [next(recurrent(seed + k, masked=masked, steps=3 + (k * 5) % 14)) for k in range(count)]
     for segment in found:
         algorithm.observe(segment)
@@ -129,7 +120,6 @@ def slow_sequence(algorithm: Any, online: Tensor, segment: Segment, start: int) 
 
 
 def starts_of(p: Any, segment: Segment) -> list[int]:
-    """Return the first trained step of each sequence."""
     found: list[int] = []
     covered = 0
     while not found or covered < segment.steps:
@@ -417,11 +407,9 @@ def test_it_learns_to_remember() -> None:
             actions.append(raw)
         rewards = np.zeros(4, np.float32)
         rewards[-1] = float(actions[-1] == (cue > 0))
-        return Segment(
-            observations=observations, actions=np.array(actions), rewards=rewards, log_probs=np.zeros(4, np.float32),
-            versions=np.zeros(4, np.uint64), masks=None, generation=1, episode_id=1, segment_index=0, terminated=True,
-            truncated=False, initial={STATE: np.zeros(8, np.float32)},
-        )  # fmt: skip
+        return segment_with(
+            4, observations=observations, actions=np.array(actions), rewards=rewards, initial={STATE: np.zeros(8, np.float32)}
+        )
 
     policy: Any = None
     for count in range(500):

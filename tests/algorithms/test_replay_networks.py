@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +44,6 @@ CASES: dict[str, tuple[str, FlatSpace, dict[str, Any]]] = {
     "TD3": ("TD3", BOX, {}),
     "DDPG": ("DDPG", BOX, {}),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,18 +171,6 @@ def test_training_goes_on_to_the_last_bit(case: str, tmp_path: Path) -> None:
     further = [next(source) for _ in range(6)]
     assert updates(through, iter(further), 5) == updates(resumed, iter(further), 5)
     assert_equal(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "other"))
-
-
-@pytest.mark.parametrize("case", ["DQN", "C51", "SAC", "discrete SAC", "TD3"])
-def test_training_of_a_module_goes_on_to_the_last_bit(case: str, module: None) -> None:
-    through, resumed = make(case, 3, "pooled"), make(case, 4, {"kind": "pooled", "width": 8})
-    source = pictures(IMAGE, CASES[case][1], 11)
-    before = flat_of(through)
-    updates(through, source, 4)
-    assert not np.allclose(before, flat_of(through))
-    resumed.load(through.state())
-    further = [next(source) for _ in range(6)]
-    assert updates(through, iter(further), 5) == updates(resumed, iter(further), 5)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from kit import segment_with
 
 from rl4sys_zmq.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
@@ -57,15 +57,6 @@ DQN_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def segments(actions: FlatSpace, seed: int, *, masked: bool = False, steps: int = 16) -> Iterator[Segment]:
     """Yield the segments of three actors in turn, without end. Episodes have many segments. Some have masks."""
     rng = np.random.default_rng(seed)
@@ -83,25 +74,22 @@ def segments(actions: FlatSpace, seed: int, *, masked: bool = False, steps: int 
                     masks[np.arange(steps), moves - actions.start] = True
             else:
                 moves = rng.normal(size=(steps, *actions.shape)).astype(np.float32)
-            yield Segment(
+            yield segment_with(
+                steps,
+                end,
                 observations=(rng.normal(size=(rows, 3)) * [1, 10, 0.1]).astype(np.float32),
                 actions=moves,
                 rewards=rng.normal(1.0, 3.0, steps).astype(np.float32),
                 log_probs=rng.normal(-1.4, 0.1, steps).astype(np.float32),
-                versions=np.zeros(steps, np.uint64),
                 masks=masks,
-                generation=1,
                 episode_id=episode,
                 segment_index=index,
-                terminated=end == "terminated",
-                truncated=end == "truncated",
             )
             ended = end != "cut"
             episodes[actor] = (int(rng.integers(2**64, dtype=np.uint64)), 0) if ended else (episode, index + 1)
 
 
 def flat_of(algorithm: Algorithm) -> Any:
-    """Return the weights, all of them float32."""
     return algorithm.spec().flatten(algorithm.snapshot())[0]
 
 
@@ -192,20 +180,6 @@ def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
     through: Any = check_resume("DQN", DISCRETE, parameters, 26, tmp_path, masked)
     replay = through._replay
     assert (replay._ring.end > replay.options.capacity) is ("not_wrapped" not in case)
-
-
-def test_dqn_comes_back_with_a_full_replay_at_its_seam(tmp_path: Path) -> None:
-    """The capacity is a multiple of the length of the segments, so the write position is back at row 0."""
-    parameters = {**DQN_SMALL, "buffer_size": 160}
-    one, two = (make_algorithm("DQN", OBS, DISCRETE, parameters, seed) for seed in (0, 1))
-    source = segments(DISCRETE, 1)
-    for _ in range(10):
-        one.observe(next(source))
-        while one.update() is not None:
-            pass
-    two.load(through_disk(one, tmp_path))
-    further = [next(source) for _ in range(30)]
-    assert updates(one, iter(further), 5) == updates(two, iter(further), 5)
 
 
 def test_dqn_owes_after_a_checkpoint_what_it_owed_before(tmp_path: Path) -> None:

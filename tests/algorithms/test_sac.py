@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 torch = pytest.importorskip("torch")
 
@@ -21,15 +22,6 @@ from .test_resume import segments, updates  # noqa: E402
 
 OBS, ARM, FOUR = BoxSpace((3,)), BoxSpace((2,), low=(-1.0, 0.0), high=(3.0, 0.5)), DiscreteSpace(4, 1)
 SMALL: dict[str, Any] = {"hidden_sizes": [8, 8], "batch_size": 16, "learning_starts": 8, "train_frequency": 8}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does. On a busy machine, two threads are many times slower here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def continuous(**parameters: Any) -> ContinuousSAC:
@@ -270,18 +262,12 @@ def paid_by_distance() -> Iterator[Segment]:
     rng = np.random.default_rng(0)
     while True:
         scaled = rng.uniform(-1.0, 1.0, (16, 2))
-        yield Segment(
+        yield segment_with(
+            16,
+            "truncated",
             observations=rng.normal(size=(17, 3)).astype(np.float32),
             actions=(scaled * [2.0, 0.25] + [1.0, 0.25]).astype(np.float32),
             rewards=-10.0 * np.square(scaled).sum(axis=1).astype(np.float32),
-            log_probs=np.zeros(16, np.float32),
-            versions=np.zeros(16, np.uint64),
-            masks=None,
-            generation=1,
-            episode_id=1,
-            segment_index=0,
-            terminated=False,
-            truncated=True,
         )
 
 

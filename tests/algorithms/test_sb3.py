@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit import segment_with
 from torch import nn
 
 from rl4sys_zmq.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, make_algorithm
@@ -49,14 +49,6 @@ CASES: dict[str, tuple[str, Space, dict[str, Any]]] = {
 ENTRIES = [name for name in ALGORITHMS.names() if name.startswith("sb3:")]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(name: str, actions: Space = DISCRETE, seed: int = 3, **parameters: Any) -> Any:
     return make_algorithm(f"sb3:{name}", OBS, actions, parameters, seed)
 
@@ -64,23 +56,14 @@ def make(name: str, actions: Space = DISCRETE, seed: int = 3, **parameters: Any)
 def segment(steps: int, actions: Space = DISCRETE, seed: int = 0, **options: Any) -> Segment:
     """Return a segment of an episode that ends in a terminal state, unless the options set another end."""
     rng = np.random.default_rng(seed)
-    terminated = options.pop("terminated", True)
     acts = rng.integers(1, 4, steps) if isinstance(actions, DiscreteSpace) else rng.normal(size=(steps, 2)).astype(np.float32)
     columns: dict[str, Any] = {
-        "observations": rng.normal(size=(steps + (not terminated), 3)).astype(np.float32),
+        "observations": rng.normal(size=(steps + (not options.get("terminated", True)), 3)).astype(np.float32),
         "actions": acts,
         "rewards": rng.normal(size=steps).astype(np.float32),
         "log_probs": np.full(steps, -1.0, np.float32),
-        "versions": np.zeros(steps, np.uint64),
-        "masks": None,
-        "generation": 1,
-        "episode_id": 1,
-        "segment_index": 0,
-        "truncated": False,
-        "episode_return": None,
-        "episode_length": None,
     }
-    return Segment(**{**columns, "terminated": terminated, **options})
+    return segment_with(steps, **{**columns, **options})
 
 
 def log_probs(algorithm: Algorithm, given: Segment) -> np.ndarray[Any, Any]:
@@ -225,7 +208,6 @@ class Loud(sb3.PPO):  # type: ignore[misc, name-defined]
         super().__init__(*args, **kwargs)
 
     def train(self) -> None:
-        """Also log a number."""
         super().train()
         self.logger.record("train/loudness", self.loudness)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from kit import segment_with
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
 from rl4sys_zmq.errors import ConfigError
@@ -37,20 +37,11 @@ CASES: dict[str, tuple[str, Space]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(name: str, actions: Space, **parameters: Any) -> Any:
     return make_algorithm(f"torchrl:{name}", OBS, actions, {**SMALL, **parameters}, 3)
 
 
 def segment(actions: Space, seed: int, act: int | None = None, **options: Any) -> Segment:
-    """Return an episode of 16 steps."""
     rng = np.random.default_rng(seed)
     acts: Any = rng.integers(1, 4, 16) if isinstance(actions, DiscreteSpace) else rng.uniform(-1, 3, (16, 2)).astype(np.float32)
     columns: dict[str, Any] = {
@@ -58,17 +49,8 @@ def segment(actions: Space, seed: int, act: int | None = None, **options: Any) -
         "actions": acts if act is None else np.full(16, act),
         "rewards": rng.normal(size=16).astype(np.float32),
         "log_probs": np.full(16, -1.0, np.float32),
-        "versions": np.zeros(16, np.uint64),
-        "masks": None,
-        "generation": 1,
-        "episode_id": seed,
-        "segment_index": 0,
-        "terminated": True,
-        "truncated": False,
-        "episode_return": None,
-        "episode_length": None,
     }
-    return Segment(**{**columns, **options})
+    return segment_with(16, **{**columns, "episode_id": seed, **options})
 
 
 def trained(name: str, actions: Space, **parameters: Any) -> Any:
@@ -202,20 +184,6 @@ def test_cloning_makes_the_datas_action_the_likeliest() -> None:
     assert losses[-1] < 0.1 < losses[0]
 
 
-def test_the_data_that_break_an_update_are_found_and_removed() -> None:
-    algorithm = make("IQL", DISCRETE, batch_size=64)
-    for index in range(4):
-        bad: dict[str, Any] = {"rewards": np.full(16, 3e38, np.float32)} if index == 2 else {}
-        algorithm.observe(segment(DISCRETE, index, **bad))
-    before = algorithm.checkpoint()
-    losses = algorithm.update()
-    assert not all(np.isfinite(numbers).all() for numbers in (*losses.values(), *algorithm.numbers_to_check()))
-    algorithm.restore(before)
-    assert algorithm.discard() == [2]
-    while (metrics := algorithm.update()) is not None:
-        assert all(np.isfinite(value) for value in metrics.values())
-
-
 def test_cql_with_a_learnt_weight_keeps_the_contract_of_an_algorithm() -> None:
     entry = ALGORITHMS.get("torchrl:CQL")
     check_algorithm(entry, observation_space=OBS, action_space=BOX, parameters={**SMALL, "with_lagrange": True})
@@ -239,32 +207,3 @@ def test_what_it_cannot_take_is_refused() -> None:
         make("CQL", DISCRETE).observe(segment(DISCRETE, 1, masks=np.ones((16, 3), np.bool_)))
     with pytest.raises(ConfigError, match="networks of other sizes"):
         make("IQL", DISCRETE).restore(make("IQL", DISCRETE, hidden_sizes=[4]).checkpoint())
-
-
-@pytest.mark.parametrize("name", ["IQL", "TD3BC"])
-def test_a_dimension_without_a_range_trains(name: str) -> None:
-    fixed = BoxSpace((2,), low=(-1.0, 0.5), high=(1.0, 0.5))
-    algorithm = make(name, fixed)
-    for seed in range(3):
-        acts = np.stack([np.linspace(-1.0, 1.0, 16), np.full(16, 0.5)], axis=1).astype(np.float32)
-        algorithm.observe(replace(segment(BOX, seed), actions=acts))
-    metrics = algorithm.update()
-    assert metrics is not None and all(np.isfinite(value) for value in metrics.values())
-    assert all(np.isfinite(numbers).all() for numbers in algorithm.numbers_to_check())
-
-
-@pytest.mark.parametrize("name", ["BC", "IQL"])
-@pytest.mark.parametrize("every", [4, 64])
-def test_a_restart_with_another_pace_owes_nothing_and_trains_on(name: str, every: int) -> None:
-    before = make(name, BOX, train_frequency=16)
-    for index in range(20):
-        before.observe(segment(BOX, index))
-        before.update()
-    after = make(name, BOX, train_frequency=every)
-    after.load(before.state())
-    done = 0
-    assert after.update() is None and 0 < after.pace.missing(1) <= every
-    for index in range(20, 28):
-        after.observe(segment(BOX, index))
-        done += len(list(iter(after.update, None)))
-    assert done == pytest.approx(8 * 16 / every, abs=1)

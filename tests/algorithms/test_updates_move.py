@@ -56,7 +56,6 @@ class Message:
 
 
 def names_of(entry: AlgorithmEntry) -> set[str]:
-    """Return the names of an algorithm's parameters."""
     assert entry.parameters is not None
     return {field.name for field in fields(entry.parameters)}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness.rl4sys_blocks import learner_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,15 +36,6 @@ HEADS: dict[str, dict[str, Any]] = {
     "dueling quantile": {"dueling": True, "distribution": "quantile", "quantiles": 4, "prioritised": True},
     "prioritised categorical": {"distribution": "categorical", "prioritised": True},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, as a learner process does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(case: str, seed: int = 0, **parameters: Any) -> Any:
@@ -248,11 +239,7 @@ def test_c51_is_dqn_with_the_defaults_of_cleanrl() -> None:
 
 
 def test_rl4sys_block_of_c51_is_read_and_trains() -> None:
-    block: dict[str, Any] = {
-        "batch_size": 64, "act_dim": 4, "seed": 0, "traj_per_epoch": 5, "n_atoms": 51, "v_min": -500, "v_max": 1000,
-        "gamma": 0.95, "epsilon": 1.0, "epsilon_min": 0.01, "epsilon_decay": 0.999, "train_update_freq": 4,
-        "target_update_freq": 50, "q_lr": 1e-5, "train_q_iters": 50,
-    }  # fmt: skip
+    block = learner_block("C51")
     p: Any = make_algorithm("C51", OBS, FOUR, block, 0).parameters  # type: ignore[attr-defined]
     assert (p.atoms, p.v_min, p.v_max, p.traj_per_epoch, p.gradient_steps, p.target_every) == (51, -500.0, 1000.0, 5, 50, 2500)
     assert (p.epsilon_at(1000), p.learning_rate) == (pytest.approx(0.999**1000), 1e-5)

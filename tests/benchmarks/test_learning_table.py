@@ -31,7 +31,6 @@ TRIPLE = re.compile(r"(\d+\.\d\d), (\d+\.\d\d) and (\d+\.\d\d)")
 
 
 def script(path: str) -> Any:
-    """Import a script that is in no package."""
     spec = importlib.util.spec_from_file_location(f"script_{Path(path).stem}", ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

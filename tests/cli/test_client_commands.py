@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from kit import play as play_episode
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.cli.learner import main
@@ -29,12 +29,6 @@ register_algorithm("HOARDS", FakeAlgorithm.factory(steps_per_update=4, rollout_l
 """Four episodes of one step make an update, and the others wait. No change of the generation cuts an episode of one step."""
 
 register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=2, rollout_length=4, fail_after_updates=0))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture(params=["tcp", "ipc"])
@@ -56,13 +50,7 @@ def join(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
 
 def play(agent: RL4SysAgent, episodes: int, steps: int = 1) -> None:
     for _ in range(episodes):
-        traj = action = None
-        for _ in range(steps):
-            traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
-            action.update_reward(1.0)
-            agent.add_to_trajectory(traj, action)
-        assert traj is not None
-        agent.mark_end_of_trajectory(traj, action)
+        play_episode(agent, steps)
     agent.flush(PATIENCE_S)
 
 

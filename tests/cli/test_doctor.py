@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import zmq
 from click.testing import CliRunner, Result
+from kit import until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent, __version__
 from rl4sys_zmq.cli.learner import main
@@ -99,13 +100,6 @@ def keys(tmp_path: Path) -> Path:
 def configured(**changes: object) -> str:
     Path("actor.json").write_text(json.dumps({**LUNA, **changes}))
     return "actor.json"
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
 
 
 # ---- no faults

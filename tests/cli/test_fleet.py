@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kit import until
 
 from rl4sys_zmq.cli.act import EpisodeCounts, RunOptions, play
 from rl4sys_zmq.cli.actor import main as actor
@@ -164,13 +163,6 @@ def children(command: Command) -> list[int]:
     pid = command.process.pid
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found]
-
-
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
 
 
 def ended(pid: int) -> bool:

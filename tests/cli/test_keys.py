@@ -6,14 +6,13 @@ import os
 import re
 import signal
 import stat
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from kit import until
 
 from rl4sys_zmq.cli import keys as module
 from rl4sys_zmq.cli.actor import main as actor
@@ -49,13 +48,6 @@ def refused(result: Result) -> str:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
 
 
 def test_a_folder_is_made_once_and_then_left_alone(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""Tests of the journals.
-
-A journal reports committed entries once and in order. Entries wait while the disk is full or fails. Reported entries survive.
-"""
+"""A journal reports committed entries once and in order, and what it has reported survives."""
 
 from __future__ import annotations
 

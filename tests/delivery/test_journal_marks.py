@@ -34,7 +34,6 @@ class Bench:
         self.restored = self.journal.open()
 
     def append(self, first: int, end: int, actor: str = "a") -> None:
-        """Append these segments, and return after they are committed."""
         self.journal.append([JournalEntry("c", actor, 1, first, end, 10, 0, 0, (b"frame",))])
         deadline = time.monotonic() + DEADLINE_S
         while not self.journal.committed():
@@ -47,7 +46,6 @@ class Bench:
 
 
 def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
-    """Write a journal in which a client has this number of segments, and return its id."""
     bench = Bench(folder)
     if client:
         bench.journal.put_client(ClientRow("c", 3, {"seed": 7}, 0, 0, 0))

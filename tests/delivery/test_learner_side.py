@@ -457,10 +457,7 @@ def test_two_actors_under_one_name_are_noticed() -> None:
 
 
 def entries() -> tuple[list[JournalEntry], SegmentStream]:
-    """Return the entries of three messages with eight segments, and their stream. Numbers 1 and 5 are refused.
-
-    The second and third message begin with a segment that was sent before.
-    """
+    """Return the entries of three messages with eight segments, and their stream. Numbers 1 and 5 are refused."""
     bad = packed(9)
     source = stream_of()
     taken = [
@@ -764,10 +761,7 @@ def test_numbers_that_an_actor_left_out_are_no_entries_of_the_journal() -> None:
 
 
 def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before() -> None:
-    """A start that a learner welcomed, but did not record before it died, is not expired either.
-
-    All streams that were forgotten have lower origins.
-    """
+    """A start that a learner welcomed, but did not record before it died, is not expired either."""
     streams = table()
     streams.close_session(streams.open(hello(1), b"p", 0.0).stream)
     assert streams.open(hello(2), b"p", 1.0).fresh

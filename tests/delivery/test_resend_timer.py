@@ -24,14 +24,12 @@ def timer() -> ResendTimer:
 
 
 def measure(timer: ResendTimer, now: float, seq: int, took_s: float) -> float:
-    """Send the segment `seq`, acknowledge it after `took_s` seconds, and return that time."""
     timer.sent(now, seq)
     timer.acknowledged(now + took_s, seq + 1, waiting=False)
     return now + took_s
 
 
 def pause_s(timer: ResendTimer, now: float, seq: int) -> float:
-    """Send the segment `seq`, and return the time until it is resent."""
     timer.sent(now, seq)
     return timer.at - now
 

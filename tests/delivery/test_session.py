@@ -241,10 +241,7 @@ def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session: ActorSessio
 
 
 def test_a_stream_behind_the_window_is_not_a_wedge(session: ActorSession, counters: Counters) -> None:
-    """A new learner receives a HELLO that the actor sent before its last acks.
-
-    The learner must not wait for segments that no process has.
-    """
+    """A new learner receives a HELLO that the actor sent before its last acks."""
     session.take(0.0, [packed() for _ in range(4)])
     session.on_message(0.0, ack(4, 3, accepted_steps=8))
     session.on_message(0.0, refused("no_session"))

@@ -37,7 +37,6 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def has(tool: str) -> str:
-    """Return the path of a tool. Skip the test without it."""
     found = shutil.which(tool) or shutil.which(tool, path=Path(sys.executable).parent)
     if found is None:
         pytest.skip(f"{tool} is not installed")

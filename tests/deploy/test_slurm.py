@@ -7,12 +7,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit import until
 
 import rl4sys_zmq
 
@@ -64,13 +63,6 @@ def free_ports(count: int) -> list[int]:
     for s in sockets:
         s.close()
     return numbers
-
-
-def until(condition: Callable[[], object], say: Callable[[], str], timeout_s: float = 60.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, say()
-        pause.wait(0.2)
 
 
 class Cluster:
@@ -166,7 +158,6 @@ class Job:
         return shown.partition("JobState=")[2].partition(" ")[0]
 
     def wait(self) -> str:
-        """Wait for the end of the job, and return its state."""
         until(lambda: self._state() in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"), self.everything, 200.0)
         return self._state()
 

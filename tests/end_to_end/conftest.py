@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from harness.children import is_there, stop_process
+from kit import play as play_episode
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -32,7 +32,6 @@ class Lab:
         return self.stack.enter_context(Learner(config))
 
     def agent(self, learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
-        """Return an agent that uses the fake algorithm."""
         defaults: dict[str, Any] = {
             "algorithm_name": "FAKE",
             "observation_space": BoxSpace((4,)),
@@ -45,20 +44,10 @@ class Lab:
         config = AgentConfig(client_id=client_id, train_server_address=address, **{**defaults, **options})
         return self.stack.enter_context(RL4SysAgent(config=config))
 
-    @staticmethod
-    def episode(agent: RL4SysAgent, steps: int, reward: float = 1.0) -> None:
-        """Play one episode of `steps` steps."""
-        traj = action = None
-        for step in range(steps):
-            traj, action = agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
-            action.update_reward(reward)
-            agent.add_to_trajectory(traj, action)
-        assert traj is not None
-        agent.mark_end_of_trajectory(traj, action)
+    episode = staticmethod(play_episode)
 
 
 def play(agent: Any, count: int, reward: float = 1.0) -> None:
-    """Play `count` episodes of two steps."""
     for _ in range(count):
         Lab.episode(agent, 2, reward)
 
@@ -83,10 +72,7 @@ def inproc_lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def ipc_lab() -> Iterator[Lab]:
-    """Yield a lab whose learners get their address, an ipc address, from their options.
-
-    For tests that do not depend on the transport.
-    """
+    """Yield a lab whose learners get their address, an ipc address, from their options."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: pytest.fail("the options name the address"))
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import os
+import signal
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
+
+from harness.children import is_there
+from kit import until
 
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
+
+from .conftest import Lab, play
 
 PATIENCE_S = 60.0
 PLUGIN = "harness.engine_plugin"
-T = TypeVar("T")
-
-
-def until(ready: Callable[[], T | None], what: str) -> T:
-    """Poll a condition until it is true, and return its value."""
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
-        pause.wait(0.02)
-    return found
 
 
 def client_of(learner: Learner, client_id: str = "lab") -> dict[str, Any]:
@@ -42,3 +38,33 @@ def trained(learner: Learner, count: int, client_id: str = "lab") -> dict[str, A
 def balanced(client: dict[str, Any], count: int) -> None:
     """Assert that each accepted segment was trained once."""
     assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"], client["gap"]) == (count, count, 0, 0)
+
+
+def check_a_relic(
+    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], replace: Callable[[Learner], None]
+) -> Learner:
+    """Stop a worker, replace it, and let it continue: it ends by itself and changes nothing."""
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    old = trained(learner, 4)["worker"]["pid"]
+    learner.save(timeout_s=PATIENCE_S)
+    stopped(old)
+    play(agent, 6)  # on their way to the stopped process
+    until(lambda: client_of(learner)["accepted"] > 5, "enough for an update are accepted")
+    replace(learner)
+    now = trained(learner, 10)
+    assert now["worker"]["pid"] != old and is_there(old)
+    checkpoints = options["run_dir"] / "checkpoints" / "lab"
+    assert options["engine"] != "process" or int((checkpoints / ".writer").read_text()) == now["generation"]
+    os.kill(old, signal.SIGCONT)
+    until(lambda: not is_there(old), "the old worker ends by itself")
+    play(agent, 4)
+    after = trained(learner, 14)
+    balanced(after, 14)
+    assert after["generation"] == now["generation"] and after["worker"]["pid"] == now["worker"]["pid"]
+    assert "crashes" not in after["worker"]
+    learner.save(timeout_s=PATIENCE_S)
+    found = CheckpointStore(checkpoints).load()
+    assert found is not None and found[0].generation == after["generation"] and found[0].verdicts["trained"] == 14
+    return learner

@@ -49,18 +49,13 @@ class MemoryPolicy(ExtraColumnPolicy):
 
 
 def memory_spec(observation_space: Space, action_space: Space, parameters: Mapping[str, object] | None = None) -> PolicySpec:
-    """Return the spec of a `MemoryPolicy`."""
     if not isinstance(observation_space, BoxSpace) or observation_space.shape != (WIDTH,) or action_space != DiscreteSpace(2):
         raise ConfigError(f"MEMORY needs a Box of {WIDTH} and 2 actions, not {observation_space} and {action_space}")
     return PolicySpec(observation_space, action_space, "memory", tensors=(TensorSpec("weights", (WIDTH,)),), columns=COLUMNS)
 
 
 class Memory(FakeAlgorithm):
-    """A fake algorithm that accepts a segment only if its extra columns follow from its observations.
-
-    Attributes:
-        found: The segments that it accepted.
-    """
+    """A fake algorithm that accepts a segment only if its extra columns follow from its observations."""
 
     def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
         super().__init__(spec, parameters, seed)
@@ -81,7 +76,6 @@ class Memory(FakeAlgorithm):
 
 
 def make_memory(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> Memory:
-    """Create a `Memory`, and append it to `made`."""
     known = {"steps_per_update": 8, "rollout_length": 5}
     if unknown := set(parameters) - set(known):
         raise ConfigError(f"unknown parameters {sorted(unknown)}", key="algorithm_parameters")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, play, play_batch
 
 pytest.importorskip("torch")
 
@@ -68,25 +69,11 @@ def test_actions_are_trained_on(lab: Lab, name: str) -> None:
     space, learner = SPACES[name], lab.learner()
     agent = joined(lab, learner, space)
     rng = np.random.default_rng(0)
-    traj = action = None
-    for _ in range(40):
-        traj, action = agent.request_for_action(traj, rng.normal(size=3).astype(np.float32))
-        assert space.mismatch(action.act) == ""
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-    agent.mark_end_of_trajectory(traj, action)
-    trajs: Any = None
-    for _ in range(8):
-        trajs, actions = agent.request_for_actions(trajs, rng.normal(size=(3, 3)).astype(np.float32))
-        for one, chosen in zip(trajs, actions, strict=True):
-            assert space.mismatch(chosen.act) == ""
-            agent.add_to_trajectory(one, chosen)
-            chosen.update_reward(0.5)
-    for one, chosen in zip(trajs, actions, strict=True):
-        agent.mark_end_of_trajectory(one, chosen)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    _, action = agent.request_for_action(None, np.zeros(3, np.float32))
+    assert space.mismatch(action.act) == ""
+    play(agent, rng.normal(size=(40, 3)).astype(np.float32))
+    play_batch(agent, rng.normal(size=(8, 3, 3)).astype(np.float32))
+    verdicts = drained(learner, agent)["verdicts"]
     assert (verdicts["quarantined"], verdicts["refused"]) == (0, 0)
     assert agent.wait_version(1, 20.0)
 
@@ -106,9 +93,7 @@ def test_masks_of_all_parts_hold(inproc_lab: Lab) -> None:
     with pytest.raises(MaskError, match=r"actions\['gear'\]"):
         agent.request_for_action(traj, np.zeros(3, np.float32), {**mask, "gear": np.zeros(3, bool)})
     agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    assert learner.status()["clients"]["lab"]["verdicts"]["quarantined"] == 0
+    assert drained(learner, agent)["verdicts"]["quarantined"] == 0
     assert agent.wait_version(1, 20.0)
 
 
@@ -116,15 +101,8 @@ def test_masks_of_all_parts_hold(inproc_lab: Lab) -> None:
 def test_a_greedy_actor_sends_evaluations(inproc_lab: Lab, name: str) -> None:
     learner = inproc_lab.learner()
     agent = joined(inproc_lab, learner, SPACES[name], explore=False)
-    traj = None
-    for _ in range(5):
-        traj, action = agent.request_for_action(traj, np.zeros(3, np.float32))
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-    agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    play(agent, np.zeros((5, 3), np.float32))
+    verdicts = drained(learner, agent)["verdicts"]
     assert (verdicts["evaluated"], verdicts["quarantined"], verdicts["refused"]) == (1, 0, 0)
 
 

@@ -1,7 +1,4 @@
-"""Algorithms of other libraries train in worker processes, with actors in real environments.
-
-They learn, and survive a crash.
-"""
+"""Algorithms of other libraries train in worker processes, with actors in real environments."""
 
 from __future__ import annotations
 
@@ -10,20 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness.children import is_there
+from kit import until
 
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig
 
 from .conftest import Lab
-from .engine_lab import PATIENCE_S, client_of, until
+from .engine_lab import PATIENCE_S, client_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -44,16 +40,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture
+def lab(ipc_lab: Lab) -> Lab:
+    return ipc_lab
+
+
 def needs(name: str) -> None:
     library = name.partition(":")[0]
     if importlib.util.find_spec(LIBRARIES[library]) is None:
         pytest.skip(f"the extra {library} is not installed")
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with ExitStack() as stack:
-        yield Lab(stack, lambda: pytest.fail("the options name the address"))
 
 
 def spaces_of(environment: Any) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, until
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops.report import report_lines
@@ -58,23 +57,13 @@ def _stuck(observations: Any, actions: Any, parameters: Any, seed: int) -> Any:
 register_algorithm("STUCK", _stuck)
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Poll a condition until it is true, and return its value."""
-    deadline, pause = time.monotonic() + 20.0, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within 20 s: {what}"
-        pause.wait(0.005)
-    return found
-
-
 def test_updates_that_change_nothing_are_an_alarm_in_the_status(inproc_lab: Any) -> None:
     learner = inproc_lab.learner()
     for client_id, steps in (("stuck", 5), ("resting", 6)):
         agent = inproc_lab.agent(learner, client_id, algorithm_name="STUCK", algorithm_parameters={"steps_per_update": steps})
         for _ in range(3):
             inproc_lab.episode(agent, steps)
-        agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+        drained(learner, agent, client_id=client_id)
     status = learner.status()
     stuck, resting = status["clients"]["stuck"], status["clients"]["resting"]
     assert stuck["verdicts"]["trained"] == resting["verdicts"]["trained"] == 3

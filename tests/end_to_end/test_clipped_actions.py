@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained
 
 from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
 from rl4sys_zmq.learner.training.training import UpdateRunner
@@ -46,9 +47,7 @@ def test_the_learner_gets_the_sample_and_the_environment_the_clipped_one(
         acted[number] = np.copy(action.act)
         action.update_reward(float(number % 7))
         (agent.mark_end_of_trajectory if number == 73 else agent.add_to_trajectory)(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    client = learner.status()["clients"]["lab"]
+    client = drained(learner, agent)
     assert client["version"] == 1 and not client["verdicts"]["quarantined"] and other.version >= 0
     assert client["parameters"]["vf_coef"] == 1.0 and client["parameters"]["squash"] == "clip"
     assert client["scalars"]["losses/ratio_first"] < 1e-5, "the recorded probability is that of the recorded action"

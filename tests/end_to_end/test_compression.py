@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, play
 
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -16,13 +17,13 @@ from rl4sys_zmq.wire.coding import code
 
 from .conftest import Lab
 
-trained: list[list[float]] = []
+trained: list[tuple[Any, list[float]]] = []
 
 
 class Keeps(FakeAlgorithm):
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         super().observe(segment, correct=correct)
-        trained.append(segment.rewards.tolist())
+        trained.append((segment.observations.tolist(), segment.rewards.tolist()))
 
 
 def build(observations: Any, actions: Any, parameters: Any, seed: int) -> Keeps:
@@ -48,21 +49,13 @@ def test_coded_trajectories_arrive_as_they_were(lab: Lab, monkeypatch: pytest.Mo
     sent = []
     for number in range(12):
         if number == 6:
-            agent.flush(20.0)
-            learner.drain(timeout_s=20.0)
+            drained(learner, agent)
             learner.close()
             learner = lab.learner(address)
-        rewards = np.random.default_rng(number).integers(0, 3, 64).astype(np.float32).tolist()
-        traj = action = None
-        for reward in rewards:
-            traj, action = agent.request_for_action(traj, np.full(4, number, np.float32))
-            action.update_reward(reward)
-            agent.add_to_trajectory(traj, action)
-        assert traj is not None
-        agent.mark_end_of_trajectory(traj, action)
-        sent.append(rewards)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+        observations = np.random.default_rng(number).integers(0, 3, (64, 4)).astype(np.float32)
+        play(agent, observations, number)
+        sent.append((observations.tolist(), [number] * 64))
+    drained(learner, agent)
     assert trained == sent
     assert coded and any(coded)
     assert agent.stats()["refused"] == 0

@@ -39,7 +39,6 @@ def client_with(learner: Learner, **wanted: Any) -> dict[str, Any]:
 
 
 def play(lab: Lab, learner: Learner, rewards: list[float], algorithm: str) -> None:
-    """Play one episode of three steps for each reward."""
     agent = lab.agent(learner, algorithm_name=algorithm, actor_id="a1", overflow="drop_oldest")
     for reward in rewards:
         lab.episode(agent, 3, reward)

@@ -25,51 +25,6 @@ def test_every_version_has_the_learners_digest(lab: Any) -> None:
     assert not [k for k in agent.stats()["counters"] if k.startswith("weights_refused")]
 
 
-def test_actors_that_come_late_or_share_a_client_agree(lab: Any) -> None:
-    learner = lab.learner()
-    first = lab.agent(learner)
-    for version in range(1, 6):
-        lab.episode(first, 16)
-        first.wait_version(version, 20.0)
-    late = lab.agent(learner)
-    assert late.wait_version(5, 20.0) == 5
-    assert late.digest == first.digest == learner.digest("lab", 5)
-    lab.episode(late, 16)
-    assert first.wait_version(6, 20.0) == late.wait_version(6, 20.0) == 6
-    assert late.digest == first.digest == learner.digest("lab", 6)
-    assert learner.status()["clients"]["lab"]["verdicts"]["trained"] == 6
-
-
-def test_a_learner_that_comes_back_is_joined_again(lab: Any) -> None:
-    """The learner is closed, and a new one without its state binds the same address. The actor gets a new generation."""
-    learner = lab.learner()
-    agent = lab.agent(learner)
-    lab.episode(agent, 16)
-    agent.wait_version(1, 20.0)
-    agent.flush(20.0)  # otherwise the first learner can end before its ack is sent
-    generation, address, pub = agent.generation, learner.address, learner.pub_address
-    learner.close()
-    lab.episode(agent, 16)  # the host continues to act, with its last weights
-    assert agent.generation == generation
-    second = lab.learner(bind=address, pub=pub)
-    wait_for_generation(agent, generation)
-    assert agent.digest == second.digest("lab", agent.version)
-    assert second.wait(client_id="lab", version=1, timeout_s=20.0) == 1  # trained by the new learner
-    lab.episode(agent, 16)
-    agent.wait_version(2, 20.0)
-    assert agent.digest == second.digest("lab", 2)
-    stats = agent.stats()
-    assert stats["submitted"] == 3
-    assert stats["dropped_at_source"] == 0
-
-
-def wait_for_generation(agent: Any, old: int) -> None:
-    """Wait for another generation, by the condition of the agent: `wait_version` compares versions of one generation only."""
-    io = agent._io
-    with io.host.changed:
-        assert io.host.changed.wait_for(lambda: agent.generation != old, timeout=30.0)
-
-
 def test_waiting_for_a_version_that_does_not_come_says_so(inproc_lab: Any) -> None:
     agent = inproc_lab.agent(inproc_lab.learner())
     with pytest.raises(LearnerUnavailable, match="version 3"):

@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from harness.children import PYTHONPATH, is_there
 from harness.engine_plugin import DEADLY, FRUITFUL, TALKATIVE
+from kit import until
 
 from rl4sys_zmq import plugins
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.engines import packets, process
 from rl4sys_zmq.learner.gateway import core
-from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.report import report_lines
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, check_a_relic, client_of, trained
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -51,7 +51,6 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def open_sockets() -> int:
-    """Return the number of open sockets of this process."""
     count = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -113,29 +112,7 @@ def test_a_stopped_process_that_wakes_after_its_replacement_changes_nothing(
     lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "REPLACED_KILL_S", 10 * PATIENCE_S)  # the old process must not be killed so soon
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
-    play(agent, 4)
-    before = trained(learner, 4)
-    learner.save(timeout_s=PATIENCE_S)
-    old = before["worker"]["pid"]
-    stopped(old)
-    play(agent, 6)  # queued for the stopped process
-    until(lambda: client_of(learner)["accepted"] > 4, "more are accepted")
-    learner.restart("lab")
-    now = trained(learner, 10)
-    assert now["worker"]["pid"] != old and is_there(old)
-    assert int((options["run_dir"] / "checkpoints" / "lab" / ".writer").read_text()) == now["generation"]
-    os.kill(old, signal.SIGCONT)
-    until(lambda: not is_there(old), "the old process ends by itself")
-    play(agent, 4)
-    after = trained(learner, 14)
-    balanced(after, 14)
-    assert after["generation"] == now["generation"] and after["worker"]["pid"] == now["worker"]["pid"]
-    assert "crashes" not in after["worker"]
-    learner.save(timeout_s=PATIENCE_S)
-    found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
-    assert found is not None and found[0].generation == after["generation"] and found[0].verdicts["trained"] == 14
+    check_a_relic(lab, options, stopped, lambda learner: learner.restart("lab"))
 
 
 def test_a_stopped_process_is_shown(

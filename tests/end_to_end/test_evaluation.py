@@ -25,7 +25,6 @@ EVALUATION = EvaluationConfig(env={"id": "CartPole-v1", "max_episode_steps": 10}
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Yield a lab over inproc. These tests do not depend on the transport."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: "inproc://*")
 

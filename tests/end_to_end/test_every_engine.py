@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from harness.children import PYTHONPATH, is_there
 from harness.remote_engine import ELSEWHERE
+from kit import until
 
 from rl4sys_zmq.errors import ClientFailed
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.status import request_status
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained
 
 pytestmark = pytest.mark.timeout(240)
 

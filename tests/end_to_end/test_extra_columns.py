@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, play, play_batch
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -36,14 +37,7 @@ SPEC = memory_spec(BoxSpace((WIDTH,)), DiscreteSpace(2))
 
 
 def episode(agent: Any, steps: int, seed: int) -> None:
-    """Play an episode of random observations."""
-    rng = np.random.default_rng(seed)
-    traj = action = None
-    for observation in rng.normal(size=(steps, WIDTH)).astype(np.float32):
-        traj, action = agent.request_for_action(traj, observation)
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-    agent.mark_end_of_trajectory(traj, action)
+    play(agent, np.random.default_rng(seed).normal(size=(steps, WIDTH)).astype(np.float32))
 
 
 def test_the_plug_in_keeps_the_contracts() -> None:
@@ -57,9 +51,7 @@ def test_extra_columns_arrive_with_their_segments(lab: Lab) -> None:
     assert agent.spec.columns == COLUMNS
     for number, steps in enumerate((3, 12, 5, 7)):
         episode(agent, steps, number)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    client = learner.status()["clients"]["lab"]
+    client = drained(learner, agent)
     assert client["verdicts"]["trained"] == client["accepted"] == 1 + 3 + 1 + 2
     assert client["verdicts"]["quarantined"] == client["verdicts"]["refused"] == 0
     found = made[-1].found
@@ -71,18 +63,8 @@ def test_extra_columns_arrive_with_their_segments(lab: Lab) -> None:
 def test_a_batch_of_trajectories_has_a_state_each(inproc_lab: Lab) -> None:
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="MEMORY")
-    rng = np.random.default_rng(0)
-    trajs: Any = None
-    for _ in range(12):
-        trajs, actions = agent.request_for_actions(trajs, rng.normal(size=(3, WIDTH)).astype(np.float32))
-        for traj, action in zip(trajs, actions, strict=True):
-            agent.add_to_trajectory(traj, action)
-            action.update_reward(1.0)
-    for traj, action in zip(trajs, actions, strict=True):
-        agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    client = learner.status()["clients"]["lab"]
+    play_batch(agent, np.random.default_rng(0).normal(size=(12, 3, WIDTH)).astype(np.float32))
+    client = drained(learner, agent)
     assert client["verdicts"]["trained"] == client["accepted"] == 9
     assert sum(segment.steps for segment in made[-1].found) == 36
 
@@ -127,8 +109,7 @@ def test_a_killed_learner_reads_extra_columns_from_its_journal(inproc_lab: Lab, 
     agent.close(0.0)
     with Learner(LearnerConfig(bind="inproc://again", run_dir=run_dir)) as learner:
         learner.wait(client_id="lab", version=0, timeout_s=20.0)
-        learner.drain(timeout_s=20.0)
-        client = learner.status()["clients"]["lab"]
+        client = drained(learner)
         assert client["accepted"] == client["verdicts"]["trained"] == 12
         assert len(made[-1].found) == 12
     assert list_letters(run_dir / "dead") == []
@@ -165,8 +146,7 @@ def test_segments_of_an_earlier_policy_in_the_journal_are_quarantined(
     cls = Other
     second = start()
     second.wait(client_id="lab", version=0, timeout_s=20.0)
-    second.drain(timeout_s=20.0)
-    assert second.status()["clients"]["lab"]["verdicts"]["quarantined"] == 3
+    assert drained(second)["verdicts"]["quarantined"] == 3
     second.close()
     letters = list_letters(tmp_path / "run" / "dead")
     assert len(letters) == 3
@@ -184,9 +164,7 @@ def test_values_out_of_bounds_are_quarantined(inproc_lab: Lab) -> None:
         action.update_reward(1.0)
         agent.mark_end_of_trajectory(traj, action)
         traj, action = agent.request_for_action(None, np.ones(WIDTH, np.float32))
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    assert learner.status()["clients"]["lab"]["verdicts"]["quarantined"] == 3
+    assert drained(learner, agent)["verdicts"]["quarantined"] == 3
 
 
 def test_remote_inference_is_refused_in_one_line(inproc_lab: Lab) -> None:

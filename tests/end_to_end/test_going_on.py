@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained
 
 from rl4sys_zmq.config import ClientConfig
-from rl4sys_zmq.errors import ClientFailed, ConfigError, JournalError, LearnerUnavailable
+from rl4sys_zmq.errors import ClientFailed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.run.deadletters import list_letters, read_letter
@@ -35,7 +36,6 @@ class Picky(FakeAlgorithm):
 
 
 def picky(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    """Create a `Picky`."""
     return Picky(fake_spec(), FakeParameters(steps_per_update=8, rollout_length=16))
 
 
@@ -43,7 +43,6 @@ register_algorithm("PICKY", picky)
 
 
 def start(lab: Lab, run_dir: Path, **options: Any) -> Learner:
-    """Start a learner with a run directory."""
     config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
     return lab.stack.enter_context(Learner(config))
 
@@ -122,8 +121,7 @@ def test_a_learner_thread_that_is_restarted_is_fed_again(inproc_lab: Lab, tmp_pa
     learner.restart("lab")
     for _ in range(6):
         inproc_lab.episode(agent, 2)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     client = settled(learner)
     assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (16, 16, 0)
     keys = FACTORY.made[-1].keys
@@ -169,8 +167,7 @@ def test_a_segment_that_the_algorithm_does_not_take_is_buried(inproc_lab: Lab, t
     for steps in (2, 3, 4, 2):
         inproc_lab.episode(agent, steps)
     inproc_lab.episode(agent, 5, reward=1.0)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     client = settled(learner)
     assert (client["verdicts"]["quarantined"], client["verdicts"]["trained"]) == (1, 4)
     learner.close()
@@ -197,12 +194,6 @@ def test_an_entry_that_contradicts_the_run_is_refused(inproc_lab: Lab, tmp_path:
     entry = {"lab": ClientConfig(algorithm_name="PICKY")}
     with pytest.raises(ConfigError, match="algorithm_name of client 'lab' is 'PICKY' in the configuration, but 'GOES_ON'"):
         start(inproc_lab, tmp_path / "run", clients=entry)
-
-
-def test_one_run_directory_has_one_learner(inproc_lab: Lab, tmp_path: Path) -> None:
-    start(inproc_lab, tmp_path / "run")
-    with pytest.raises(JournalError, match="in use"):
-        start(inproc_lab, tmp_path / "run")
 
 
 def test_never_sets_the_old_state_aside(inproc_lab: Lab, tmp_path: Path) -> None:

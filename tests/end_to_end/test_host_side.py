@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.actor.io import segment_queue
-from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, SpoolError
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import Segment
@@ -29,14 +29,6 @@ from .conftest import Lab
 FACTORY = FakeAlgorithm.factory(steps_per_update=4, rollout_length=16)
 register_algorithm("HOSTED", FACTORY)
 NOBODY = {"connect_timeout_s": 0.3}
-
-
-def until(ready: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Poll a condition until it is true."""
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not ready():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 def agent_of(lab: Lab, learner: Learner | str, **options: Any) -> RL4SysAgent:
@@ -71,8 +63,7 @@ def test_a_spool_outlives_its_process_and_its_learner(lab: Lab, tmp_path: Path) 
     agent.flush(20.0)
     check_law(agent.stats())
     assert (agent.stats()["accepted"], agent.stats()["dropped_at_source"]) == (9, 0)
-    second.drain(timeout_s=20.0)
-    client = second.status()["clients"]["lab"]
+    client = drained(second)
     assert client["verdicts"]["trained"] == 6 and client["gap"] == 3, "the first learner's memory is gone with it"
 
 
@@ -92,13 +83,6 @@ def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: 
     assert seen == [(False, 1)]
     check_law(agent.stats())
     assert agent.stats()["in_actor"] == 0
-
-
-def test_a_spool_has_one_process(inproc_lab: Lab, tmp_path: Path) -> None:
-    learner = inproc_lab.learner()
-    agent_of(inproc_lab, learner, spool=tmp_path / "spool")
-    with pytest.raises(SpoolError):
-        agent_of(inproc_lab, learner, spool=tmp_path / "spool")
 
 
 def test_what_a_spool_can_not_hold_is_counted(inproc_lab: Lab, tmp_path: Path) -> None:
@@ -178,8 +162,7 @@ def test_a_step_that_no_policy_chose_parts_the_segment(inproc_lab: Lab) -> None:
         action.update_reward(1.0)
     assert traj is not None
     agent.mark_end_of_trajectory(traj)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     assert [index for _, index in factory.made[-1].keys] == [0, 2], "two segments, which do not follow one another"
     assert factory.made[-1].steps == 4
 
@@ -199,23 +182,9 @@ def test_a_step_that_no_policy_chose_leaves_a_gap_between_full_segments(inproc_l
         action.update_reward(1.0)
     assert traj is not None and not traj.is_valid()
     agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     assert [index for _, index in factory.made[-1].keys] == ([0, 2, 3] if 16 in unstored else [0, 1, 3])
     assert (agent.stats()["episodes"], agent.stats()["mean_return"]) == (1, None), "the return lacks a reward"
-
-
-def test_going_back_a_version(inproc_lab: Lab) -> None:
-    learner = inproc_lab.learner()
-    agent = agent_of(inproc_lab, learner)
-    with pytest.raises(LearnerUnavailable, match="go back"):
-        agent.rollback()
-    inproc_lab.episode(agent, 4)
-    assert agent.wait_version(1, 20.0) == 1
-    assert agent.rollback() == 0 == agent.version
-    inproc_lab.episode(agent, 4)
-    assert agent.wait_version(2, 20.0) == 2, "the next one is taken"
-    assert agent.stats()["counters"]["rollbacks"] == 1
 
 
 def test_running_episodes_leave_the_versions_that_were_rolled_back(inproc_lab: Lab) -> None:
@@ -234,29 +203,7 @@ def test_running_episodes_leave_the_versions_that_were_rolled_back(inproc_lab: L
     assert [action.version for action in actions] == [0, 0]
 
 
-def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) -> None:
-    learner = inproc_lab.learner()
-    agent = agent_of(inproc_lab, learner)
-    inproc_lab.episode(agent, 4)
-    agent.wait_version(1, 20.0)
-    bad = agent._parts.policy
-    broken = type(bad).act
-    calls = []
-
-    def act(policy: Any, *arguments: Any) -> Any:
-        raw, chosen, log_prob = broken(policy, *arguments)
-        calls.append(policy.version)
-        return raw, chosen, float("nan") if policy is bad else log_prob
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(bad), "act", act)
-        patch.delattr(type(bad), "bind")
-        _, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
-    assert calls == [1, 0] and action.version == 0 == agent.version and np.isfinite(action.log_prob)
-
-
 def in_a_child(work: Callable[[], object]) -> int:
-    """Run `work` in a forked child, and return the exit code of the child."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from kit import play as play_episode
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.delivery import session
@@ -54,13 +55,7 @@ def waves(number: int) -> Any:
 
 
 def play(agent: RL4SysAgent, number: int) -> None:
-    traj = action = None
-    for _ in range(STEPS):
-        traj, action = agent.request_for_action(traj, waves(number))
-        action.update_reward(float(number))
-        agent.add_to_trajectory(traj, action)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj, action)
+    play_episode(agent, [waves(number)] * STEPS, reward=float(number))
 
 
 def joined(lab: Lab, learner: Learner, **options: Any) -> RL4SysAgent:
@@ -68,7 +63,6 @@ def joined(lab: Lab, learner: Learner, **options: Any) -> RL4SysAgent:
 
 
 def judged(learner: Learner, segments: int) -> dict[str, Any]:
-    """Return the client's status once `segments` segments have their verdicts."""
     while sum((client := learner.status()["clients"]["lab"])["verdicts"].values()) < segments or client["resuming"]:
         pass
     return dict(client)

@@ -51,7 +51,6 @@ def learner(transport: TransportUnderTest) -> Iterator[Learner]:
 
 
 def play(agent: RL4SysAgent, steps: int, **request: Any) -> list[Any]:
-    """Play one episode, and return its actions."""
     traj: Any = None
     actions = []
     for _ in range(steps):
@@ -112,7 +111,6 @@ def test_several_threads_ask_at_once(learner: Learner) -> None:
 
 
 def hold_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Block the service until the returned event is set."""
     go, act = threading.Event(), InferenceService._act
 
     def slow(self: InferenceService, client_id: str, payloads: Any) -> Any:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from kit import drained
 
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -45,10 +46,7 @@ def numbers(segment: Segment) -> list[int]:
 
 
 def test_twenty_thousand_steps_with_late_rewards(inproc_lab: Lab) -> None:
-    """No call raises, and each action is stored in its episode with its own observation and reward.
-
-    None is dropped: the action that ends an episode gets its reward after all others, and the last segment waits for it.
-    """
+    """No call raises, and each action is stored in its episode with its own observation and reward."""
     keeper = Keeper()
     register_algorithm("KEEPER", lambda *_: keeper)
     learner = inproc_lab.learner()
@@ -81,8 +79,7 @@ def test_twenty_thousand_steps_with_late_rewards(inproc_lab: Lab) -> None:
     assert stats["waiting_for_rewards"] == stats["counters"].get("late_actions_dropped", 0) == 0
     assert stats["steps"] == STEPS
     assert stats["dropped_at_source"] == stats["refused"] == 0
-    learner.drain(timeout_s=20.0)
-    client = learner.status()["clients"]["lab"]
+    client = drained(learner)
     assert client["accepted"] == client["verdicts"]["trained"] + client["pending"] == stats["accepted"]
     assert len(keeper.found) == stats["accepted"]
     stored: dict[int, list[int]] = {}

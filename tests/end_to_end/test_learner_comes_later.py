@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, until
 from numpy.typing import NDArray
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -29,7 +30,6 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
 from .memory import WIDTH
-from .test_host_side import until
 from .test_killed_learner import held, published, serving
 
 OBSERVATION = np.zeros(4, dtype=np.float32)
@@ -224,9 +224,7 @@ def test_the_first_policy_may_record_extra_columns(inproc_lab: Lab) -> None:
                 agent.wait_version(0, 20.0)
         for traj in trajs:
             agent.mark_end_of_trajectory(traj)
-        agent.flush(20.0)
-        learner.drain(timeout_s=20.0)
-        assert learner.status()["clients"]["lab"]["verdicts"]["trained"] == 2
+        assert drained(learner, agent)["verdicts"]["trained"] == 2
     later = inproc_lab.new_address()
     with early(later, lambda observation, mask: 0, algorithm_name="MEMORY", inference="auto", **spaces) as agent:
         inproc_lab.learner(later)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, play, play_batch
 
 from rl4sys_zmq.errors import ConfigError, ObservationError
 from rl4sys_zmq.learner import Learner, register_algorithm
@@ -107,12 +107,8 @@ def joined(lab: Lab, learner: Learner, **options: Any) -> Any:
 
 def episode(agent: Any, steps: int, seed: int, *, truncated: bool = False) -> None:
     rng = np.random.default_rng(seed)
-    traj = action = None
-    for _ in range(steps):
-        traj, action = agent.request_for_action(traj, observation(rng))
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-    agent.mark_end_of_trajectory(traj, action, truncated=truncated, final_obs=observation(rng) if truncated else None)
+    seen = [observation(rng) for _ in range(steps)]
+    play(agent, seen, truncated=truncated, final_obs=observation(rng) if truncated else None)
 
 
 def test_the_plug_in_keeps_the_contracts() -> None:
@@ -126,9 +122,7 @@ def test_trees_arrive_as_they_were_observed(lab: Lab) -> None:
     assert agent.spec.observation_space == SPACE
     for number, steps in enumerate((3, 12, 5)):
         episode(agent, steps, number, truncated=number == 1)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    verdicts = drained(learner, agent)["verdicts"]
     assert (verdicts["trained"], verdicts["quarantined"], verdicts["refused"]) == (5, 0, 0)
     first = made[-1].found[0]
     rng = np.random.default_rng(0)
@@ -147,15 +141,8 @@ def test_a_segment_with_many_large_columns_is_quarantined(lab: Lab, monkeypatch:
     wide = DictSpace({f"part {n:02}": BoxSpace((300,)) for n in range(32)})
     learner = lab.learner()
     agent = joined(lab, learner, observation_space=wide, algorithm_parameters={"rollout_length": 64})
-    traj = action = None
-    for _ in range(64):
-        traj, action = agent.request_for_action(traj, {name: np.zeros(300, np.float32) for name in wide.spaces})
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(2e12)  # beyond max_reward
-    agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    play(agent, [{name: np.zeros(300, np.float32) for name in wide.spaces}] * 64, reward=2e12)  # beyond max_reward
+    verdicts = drained(learner, agent)["verdicts"]
     assert (verdicts["trained"], verdicts["quarantined"]) == (0, 1)
 
 
@@ -163,38 +150,11 @@ def test_a_batch_of_trees(inproc_lab: Lab) -> None:
     learner = inproc_lab.learner()
     agent = joined(inproc_lab, learner)
     rng = np.random.default_rng(3)
-    trajs: Any = None
-    for _ in range(7):
-        trajs, actions = agent.request_for_actions(trajs, observation(rng, (3,)))
-        for traj, action in zip(trajs, actions, strict=True):
-            assert action.obs["camera"].shape == (4, 4)
-            agent.add_to_trajectory(traj, action)
-            action.update_reward(1.0)
-    for traj, action in zip(trajs, actions, strict=True):
-        agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    _, actions = agent.request_for_actions(None, observation(rng, (3,)))
+    assert [action.obs["camera"].shape for action in actions] == [(4, 4)] * 3
+    play_batch(agent, [observation(rng, (3,)) for _ in range(7)])
+    verdicts = drained(learner, agent)["verdicts"]
     assert (verdicts["trained"], verdicts["quarantined"]) == (6, 0)
-
-
-def test_trees_outlive_a_restart_in_the_journal(inproc_lab: Lab, tmp_path: Path) -> None:
-    def start() -> Learner:
-        return inproc_lab.learner(run_dir=tmp_path / "run", checkpoint_every_s=1e6)
-
-    first = start()
-    agent = joined(inproc_lab, first, compression="zstd", algorithm_parameters={"steps_per_update": 1000})
-    for number in range(4):
-        episode(agent, 6, number)
-    agent.flush(20.0)
-    agent.close()
-    first.close()
-    second = start()
-    second.wait(client_id="lab", version=0, timeout_s=20.0)
-    second.drain(timeout_s=20.0)
-    client = second.status()["clients"]["lab"]
-    assert (client["accepted"], client["verdicts"]["trained"], client["verdicts"]["quarantined"]) == (8, 8, 0)
-    assert len(made[-1].found) == 8
 
 
 @pytest.mark.parametrize(
@@ -246,9 +206,7 @@ def test_values_far_out_of_the_bounds_of_a_leaf_are_quarantined(inproc_lab: Lab)
         agent.add_to_trajectory(traj, action)
         action.update_reward(1.0)
         agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    verdicts = drained(learner, agent)["verdicts"]
     assert verdicts["quarantined"] == 2, "11 is within the tolerance of -10 to 10"
 
 
@@ -268,9 +226,7 @@ def test_an_algorithm_of_this_package_trains_on_trees(inproc_lab: Lab, name: str
     parameters = SMALL_BATCHES[name]
     agent = joined(inproc_lab, learner, algorithm_name=name, algorithm_parameters=parameters, action_space=actions)
     episode(agent, 40, 0, truncated=True)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    verdicts = drained(learner, agent)["verdicts"]
     assert (verdicts["quarantined"], verdicts["refused"]) == (0, 0)
     assert agent.wait_version(1, 20.0), "the algorithm has made updates"
 

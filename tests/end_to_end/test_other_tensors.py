@@ -65,7 +65,6 @@ SPEC = PolicySpec(FOUR, TWO, "test-graph", {}, TENSORS, BLOB)
 
 
 def weights(update: int) -> dict[str, Any]:
-    """Return the tensors after `update` updates."""
     rng = np.random.default_rng(update)
     return {
         "order": np.array([1, 0] if update % 2 else [0, 1], np.int64),
@@ -101,10 +100,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holds(agent: Any, update: int, *, rounded: bool = False) -> None:
-    """Assert that the agent holds the learner's tensors of `update`, bit for bit.
-
-    With `rounded`, the float32 tensor may differ.
-    """
+    """Assert that the agent holds the learner's tensors of `update`, bit for bit."""
     policy = agent._io.policy
     assert isinstance(policy, Graph) and policy.scale == 0.5 and agent.spec.blob == BLOB
     for name, tensor in weights(update).items():

@@ -1,7 +1,4 @@
-"""Random take-overs and skipped actions: what the learner sees is what the environment's own log has.
-
-The observation of a step has its number, so each transition that the learner sees can be looked up in the log.
-"""
+"""Random take-overs and skipped actions: what the learner sees is what the environment's own log has."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, until
 from numpy.typing import NDArray
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -26,7 +24,6 @@ from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 from .conftest import Lab
-from .engine_lab import until
 
 PAD, SOURCES = BoxSpace((2,), low=-1.0, high=1.0), ("human", "safety")
 
@@ -97,7 +94,6 @@ class Host:
         return np.array([self.rng.choice((-1.0, 1.0, self.rng.uniform(-1, 1))) for _ in range(2)], np.float32)
 
     def add(self, traj: Any, number: int, action: Any, *, end: bool = False) -> None:
-        """Add an action, or end the episode with it."""
         action.update_reward(reward_of(number))
         self.log.actions[number], self.log.sources[number] = np.copy(action.act), action.source
         if end:
@@ -139,10 +135,7 @@ class Host:
                 self.agent.mark_end_of_trajectory(traj, truncated=True, final_obs=self.observation(numbers[trajs.index(traj)]))
 
     def run_bursts(self, bursts: int, width: int) -> None:
-        """Request actions in bursts, and add them a burst or two later, also after the end of their trajectory.
-
-        That is the order of RL4Sys's graph store. Every ninth added action ends an episode.
-        """
+        """Request actions in bursts, and add them a burst or two later, also after the end of their trajectory."""
         trajs: Any = [None] * width
         queues: list[deque[tuple[int, Any]]] = [deque() for _ in range(width)]
         numbers, added = [100_000 * k for k in range(width)], [0] * width
@@ -205,7 +198,6 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Segment]]:
-    """Yield a list to which each segment is added that an algorithm observes."""
     found: list[Segment] = []
     observe = UpdateRunner.observe
 
@@ -244,8 +236,7 @@ def test_the_learners_transitions_are_those_of_the_environment(
     log = Log()
     host = Host(inproc_lab, agent, log, image=image, lag=lag, seed=width + lag)
     host.run(STEPS // width, width)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     status = learner.status()
     client = status["clients"]["lab"]
     overridden = sum(1 for source in log.sources.values() if source)
@@ -290,8 +281,7 @@ def test_actions_that_are_added_after_the_end_of_their_trajectory_are_trained(
     stats = agent.stats()
     assert (stats["dropped"], stats["counters"].get("late_actions_dropped", 0)) == ({}, 0)
     assert stats["steps"] == len(log.actions) > STEPS
-    learner.drain(timeout_s=20.0)
-    client = learner.status()["clients"]["lab"]
+    client = drained(learner)
     assert conservation_error(client) == "" and not client["verdicts"]["quarantined"], client["verdicts"]
     if algorithm == "PPO":
         log.actions = {number: action for number, action in log.actions.items() if not log.sources[number]}
@@ -331,8 +321,7 @@ def test_a_plug_in_policy_without_the_method_records_an_unknown_log_probability(
         agent.add_to_trajectory(traj, action)
         action.update_reward(0.0)
     agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     assert [(s.source, s.steps) for s in observed] == [("", 1), ("rule", 1), ("", 2)]
     assert np.isnan(observed[1].log_probs).all()
 
@@ -360,9 +349,7 @@ def test_spool_journal_and_counts_keep_overridden_steps_over_a_restart(inproc_la
     agent.close(0.0)
     with Learner(LearnerConfig(bind=address, run_dir=tmp_path / "run")) as second:
         again = inproc_lab.agent(second, **options)
-        again.flush(20.0)
-        second.drain(timeout_s=20.0)
-        client = second.status()["clients"]["lab"]
+        client = drained(second, again)
         assert (client["accepted"], client["verdicts"]["trained"], client["verdicts"]["overridden"]) == (6, 4, 2)
         assert conservation_error(client) == ""
         again.close()

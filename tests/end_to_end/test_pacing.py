@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.algorithms import AlgorithmEntry, Staleness
 from rl4sys_zmq.errors import Closed, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -86,17 +85,6 @@ def test_off_policy_actors_collect_nothing_ahead_with_the_first_version(inproc_l
         assert 0 <= agent.stats()["steps"] - batches * STEPS < 8, "a segment that began below the limit is finished"
     finally:
         release.set()
-
-
-def test_an_algorithm_can_have_its_own_default_pacing(inproc_lab: Any) -> None:
-    fake = FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=8)
-    staleness = Staleness(max_policy_lag=None, correction="none", pacing_lag=3)
-    register_algorithm(AlgorithmEntry(name="FREE", factory=fake, kind="onpolicy", staleness=staleness))
-    learner = inproc_lab.learner()
-    agent = inproc_lab.agent(learner, algorithm_name="FREE", overflow="wait")
-    simulate(agent, 200)
-    agent.flush(20.0)
-    assert learner.status()["clients"]["lab"]["pacing_lag"] == 3
 
 
 def test_a_host_that_only_acts_never_waits(inproc_lab: Any) -> None:
@@ -192,16 +180,3 @@ def test_each_environment_of_a_batch_changes_its_policy_at_its_own_time(inproc_l
     assert [action.stamp.version for action in actions] == [old, 1, old]
     for row, action in zip(observations, actions, strict=True):
         np.testing.assert_array_equal(action.obs, row)
-
-
-def test_an_actor_may_start_before_its_learner(lab: Any) -> None:
-    address = lab.new_address()
-    if address.endswith(":0"):
-        address = lab.learner().address  # a port that was free a moment ago
-        lab.stack.pop_all().close()
-    joined: list[Any] = []
-    thread = threading.Thread(target=lambda: joined.append(lab.agent(address)))
-    thread.start()
-    learner = lab.learner(bind=address)
-    thread.join(30.0)
-    assert joined[0].digest == learner.digest("lab", 0)

@@ -1,7 +1,4 @@
-"""The engine ray with real clusters: lost nodes, stopped workers, the end of a driver and of a learner, missing resources.
-
-The nodes are processes of this machine. Each has its own workers, and all share one disk.
-"""
+"""The engine ray with real clusters: lost nodes, stopped workers, the end of a driver and of a learner, missing resources."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.children import PYTHONPATH, is_there
 from harness.ray_cluster import RayCluster
+from kit import until
 
 from rl4sys_zmq.errors import ConfigError, RL4SysError, TransportError
 from rl4sys_zmq.learner import Learner, LearnerConfig
@@ -29,7 +26,7 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -42,10 +39,8 @@ Options = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
-    """Yield a lab whose learners get their address from their options."""
-    with ExitStack() as stack:
-        yield Lab(stack, lambda: pytest.fail("the options name the address"))
+def lab(ipc_lab: Lab) -> Lab:
+    return ipc_lab
 
 
 @pytest.fixture
@@ -76,8 +71,6 @@ def worker_other_than(learner: Learner, agent: Any, pid: int) -> dict[str, Any]:
 
 
 def child_of(pid: int, name: str) -> int:
-    """Return the child process whose command line contains `name`."""
-
     def find() -> int:
         for each in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -225,7 +218,6 @@ def test_a_local_ray_ends_with_its_learner(lab: Lab, tmp_path: Path, signum: sig
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process."""
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 

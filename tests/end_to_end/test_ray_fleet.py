@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from harness.children import PYTHONPATH, is_there
 from harness.ray_cluster import RayCluster
+from kit import until
 
 from rl4sys_zmq.ops.status import request_status
 
-from .engine_lab import PATIENCE_S, until
+from .engine_lab import PATIENCE_S
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -48,7 +49,6 @@ def command(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
 
 
 def actors(client: str) -> dict[int, int]:
-    """Return the actor processes of a client, with the parent of each."""
     found = {}
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:

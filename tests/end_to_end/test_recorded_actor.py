@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kit import segment_with, until
 
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.errors import RL4SysError
@@ -11,7 +12,7 @@ from rl4sys_zmq.ops.recorded_actor import send_recorded
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 
 from .conftest import Lab
-from .engine_lab import client_of, until
+from .engine_lab import client_of
 
 OBS, ACTIONS = BoxSpace((4,)), DiscreteSpace(2)
 
@@ -19,18 +20,14 @@ OBS, ACTIONS = BoxSpace((4,)), DiscreteSpace(2)
 def episodes(count: int, steps: int = 8) -> list[Segment]:
     rng = np.random.default_rng(0)
     return [
-        Segment(
+        segment_with(
+            steps,
+            "truncated",
             observations=rng.normal(size=(steps + 1, 4)).astype(np.float32),
             actions=rng.integers(0, 2, steps),
             rewards=np.ones(steps, np.float32),
-            log_probs=np.zeros(steps, np.float32),
-            versions=np.zeros(steps, np.uint64),
-            masks=None,
             generation=0,
             episode_id=number + 1,
-            segment_index=0,
-            terminated=False,
-            truncated=True,
             episode_return=float(steps),
             episode_length=steps,
         )

@@ -1,7 +1,4 @@
-"""A recurrent policy from the actor to the learner.
-
-States are sent with segments, and data with an invalid state is not trained.
-"""
+"""A recurrent policy from the actor to the learner."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, play, play_batch
 
 from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO
-from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.gru import STATE
 from rl4sys_zmq.replay import SequenceMemory
 
@@ -52,12 +49,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def random_episode(agent: Any, steps: int, rng: np.random.Generator) -> None:
-    traj = action = None
-    for observation in rng.normal(size=(steps, 4)).astype(np.float32):
-        traj, action = agent.request_for_action(traj, observation)
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-    agent.mark_end_of_trajectory(traj, action)
+    play(agent, rng.normal(size=(steps, 4)).astype(np.float32))
 
 
 def test_the_learner_computes_the_log_probabilities_of_the_actor(lab: Lab, prepared: list[Any]) -> None:
@@ -65,8 +57,7 @@ def test_the_learner_computes_the_log_probabilities_of_the_actor(lab: Lab, prepa
     agent, rng = lab.agent(learner, **RECURRENT), np.random.default_rng(0)
     for steps in (10, 7, 6, 9):
         random_episode(agent, steps, rng)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     columns, metrics = prepared[0]
     assert metrics["losses/ratio_first"] < 1e-5
     assert sorted(columns.sequences.lengths) == [1, 2, 2, 3, 4, 4, 4, 4, 4, 4]
@@ -77,16 +68,8 @@ def test_the_learner_computes_the_log_probabilities_of_the_actor(lab: Lab, prepa
 def test_the_environments_of_a_batch_have_a_state_each(inproc_lab: Lab, prepared: list[Any]) -> None:
     learner = inproc_lab.learner()
     agent, rng = inproc_lab.agent(learner, **RECURRENT), np.random.default_rng(0)
-    trajs: Any = None
-    for _ in range(11):
-        trajs, actions = agent.request_for_actions(trajs, rng.normal(size=(3, 4)).astype(np.float32))
-        for traj, action in zip(trajs, actions, strict=True):
-            agent.add_to_trajectory(traj, action)
-            action.update_reward(1.0)
-    for traj, action in zip(trajs, actions, strict=True):
-        agent.mark_end_of_trajectory(traj, action)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    play_batch(agent, rng.normal(size=(11, 3, 4)).astype(np.float32))
+    drained(learner, agent)
     assert prepared[0][1]["losses/ratio_first"] < 1e-5
 
 
@@ -103,8 +86,7 @@ def test_a_replay_trains_on_the_states_that_the_actor_had(lab: Lab, monkeypatch:
     agent, rng = lab.agent(learner, **REPLAY), np.random.default_rng(0)
     for steps in (10, 7, 6, 9):
         random_episode(agent, steps, rng)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     agent.wait_version(1, timeout_s=20.0)
     assert sorted(segment.steps for segment in found) == [1, 2, 2, 3, 4, 4, 4, 4, 4, 4]
     assert [bool(segment.initial[STATE].any()) for segment in found] == [segment.segment_index > 0 for segment in found]
@@ -120,35 +102,10 @@ def test_a_new_version_goes_on_from_the_state_of_the_old_one(inproc_lab: Lab, pr
     state = action.state  # type: ignore[attr-defined]
     for _ in range(4):
         random_episode(agent, 8, rng)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
+    drained(learner, agent)
     agent.wait_version(1, timeout_s=20.0)
     traj, action = agent.request_for_action(traj, np.ones(4, np.float32))
     assert agent.version >= 1 and action.before is state  # type: ignore[attr-defined]
-
-
-def test_a_state_that_is_not_sound_is_quarantined_and_the_learner_lives(inproc_lab: Lab) -> None:
-    learner = inproc_lab.learner()
-    agent, rng = inproc_lab.agent(learner, **RECURRENT), np.random.default_rng(0)
-    for value in (np.nan, np.inf, 1e20):
-        traj, action = agent.request_for_action(None, np.ones(4, np.float32))
-        action.columns = {STATE: np.full(8, value, np.float32)}  # type: ignore[attr-defined]
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-        agent.mark_end_of_trajectory(traj, action)
-    for _ in range(4):
-        random_episode(agent, 8, rng)
-    agent.flush(20.0)
-    learner.drain(timeout_s=20.0)
-    verdicts = learner.status()["clients"]["lab"]["verdicts"]
-    assert verdicts["quarantined"] == 3 and verdicts["trained"] == 8
-
-
-def test_remote_inference_is_refused_by_name(inproc_lab: Lab) -> None:
-    learner = inproc_lab.learner(inference="auto")
-    with pytest.raises(ConfigError, match="a policy of kind 'gru' has extra columns") as caught:
-        inproc_lab.agent(learner, inference="remote", **RECURRENT)
-    assert caught.value.key == "inference"
 
 
 @pytest.mark.parametrize("algorithm", [RECURRENT, REPLAY])

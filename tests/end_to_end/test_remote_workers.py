@@ -15,8 +15,10 @@ import pytest
 from harness.children import is_there
 from harness.engine_plugin import DEADLY, TALKATIVE
 from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
+from kit import until
 
 from rl4sys_zmq.errors import CheckpointError, RL4SysError
+from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.engines import checkpoint_thread, worker_link
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
@@ -29,7 +31,7 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, balanced, client_of, trained, until
+from .engine_lab import PATIENCE_S, balanced, check_a_relic, client_of, trained
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -60,38 +62,18 @@ def counters(learner: Any) -> dict[str, int]:
 def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
     knows: bool, lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker learns of its replacement when it continues.
-
-    Or it does not, trains on its segments, reports them, and ends when the gateway has been silent for too long.
-    """
+    """The worker learns of its replacement when it continues."""
     monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that the old process is not killed before it continues
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
-    play(agent, 4)
-    before = trained(learner, 4)
-    learner.save(timeout_s=PATIENCE_S)
-    old = before["worker"]["pid"]
-    stopped(old)
-    play(agent, 6)  # sent to the stopped process
-    until(lambda: client_of(learner)["accepted"] > 5, "enough for an update are accepted")
-    with monkeypatch.context() as patch:
-        for notice in () if knows else ("StopThread", "ReplaceWorker"):
-            patch.setattr(worker_link, notice, lambda: StreamEnded("nobody", 0))
-        learner.restart("lab")
-    now = trained(learner, 10)
-    assert now["worker"]["pid"] != old and is_there(old)
-    os.kill(old, signal.SIGCONT)
-    until(lambda: not is_there(old), "the old worker ends by itself")
-    play(agent, 4)
-    after = trained(learner, 14)
-    balanced(after, 14)
-    assert after["generation"] == now["generation"] and after["worker"]["pid"] == now["worker"]["pid"]
-    assert "crashes" not in after["worker"]
+
+    def replace(learner: Learner) -> None:
+        with monkeypatch.context() as patch:
+            for notice in () if knows else ("StopThread", "ReplaceWorker"):
+                patch.setattr(worker_link, notice, lambda: StreamEnded("nobody", 0))
+            learner.restart("lab")
+
+    learner = check_a_relic(lab, options, stopped, replace)
     if not knows:
         until(lambda: counters(learner).get("worker_messages_fenced"), "its late messages are dropped")
-    learner.save(timeout_s=PATIENCE_S)
-    found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
-    assert found is not None and found[0].generation == after["generation"] and found[0].verdicts["trained"] == 14
 
 
 def test_a_worker_that_is_silent_for_too_long_is_replaced(

@@ -1,7 +1,4 @@
-"""A program that was written for RL4Sys trains here, with RL4Sys's documented calls, tensors and configuration.
-
-Only the import differs.
-"""
+"""A program that was written for RL4Sys trains here, with RL4Sys's documented calls, tensors and configuration."""
 
 from __future__ import annotations
 
@@ -67,7 +64,6 @@ class LearnerProcess:
         self._status: dict[str, Any] = {}
 
     def stop(self) -> dict[str, Any]:
-        """End the process, and return its last status."""
         if not self._status:
             self._pipe.send("stop")
             self._status = self._pipe.recv()

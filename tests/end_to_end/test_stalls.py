@@ -1,29 +1,18 @@
-"""A learner that counts its credit wrongly.
-
-The watch raises an alarm, and the count is corrected. The tests inject the faults.
-"""
+"""A learner that counts its credit wrongly."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from kit import play as play_episode
+from kit import until
 
 from rl4sys_zmq.delivery import DataAmount, LearnerThreadBacklog
 
 BATCH_STEPS = 16
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline, pause = time.monotonic() + 20.0, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within 20 s: {what}"
-        pause.wait(0.01)
-    return found
 
 
 def play(agent: Any, episodes: int, stop: threading.Event) -> None:
@@ -31,12 +20,7 @@ def play(agent: Any, episodes: int, stop: threading.Event) -> None:
     for _ in range(episodes):
         if stop.is_set():
             return
-        traj = action = None
-        for step in range(2):
-            traj, action = agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
-            action.update_reward(1.0)
-            agent.add_to_trajectory(traj, action)
-        agent.mark_end_of_trajectory(traj, action)
+        play_episode(agent, 2)
 
 
 def test_credit_that_would_never_come_back_is_corrected(inproc_lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:

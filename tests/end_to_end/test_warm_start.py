@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import play
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS, WarmStartAlgorithm
@@ -102,13 +103,7 @@ def test_a_client_starts_with_given_weights_once(tmp_path: Path, policy: StoredP
     with start(tmp_path, tmp_path / "policy") as learner:
         with joined(learner) as agent:
             assert (agent.version, agent.digest) == (0, policy.snapshot.digest)
-            traj = None
-            for _ in range(8):
-                traj, action = agent.request_for_action(traj, np.zeros(3, np.float32))
-                agent.add_to_trajectory(traj, action)
-                action.update_reward(float(action.act))
-            assert traj is not None
-            agent.mark_end_of_trajectory(traj)
+            play(agent, np.zeros((8, 3), np.float32))
             agent.flush(20.0)
             agent.wait_version(1, 20.0)
             trained = agent.digest

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness.chaos_frames import ChaosFrames
-from harness.chaos_pub import ChaosPub
+from harness.lossy_pub import LossyPub
 
 from rl4sys_zmq.config import WeightsConfig
 from rl4sys_zmq.delivery.weight_history import WeightHistory
@@ -72,17 +72,13 @@ class Slow:
             proxy.pause()
 
     def let_go(self) -> None:
-        """Continue the connection."""
         self.held = False
         for proxy in self._proxies:
             proxy.resume()
 
 
 def proxied(lab: Lab, learner: Learner, host: str, places: tuple[str, ...]) -> tuple[str, list[ChaosProxy]]:
-    """Start proxies with the learner's own ports on another loopback address.
-
-    Return the address to connect to, and the proxies.
-    """
+    """Start proxies with the learner's own ports on another loopback address."""
     status = learner.status()
     ports = {place: Address.parse(status[place]).port for place in places}
     return f"tcp://{host}:{ports['address']}", [
@@ -90,12 +86,12 @@ def proxied(lab: Lab, learner: Learner, host: str, places: tuple[str, ...]) -> t
     ]
 
 
-def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, ChaosPub]:
+def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, LossyPub]:
     """Return an address in 127.0.0.2 for a learner, and the relay behind it, which loses each tenth message of the PUB."""
     address, _ = proxied(lab, learner, "127.0.0.2", ("address",))
     pub = Address.parse(learner.status()["pub"])
-    relay = ChaosPub(pub, ChaosFrames(seed, drop=LOSS), listen=Address("tcp", "127.0.0.2", pub.port))
-    return address, lab.stack.enter_context(relay)
+    relay = LossyPub(pub, Address("tcp", "127.0.0.2", pub.port), seed=seed, loss=LOSS)
+    return address, lab.stack.enter_context(closing(relay))
 
 
 @pytest.fixture
@@ -160,7 +156,6 @@ def test_all_actors_hold_the_last_version(
 
 
 def learned(updates: int) -> Any:
-    """Return the tensors after `updates` updates."""
     algorithm = drifting(None, None, None, 0)
     algorithm.updates = updates
     return algorithm.snapshot()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import drained, until
 
 from rl4sys_zmq.errors import PolicyStale
 
@@ -30,14 +30,6 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return step
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Poll a condition until it is true."""
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
-
-
 def test_a_learner_without_a_memory_whose_clock_went_back_begins_a_later_generation(
     inproc_lab: Lab, step_clock: Callable[[float], None]
 ) -> None:
@@ -54,9 +46,7 @@ def test_a_learner_without_a_memory_whose_clock_went_back_begins_a_later_generat
     step_clock(-DAY_S)
     again = inproc_lab.learner(bind)
     until(lambda: agent.generation > generation)
-    agent.flush(20.0)
-    again.drain(timeout_s=20.0)
-    client = again.status()["clients"]["lab"]
+    client = drained(again, agent)
     assert client["verdicts"]["quarantined"] == 0
     assert client["accepted"] == client["verdicts"]["trained"] + client["verdicts"]["stale"] + client["gap"] == 2
 

@@ -47,6 +47,18 @@ def start(words: Sequence[object]) -> subprocess.Popen[str]:
     )
 
 
+def interrupted(copy: subprocess.Popen[str]) -> str:
+    """Send Ctrl+C to a program, and return its output. All processes that hold its pipe must end, without a traceback."""
+    copy.send_signal(signal.SIGINT)
+    try:
+        out, err = copy.communicate(timeout=LIMIT_S)
+    finally:
+        copy.kill()
+    assert copy.returncode == 130, err
+    assert "Traceback" not in err
+    return out
+
+
 def test_lunar_lander_feeds_the_learner(learner: Learner) -> None:
     pytest.importorskip("Box2D")
     flags = ["--number-of-iterations", 3, "--number-of-moves", 80, "--client-id", "moon", "--address", learner.address]
@@ -105,18 +117,11 @@ def test_copies_with_other_seeds_share_one_client(learner: Learner) -> None:
 def test_lunar_lander_waits_for_its_learner_and_ctrl_c_ends_it() -> None:
     pytest.importorskip("Box2D")
     copy = start([EXAMPLES / "lunar_lander.py", "--address", "tcp://127.0.0.1:1"])
-    try:
-        assert copy.stdout is not None
-        assert "waiting for the learner at tcp://127.0.0.1:1" in copy.stdout.readline()
-        copy.send_signal(signal.SIGINT)
-        asked = time.monotonic()
-        _, err = copy.communicate(timeout=LIMIT_S)
-        assert copy.returncode == 130, err
-        assert "Traceback" not in err
-        assert time.monotonic() - asked < 10.0  # two seconds on an idle machine
-    finally:
-        copy.kill()
-        copy.wait()
+    assert copy.stdout is not None
+    said, asked = copy.stdout.readline(), time.monotonic()
+    interrupted(copy)
+    assert "waiting for the learner at tcp://127.0.0.1:1" in said
+    assert time.monotonic() - asked < 10.0  # two seconds on an idle machine
 
 
 def test_ctrl_c_ends_a_running_lunar_lander(learner: Learner) -> None:
@@ -124,14 +129,9 @@ def test_ctrl_c_ends_a_running_lunar_lander(learner: Learner) -> None:
     copy = start([EXAMPLES / "lunar_lander.py", "--address", learner.address])
     try:
         learner.wait(client_id="lunar_lander", version=1, timeout_s=LIMIT_S)  # it has sent 4096 steps, and is sending more
-        copy.send_signal(signal.SIGINT)
-        out, err = copy.communicate(timeout=LIMIT_S)
-        assert copy.returncode == 130, err
-        assert "Traceback" not in err
-        assert "episodes" in out  # the last line is a summary
     finally:
-        copy.kill()
-        copy.wait()
+        out = interrupted(copy)
+    assert "episodes" in out  # the last line is a summary
 
 
 def test_the_lunar_configuration_is_in_rl4syss_form() -> None:
@@ -207,7 +207,6 @@ def test_remote_environments_can_run_elsewhere(servers: int) -> None:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of `count` ports in a row that are free now."""
     for first in random.sample(range(10_000, 32_000, count), 400):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):
@@ -219,14 +218,6 @@ def free_ports(count: int) -> int:
 def test_ctrl_c_ends_remote_environments_and_all_of_its_processes() -> None:
     pytest.importorskip("gymnasium")
     copy = start([EXAMPLES / "remote_envs.py", "--count", 2, "--episodes", 100_000])
-    try:
-        assert copy.stdout is not None
-        assert "2 environments at" in copy.stdout.readline()
-        copy.send_signal(signal.SIGINT)
-        out, err = copy.communicate(timeout=LIMIT_S)  # until the last process that holds the pipe has ended
-        assert copy.returncode == 130, err
-        assert "Traceback" not in err
-        assert "transitions" in out
-    finally:
-        copy.kill()
-        copy.wait()
+    assert copy.stdout is not None
+    said, out = copy.stdout.readline(), interrupted(copy)
+    assert "2 environments at" in said and "transitions" in out

@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,7 +47,6 @@ class Tier:
 
     @property
     def long(self) -> bool:
-        """True if this tier asserts times too."""
         return self.name == "long"
 
     def size(self, quick: int, long: int, least: int = 1) -> int:
@@ -67,6 +66,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, for ipc."""
+    with tempfile.TemporaryDirectory(prefix="rl4g-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
 def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
     """Report the figures of a gate: a line on stdout, and a line of JSON in the file that RL4SYS_SOAK_REPORT names."""
 
@@ -80,23 +86,11 @@ def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
     return say
 
 
-def until(ready: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
-    """Poll until a condition is true, and return its value."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
-        pause.wait(every_s)
-    return found
-
-
 def descriptors(pid: int) -> int:
-    """Return the number of open descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def resident_kib(pid: int) -> int:
-    """Return the resident memory of a process in KiB."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
@@ -120,22 +114,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self.process.pid
 
     @property
     def errors(self) -> str:
-        """The text that the process has written to stderr so far."""
         return self._stderr_path.read_text()
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
         self.process.stdin.flush()
 
     def line_within(self, timeout_s: float) -> str | None:
-        """Return the next line that the process writes, or None after the timeout."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_s
         descriptor = self.process.stdout.fileno()
@@ -163,13 +153,11 @@ class Child:
         pytest.fail(f"{self.name} did not write {pattern!r} within {timeout_s:g} s: {self.errors}", pytrace=False)
 
     def hear(self, timeout_s: float = PATIENCE_S) -> Any:
-        """Return the next value that the process sends."""
         said = self.hear_within(timeout_s)
         assert said, f"{self.name} said nothing for {timeout_s:g} s: {self.errors}"
         return said[0]
 
     def ask(self, name: str, *arguments: Any, timeout_s: float = PATIENCE_S) -> Any:
-        """Send a command and return the reply."""
         self.tell(name, *arguments)
         return self.hear(timeout_s)
 
@@ -181,10 +169,7 @@ class Child:
             self.process.send_signal(signum)
 
     def end(self, code: int = 0, timeout_s: float = PATIENCE_S, *, expect: str = "") -> float:
-        """Close the process's stdin, wait until it exits with this code, and return the seconds that this takes.
-
-        Its stderr must contain `expect`. Without `expect`, it must contain no traceback.
-        """
+        """Close the process's stdin, wait until it exits with this code, and return the seconds that this takes."""
         began = time.monotonic()
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -199,7 +184,6 @@ class Child:
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL and wait for its end."""
         assert self.process.poll() is None, f"{self.name} had ended already: {self.errors}"
         self.process.kill()
         self.end(-signal.SIGKILL)
@@ -228,10 +212,7 @@ Spawn = Callable[..., Child]
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
-    """Start processes: ``spawn("learner", {...})``.
-
-    At the end of the test, each running process is ended, and must end well.
-    """
+    """Start processes: ``spawn("learner", {...})``."""
     children: list[Child] = []
 
     def start(script: str, options: Any = None) -> Child:
@@ -250,10 +231,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 @pytest.fixture
 def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
-    """Start learner processes.
-
-    Return the child and its ROUTER address. `bind` sets an address; `torch` means that it needs torch.
-    """
+    """Start learner processes."""
 
     def start(
         bind: str = "tcp://127.0.0.1:0",
@@ -287,23 +265,18 @@ def agent_options(address: str, **options: Any) -> dict[str, Any]:
 
 
 def join(address: str, **options: Any) -> RL4SysAgent:
-    """Return a new agent in this process."""
     given = agent_options(address, **options)
     del given["input_size"], given["act_dim"]
     return RL4SysAgent(config=AgentConfig(observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2), **given))
 
 
-def play(agent: RL4SysAgent, steps: int) -> None:
-    """Play one episode."""
-    traj = action = None
-    for _ in range(steps):
-        traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
-        action.update_reward(1.0)
-        agent.add_to_trajectory(traj, action)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj, action)
-
-
 def check_law(stats: dict[str, Any]) -> None:
     """Check the actor's conservation law. No segment may be on its way."""
     assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"], stats
+
+
+def account(process: Child, accepted: int) -> dict[str, Any] | None:
+    """Return the client's status if the learner has judged all segments that its actors count as accepted."""
+    client: dict[str, Any] = process.ask("status")["clients"]["lab"]
+    judged = sum(client["verdicts"][v] for v in ("trained", "stale", "quarantined"))
+    return client if client["accepted"] == accepted == judged + client["pending"] else None

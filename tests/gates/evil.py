@@ -27,7 +27,6 @@ ALL_BLOCKS = b"\0"
 
 
 def state(version: int) -> PolicySnapshot:
-    """Return a valid state of the policy."""
     flat = fake_weights(SPEC, version)
     return PolicySnapshot(GENERATION, version, digest(flat), flat)
 
@@ -70,10 +69,7 @@ def expands(nbytes: int, *, declared: int | None, window_log: int = 10) -> bytes
 
 
 class Evil(Worker):
-    """A learner that answers HELLO with `welcome`, FETCH with `weights` and a heartbeat with `marks`.
-
-    `say` and `publish` send further messages.
-    """
+    """A learner that answers HELLO with `welcome`, FETCH with `weights` and a heartbeat with `marks`."""
 
     def __init__(self) -> None:
         super().__init__("rl4sys-evil")
@@ -90,7 +86,6 @@ class Evil(Worker):
         assert self._open.wait(10.0)
 
     def say(self, *messages: Message | list[Any]) -> None:
-        """Send messages, or frames, to the actor."""
         for message in messages:
             self._orders.put(("router", message if isinstance(message, list) else encode(message)))
         self._wakeup.set()
@@ -175,18 +170,15 @@ class Evil(Worker):
         return sum(message.count for message in self.heard if isinstance(message, Submit))
 
     def accept(self, received: int) -> None:
-        """Acknowledge this many segments."""
         self.marks = {"received": received, "durable": received, "trained": received, "credit_steps": 1 << 20}
         self.marks.update(credit_items=1 << 20, credit_bytes=1 << 20, verdicts={Verdict.TRAINED: received})
         self.say(self.ack())
 
     def stop(self) -> None:
-        """Stop the thread."""
         self._over.set()
         self._wakeup.set()
 
     def close(self) -> None:
-        """Stop the thread and wait for its end."""
         self.stop()
         assert self.join(10.0)
         self._wakeup.close()

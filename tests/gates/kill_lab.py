@@ -42,13 +42,7 @@ def free_port(rng: random.Random) -> int:
 
 
 class Lab(Resource):
-    """A learner at a fixed address, with a run directory, and actors that join it as client ``on`` or ``off``.
-
-    Attributes:
-        loop: owns the processes.
-        learner: the learner's process.
-        run_dir: the learner's run directory.
-    """
+    """A learner at a fixed address, with a run directory, and actors that join it as client ``on`` or ``off``."""
 
     def __init__(
         self,
@@ -135,15 +129,12 @@ class Lab(Resource):
         return str(path)
 
     def acked(self) -> int:
-        """Return the number of segments that all actors have seen acknowledged."""
         return sum(tail.ids("acked") for tail in self.traces.values())
 
     def submitted(self) -> int:
-        """Return the number of segments that all actors have submitted."""
         return sum(tail.ids("submitted") for tail in self.traces.values())
 
     def serving(self, timeout_s: float = 20.0) -> None:
-        """Start the learner if it does not run, and wait until it serves."""
         tail = self.traces["learner"]
         if not self.learner.running:
             self.learner.start()
@@ -154,7 +145,6 @@ class Lab(Resource):
         )
 
     def ask(self, command: str, timeout_s: float = 40.0) -> dict[str, Any]:
-        """Send a command to the learner. Return its status after the command."""
         tail = self.traces["learner"]
         count = tail.count("answer")
         self.learner.tell(command)
@@ -164,11 +154,9 @@ class Lab(Resource):
         return dict(answer["status"])
 
     def status(self, client: str) -> dict[str, Any]:
-        """Return the learner's status of one client."""
         return dict(request_status(self.address, 10.0)["clients"].get(client, {}))
 
     def stop(self, *actors: Child, timeout_s: float = 60.0) -> None:
-        """Let the actors deliver their segments and end."""
         for actor in actors:
             actor.expect(0)
             actor.tell("stop")
@@ -186,12 +174,7 @@ class Lab(Resource):
         return status
 
     def outcome(self, *, one_lineage: bool = True, unrecorded: Collection[str] = ()) -> TraceOutcome:
-        """Return the outcome of the traces. The newest checkpoint on disk must be the state that the learner reported.
-
-        Args:
-            one_lineage: as in `check_trace`.
-            unrecorded: clients whose algorithm does not report the segments that it trained on. Only their laws are checked.
-        """
+        """Return the outcome of the traces. The newest checkpoint on disk must be the state that the learner reported."""
         events = read_trace(*(self.folder / f"{name}.jsonl" for name in self.traces))
         faults = [event for event in events if event.kind == "fault"]
         assert not faults, f"{len(faults)} alarms that no gate allows, such as {faults[0].fields}"
@@ -210,7 +193,6 @@ class Lab(Resource):
         return check_trace(events, one_lineage=one_lineage)
 
     def stored(self, client: str) -> list[str]:
-        """Return the segments in a client's newest checkpoint."""
         found = CheckpointStore(self.run_dir / "checkpoints" / client).load()
         assert found is not None
         return [f"{int(episode):x}.{int(index)}" for episode, index in found[1]["keys"]]

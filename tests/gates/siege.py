@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from kit import play, segment_with, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -25,7 +26,7 @@ from rl4sys_zmq.wire.prefix import pack_prefix, seal
 from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
 
-from .conftest import PATIENCE_S, check_law, join, play, until
+from .conftest import PATIENCE_S, check_law, join
 
 ALGORITHM = "SIEGE"
 STEPS = 16
@@ -45,10 +46,7 @@ BUSINESS = (
 
 @dataclass(frozen=True)
 class AtLeast:
-    """A lower limit of a count.
-
-    Such a count depends on how often libzmq reconnects, or on how far a flood gets before it is stopped.
-    """
+    """A lower limit of a count."""
 
     count: int = 1
 
@@ -73,28 +71,23 @@ class KeyRing:
 
     @property
     def list_file(self) -> Path:
-        """The path of ``users.toml``."""
         return self.folder / "users.toml"
 
     def pair(self, name: str) -> KeyPair:
-        """Return the keys of a name, listed or not."""
         if name not in self._pairs:
             self._pairs[name] = new_key_pair()
         return self._pairs[name]
 
     def client(self, name: str) -> UserKeys:
-        """Return the keys that a client of that name has."""
         return UserKeys(self.pair(name), self.server.learner.public)
 
     def file(self, name: str) -> Path:
-        """Return the key file of a name."""
         path = self.folder / f"{name}.keys"
         if not path.exists():
             write_user_keys(path, name, self.client(name))
         return path
 
     def new_pair(self, name: str) -> None:
-        """Give a name other keys."""
         self._pairs[name] = new_key_pair()
         (self.folder / f"{name}.keys").unlink(missing_ok=True)
 
@@ -110,7 +103,6 @@ class KeyRing:
         self.replace(text)
 
     def replace(self, text: str) -> None:
-        """Replace the list file by another text."""
         fresh = self.list_file.with_suffix(".new")
         fresh.write_text(text)
         fresh.rename(self.list_file)
@@ -129,33 +121,16 @@ def _table(name: str, peer: Mapping[str, Any]) -> str:
 
 
 def hello(actor_id: str = "mallory", incarnation: int = 5, **fields: Any) -> Hello:
-    """Return a HELLO."""
     given = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": 0}
     return Hello(**{**given, "held_generation": 0, "held_version": 0, **fields})
 
 
 def segment(steps: int = 3, **changes: Any) -> Segment:
     """Return a segment with a whole episode of the client ``lab``."""
-    fields: dict[str, Any] = {
-        "observations": np.zeros((steps, 4), np.float32),
-        "actions": np.zeros(steps, np.int64),
-        "rewards": np.zeros(steps, np.float32),
-        "log_probs": np.zeros(steps, np.float32),
-        "versions": np.zeros(steps, np.uint64),
-        "masks": None,
-        "generation": 0,
-        "episode_id": 1,
-        "segment_index": 0,
-        "terminated": True,
-        "truncated": False,
-        "episode_return": 0.0,
-        "episode_length": steps,
-    }
-    return Segment(**{**fields, **changes})
+    return segment_with(steps, **{"generation": 0, "episode_return": 0.0, "episode_length": steps, **changes})
 
 
 def submit(first_seq: int, *segments: Segment) -> list[Any]:
-    """Return the frames of a SUBMIT."""
     return encode(join_submit(first_seq, 0, [pack_segment(s) for s in segments or (segment(),)]))
 
 
@@ -167,7 +142,6 @@ def craft(kind: int, header: Any = b"\x80", body: Sequence[bytes] = (), **prefix
 
 
 def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> list[Any]:
-    """Return the frames of a SUBMIT of one segment with another layout or another head."""
     message = join_submit(first_seq, 0, [pack_segment(segment())])
     heads = np.frombuffer(message.heads, HEAD).copy()
     for name, value in numbers.items():
@@ -194,11 +168,9 @@ class Attacker:
         self._poller.register(self.socket)
 
     def send(self, frames: Sequence[Any]) -> None:
-        """Send a message."""
         assert self.socket.send(frames)
 
     def say(self, message: Message) -> None:
-        """Send a well-formed message."""
         self.send(encode(message))
 
     def try_to_say(self, message: Message) -> None:
@@ -206,7 +178,6 @@ class Attacker:
         self.socket.send(encode(message))
 
     def listen(self, timeout_s: float) -> Message | None:
-        """Return the next message, or None after the timeout."""
         deadline = time.monotonic() + timeout_s
         while (frames := self.socket.recv(256)) is None:
             if time.monotonic() >= deadline:
@@ -228,22 +199,18 @@ class Attacker:
         return str(self.hear(Refused).code)
 
     def join(self, **fields: Any) -> Welcome:
-        """Send a HELLO and return the WELCOME."""
         self.say(hello(**fields))
         welcome: Welcome = self.hear(Welcome)
         return welcome
 
     def acked(self, enough: Callable[[Ack], bool]) -> Ack:
-        """Return the first ack that satisfies a condition."""
         ack: Ack = self.hear(Ack, enough)
         return ack
 
     def failure(self) -> MonitorEvent:
-        """Return the monitor event of the failed handshake."""
         return until(lambda: [e for e in self.socket.events() if e.is_failure], "a failed handshake")[0]
 
     def close(self) -> None:
-        """Close the socket."""
         self._poller.close()
         self.socket.close()
 
@@ -276,7 +243,6 @@ class GoodClient(threading.Thread):
         assert self.error is None, repr(self.error)
 
     def stop(self) -> None:
-        """Stop the thread and wait for its end."""
         self._over.set()
         if self.ident is not None:
             self.join(PATIENCE_S)
@@ -301,7 +267,6 @@ class Siege:
         self._before = self.counts()
 
     def agent(self, name: str = "good", **options: Any) -> RL4SysAgent:
-        """Return an actor with the keys of a name, if this learner has keys."""
         if self.ring is not None and "keys" not in options:
             options["keys"] = self.ring.file(name)
         return self.stack.enter_context(join(self.learner.address, algorithm_name=ALGORITHM, **options))
@@ -315,7 +280,6 @@ class Siege:
         return attacker
 
     def subscriber(self, name: str = "mallory") -> Socket:
-        """Return a SUB that is connected to the publisher."""
         secure = curve_client(self.ring.client(name)) if self.ring is not None else None
         return self.stack.enter_context(Socket.sub(self.learner.pub_address, secure=secure, watch=True))
 
@@ -329,7 +293,6 @@ class Siege:
         return raw
 
     def status(self) -> dict[str, Any]:
-        """Return the learner's status."""
         return self.learner.status()
 
     def counts(self) -> dict[str, int]:
@@ -350,15 +313,11 @@ class Siege:
         return found
 
     def moved(self) -> dict[str, int]:
-        """Return the counters that have changed since the attack began."""
         after = self.counts()
         return {key: after[key] - self._before.get(key, 0) for key in after if after[key] != self._before.get(key, 0)}
 
     def check(self, expected: Mapping[str, int | AtLeast], *, besides: Sequence[str] = ()) -> None:
-        """Check that the good client was not disturbed, and that only the expected counters changed.
-
-        Those of `besides` may change too.
-        """
+        """Check that the good client was not disturbed, and that only the expected counters changed."""
 
         def counted() -> dict[str, int]:
             return {key: value for key, value in self.moved().items() if key in expected or key not in (*BUSINESS, *besides)}

@@ -9,9 +9,8 @@ import importlib.util
 import os
 import signal
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,19 +38,8 @@ PRESET = ALGORITHMS.get("PPO").presets["CartPole-v1"]
 LONGEST_S = 1_300.0 * SCALE
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="rl4c-") as path:
-        yield Path(path)
-
-
 class Run:
-    """A learner with eight clients.
-
-    Attributes:
-        reached: the best mean return of each client.
-        recovery_s: for each loss, the time until it was noticed and the time until all affected clients had trained again.
-    """
+    """A learner with eight clients."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.clients = lab, [f"cart{i}" for i in range(CLIENTS)]
@@ -79,7 +67,6 @@ class Run:
             return {}
 
     def trains(self) -> bool:
-        """Return True if all clients run."""
         now = self.status()
         return len(now) == CLIENTS and all(client["state"] == "running" for client in now.values())
 

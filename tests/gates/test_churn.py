@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from kit import play, segment_with, until
 
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.security import UserKeys
@@ -19,7 +19,7 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Message, Refused, Welcome
 
-from .conftest import PATIENCE_S, SOAK, Child, Tier, descriptors, join, play, resident_kib, until
+from .conftest import PATIENCE_S, SOAK, Child, Tier, descriptors, join, resident_kib
 from .siege import Attacker, KeyRing
 from .test_zmtp_fuzz import hello
 from .zmtp import Peer
@@ -33,22 +33,13 @@ class Churner:
     """Actors by name. Each submits one segment per connection."""
 
     def __init__(self, address: str, rng: random.Random, keys: UserKeys | None, *, fresh: bool) -> None:
-        """Args:
-        address: of the learner.
-        rng: the random number generator.
-        keys: of all actors, for CURVE by libzmq. Without keys, the hand-written ZMTP is used.
-        fresh: each actor has a new name. Otherwise a few names are used again and again.
-        """
         self._address, self._rng, self._keys, self._fresh = address, rng, keys, fresh
         self._known: dict[str, tuple[int, int]] = {}  # the incarnation and the next sequence number of each name
         self._count = 0
         self.starts = self.gap = 0  # higher incarnations, and segments of streams that were discarded after their lease
 
     def once(self) -> None:
-        """Connect, join, submit one segment, wait for its ack, and disconnect: with BYE, without it, or with a reset.
-
-        After a BYE, the actor is started anew: it comes again with a higher incarnation. Otherwise the same start connects again.
-        """
+        """Connect, join, submit one segment, wait for its ack, and disconnect: with BYE, without it, or with a reset."""
         self._count += 1
         name = f"churn-{self._count if self._fresh else self._rng.randrange(NAMES)}"
         incarnation, seq = self._known.get(name, (1, 0))
@@ -96,22 +87,7 @@ def _heard(peer: Peer | Attacker) -> Message:
 
 
 def segment(generation: int) -> Segment:
-    """Return a segment with one step, which ends its episode."""
-    return Segment(
-        observations=np.zeros((1, 4), dtype=np.float32),
-        actions=np.zeros(1, dtype=np.int64),
-        rewards=np.zeros(1, dtype=np.float32),
-        log_probs=np.zeros(1, dtype=np.float32),
-        versions=np.zeros(1, dtype=np.uint64),
-        masks=None,
-        generation=generation,
-        episode_id=1,
-        segment_index=0,
-        terminated=True,
-        truncated=False,
-        episode_return=0.0,
-        episode_length=1,
-    )
+    return segment_with(1, generation=generation, episode_return=0.0, episode_length=1)
 
 
 @pytest.mark.parametrize("names", ["the same names", "new names"] if SOAK else ["the same names"])

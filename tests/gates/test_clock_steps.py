@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +33,8 @@ ACKS = 30
 RATE = 60.0
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4c-"))
-    yield path
-    shutil.rmtree(path)
-
-
 class Clocks:
-    """One learner with a run directory, and processes that act under few names, one after another or two at a time.
-
-    Attributes:
-        joined_s: the seconds from each start until the learner had welcomed the actor.
-    """
+    """One learner with a run directory, and processes that act under few names, one after another or two at a time."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -55,7 +42,6 @@ class Clocks:
         self._number = itertools.count()
 
     def serve(self, clock_s: float) -> None:
-        """Kill the learner if it runs, and start it with another clock."""
         learner = self.lab.learner
         if learner.running:
             learner.kill()
@@ -91,7 +77,6 @@ class Clocks:
         return tail.ids("acked") + tail.ids("kept")
 
     def robots(self) -> dict[str, Any]:
-        """Return the learner's status of the actors."""
         return dict(self.lab.status("on")["actors"])
 
     def fenced(self) -> int:

@@ -38,7 +38,6 @@ class Neighbour:
         self.restarts = 0
 
     def spoil(self) -> None:
-        """Stop or kill the learner."""
         if self._case == "stopped":
             self._process.signal(signal.SIGSTOP)
         else:
@@ -57,7 +56,6 @@ class Neighbour:
             self.spoil()
 
     def remedy(self) -> None:
-        """Continue the learner, or start it again."""
         if self._case == "stopped":
             self._process.signal(signal.SIGCONT)
         else:
@@ -65,12 +63,10 @@ class Neighbour:
             self._process, _ = self._start(self.address, **FAKE)
 
     def digest(self, version: int) -> int:
-        """Return the digest of a version of the policy."""
         found: int = self._process.ask("digest", version)
         return found
 
     def end(self) -> None:
-        """End the learner, and check that it ends well."""
         self._process.end()
 
 

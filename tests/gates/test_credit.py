@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import until
 
-from .conftest import Child, Spawn, Tier, agent_options, check_law, until
+from .conftest import Child, Spawn, Tier, agent_options, check_law
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -44,7 +45,6 @@ MIXES: dict[str, list[dict[str, Any]]] = {
 
 
 def actors(address: str, plans: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return the options of a crew."""
     options = []
     for place, plan in enumerate(plans):
         chosen: dict[str, Any] = {key: plan[key] for key in ("overflow", "wait_timeout_s", "spool") if key in plan}

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from kit import until
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, check_law, resident_kib, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, account, agent_options, check_law, resident_kib
 
 ACK_S = 1.0
 GROWTH_KIB = 16 * 1024
@@ -40,7 +41,7 @@ def test_a_crowd_of_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
         crowd.tell("end")
     ends = [crowd.hear(4 * PATIENCE_S) for crowd in crowds]
     numbers = {name: sum(e[name] for e in ends) for name in ("submitted", "dropped_at_source", "in_actor", "refused", "accepted")}
-    client = until(lambda: _settled(process, numbers["accepted"]), "the learner's account")
+    client = until(lambda: account(process, numbers["accepted"]), "the learner's account")
     latencies = np.array([s for e in ends for s in e["latencies_s"]])
     settled = sizes_kib[len(sizes_kib) // 3 :]
     grown = [max(0, last - first) for first, last in zip(settled[0], settled[-1], strict=True)]
@@ -55,7 +56,7 @@ def test_a_crowd_of_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
         learner_kib=sizes_kib[-1][0],
         actor_kib=round(sum(sizes_kib[-1][1:]) / actors),
         grown_kib=grown,
-        version=client["version"] if client is not None else 0,
+        version=client["version"],
     )
     assert [e["errors"] for e in ends] == [[]] * processes
     check_law(numbers)
@@ -64,9 +65,3 @@ def test_a_crowd_of_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
     if tier.long:
         assert np.quantile(latencies, 0.99) < ACK_S
         assert max(grown) < GROWTH_KIB
-
-
-def _settled(process: Child, accepted: int) -> dict[str, Any] | None:
-    client: dict[str, Any] = process.ask("status")["clients"]["lab"]
-    judged = sum(client["verdicts"][v] for v in ("trained", "stale", "quarantined"))
-    return client if client["accepted"] == accepted == judged + client["pending"] else None

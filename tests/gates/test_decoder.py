@@ -25,7 +25,6 @@ GROWTH_KIB = 50 * 1024
 
 
 def raisable() -> set[str]:
-    """Return every code that the sources of the decoder name."""
     sources = Path(rl4sys_zmq.wire.__file__).parent.glob("*.py")
     names = {name for source in sources for name in re.findall(r"\bRefusalReason\.([A-Z_]+)", source.read_text())}
     return {RefusalReason[name].value for name in names}

@@ -11,9 +11,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from kit import play, until
 
 from . import zmtp
-from .conftest import Child, Spawn, Tier, descriptors, join, play, until
+from .conftest import Child, Spawn, Tier, descriptors, join
 from .siege import KeyRing
 
 pytestmark = pytest.mark.timeout(300)
@@ -79,7 +80,6 @@ class Flood(threading.Thread):
                     connection.sendall(self._says)
 
     def stop(self) -> None:
-        """Close all connections."""
         self._over.set()
         self.join()
 

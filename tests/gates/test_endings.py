@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.ops.status import request_status
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, check_law, join, play, until
+from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, check_law, join
 
 LEARNER_S = 1.5
 """The default of `LearnerConfig.shutdown_timeout_s`."""
@@ -66,10 +67,7 @@ def serve(spawn: Spawn, **fake: Any) -> tuple[Child, str]:
 
 
 def terminate(child: Child, signals: int) -> float:
-    """Send SIGTERM, once or until the process ends, and return the seconds that this takes.
-
-    The process receives two signals that come close together as one, so further ones follow.
-    """
+    """Send SIGTERM, once or until the process ends, and return the seconds that this takes."""
     began = time.monotonic()
     child.signal(signal.SIGTERM)
     pause = threading.Event()
@@ -87,7 +85,6 @@ def lab(address: str) -> dict[str, Any]:
 
 
 def observed(process: Child, segments: int) -> dict[str, int]:
-    """Wait until the algorithm has observed this many segments. Return the counts."""
     until(lambda: process.ask("keys")["observed"] >= segments, "the last segment")
     found: dict[str, int] = process.ask("keys")
     return found
@@ -140,7 +137,6 @@ def test_a_second_sigterm_while_a_command_leaves(spawn: Spawn, learner: Start) -
 
 
 def handles_sigterm(child: Child) -> bool:
-    """Return True if the process runs and has a handler for SIGTERM."""
     if child.process.poll() is not None:
         return False
     caught = Path(f"/proc/{child.pid}/status").read_text().partition("SigCgt:")[2].split()
@@ -206,10 +202,7 @@ def test_threads_submit_each_segment_once(tier: Tier, report: Any, spawn: Spawn,
 
 
 def test_a_fork_while_an_agent_runs(tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
-    """A child creates its own agent, or continues with its parent's, which becomes another actor there.
-
-    Neither affects the parent.
-    """
+    """A child creates its own agent, or continues with its parent's, which becomes another actor there."""
     forks = tier.size(1, 50)
     process, address = learner(steps_per_update=4, rollout_length=1)
     guest = spawn("guest", {"agent": agent_options(address), "ending": "close"})

@@ -1,16 +1,11 @@
-"""The kill gate for workers in processes, here and on "another machine": they and their learner are killed or stopped.
-
-No acknowledged segment is lost, and none is trained on twice.
-"""
+"""The kill gate for workers in processes, here and on "another machine": they and their learner are killed or stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +27,6 @@ PLUGINS = ["harness.recorders", "harness.remote_engine"]
 CONFIG: dict[str, Any] = {"plugins": PLUGINS, "algorithms": ALGORITHMS}
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path, for ipc."""
-    with tempfile.TemporaryDirectory(prefix="rl4e-") as path:
-        yield Path(path)
-
-
 class Workers:
     """The worker process of one client, found through the learner's status."""
 
@@ -46,7 +34,6 @@ class Workers:
         self._lab, self._client, self._pause = lab, client, threading.Event()
 
     def running(self, other_than: int = 0) -> int:
-        """Wait until a process other than `other_than` trains, and return its id."""
         found: dict[str, Any] = {}
 
         def ready() -> bool:
@@ -58,11 +45,9 @@ class Workers:
         return int(found["worker"]["pid"])
 
     def gone(self, pid: int) -> None:
-        """Wait for the end of a process."""
         self._lab.loop.until(lambda: not is_there(pid), 30.0, f"the end of worker {pid}")
 
     def acks(self, least: int = LEAST) -> None:
-        """Wait for more acks."""
         before = self._lab.acked()
         self._lab.loop.until(lambda: self._lab.acked() >= before + least, 60.0, "acks")
 

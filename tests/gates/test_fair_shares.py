@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -19,7 +20,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, StatusReply, StatusRequest, Welcome
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, resident_kib, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
 from .siege import ALGORITHM, GoodClient, segment, submit
 from .test_malicious import endless
 from .zmtp import dial, frame, greeting, hear_ready, ready
@@ -140,7 +141,6 @@ class Caller:
         self._socket.close()
 
     def hear(self, *kinds: type[Message]) -> Any:
-        """Return the next message of these kinds."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             frames = self._socket.recv(256)
@@ -151,7 +151,6 @@ class Caller:
         raise AssertionError(f"no {kinds}")
 
     def join(self, actor_id: str, *, previously_welcomed: bool = False) -> None:
-        """Send a HELLO, and check that a WELCOME is the reply."""
         spaces: dict[str, Any] = {
             "observation_space": space_to_json(BoxSpace((4,))),
             "action_space": space_to_json(DiscreteSpace(2)),
@@ -177,7 +176,6 @@ class Caller:
         return sorted(took)[len(took) // 10]
 
     def ask_status(self) -> dict[str, Any]:
-        """Return the learner's status report."""
         self._socket.send(encode(StatusRequest()))
         document: dict[str, Any] = self.hear(StatusReply).report
         return document
@@ -212,7 +210,6 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
 
 @contextlib.contextmanager
 def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
-    """Record the peak memory of a process."""
     exceeds = threading.Event()
 
     def look() -> None:

@@ -1,7 +1,4 @@
-"""All faults together: keys, a bad network, and a learner that is killed every ten seconds.
-
-CartPole is learned nevertheless.
-"""
+"""All faults together: keys, a bad network, and a learner that is killed every ten seconds."""
 
 from __future__ import annotations
 
@@ -14,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import Child, Spawn, Tier, check_law, until
+from .conftest import Child, Spawn, Tier, check_law
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
@@ -33,7 +31,6 @@ BAD_NETWORK = NetworkFaults(latency_s=0.002, cut_probability=0.0005, reset=True,
 
 
 def make_keys(folder: Path) -> Path:
-    """Create keys for a learner and its actors."""
     keys = folder / "keys"
     learner = new_key_pair()
     write_server_keys(keys / "learner.secret", ServerKeys(learner))
@@ -119,18 +116,14 @@ class Stack:
             actor.hear()
 
     def start_learner(self) -> Child:
-        """Start the learner, and wait until it serves."""
         learner: Child = self.spawn("durable_learner", self.options)
         learner.hear()
         return learner
 
     def client(self) -> dict[str, Any]:
-        """Return the learner's status of the client."""
         return dict(self.learner.ask("status")["clients"]["cart"])
 
     def settled(self) -> dict[str, Any]:
-        """Wait until the client has resumed, and return its status."""
-
         def look() -> dict[str, Any]:
             client = self.client()
             return client if client["state"] == "running" and not client["resuming"] else {}
@@ -153,10 +146,6 @@ def check_learner_law(client: dict[str, Any]) -> None:
 
 
 def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> dict[str, Any]:
-    """Play all steps while the learner is killed from time to time.
-
-    Return the figures after everything is delivered and trained on.
-    """
     kills, restart_s, next_kill = 0, [], time.monotonic() + (kill_every_s or 0.0)
     pending_at_restart: list[int] = []
 

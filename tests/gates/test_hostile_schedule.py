@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +41,8 @@ JOIN_S = 15.0
 ACKS = 40
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4h-"))
-    yield path
-    shutil.rmtree(path)
-
-
 class Siege:
-    """A learner with honest actors, and the attacks on it.
-
-    Attributes:
-        actors: all processes that were started, the honest ones first.
-        poisons: the number of poisoned segments that were acknowledged.
-        named: the number of acknowledged segments of each client with a hostile name.
-        done: the number of attacks of each kind.
-    """
+    """A learner with honest actors, and the attacks on it."""
 
     def __init__(self, lab: Lab, seed: int) -> None:
         self.lab, self._rng = lab, random.Random(seed)
@@ -71,7 +55,6 @@ class Siege:
             actor.start()
 
     def attack(self, kind: str) -> None:
-        """Attack the running learner."""
         self.done[kind] += 1
         match kind:
             case "name":
@@ -98,7 +81,6 @@ class Siege:
         self.lab.reconfigure(resume="auto")
 
     def _play(self, client_id: str, actor_id: str, column: str, value: float) -> None:
-        """Send one segment from an actor of this process."""
         config = AgentConfig(
             client_id=client_id,
             actor_id=actor_id,

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,7 @@ FILES = ("journal.db", "journal.db-wal", "journal.marks")
 DEADLINE_S = 20.0
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4j-"))
-    yield path
-    shutil.rmtree(path)
-
-
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """Return the contents of the journal's files."""
     return {path.name: path.read_bytes() for path in run_dir.glob("journal.*") if path.name != "journal.db.lock"}
 
 
@@ -74,10 +66,7 @@ def flip_the_log_s_header(run_dir: Path, rng: random.Random) -> None:
 
 
 def log_matters(run_dir: Path) -> bool:
-    """Return True if the write-ahead log holds rows that the file lacks.
-
-    Sometimes a kill comes just after these rows were moved into the file.
-    """
+    """Return True if the write-ahead log holds rows that the file lacks."""
     totals = []
     with tempfile.TemporaryDirectory() as place:
         for names in (FILES[:1], FILES[:2]):
@@ -266,10 +255,7 @@ class HelloResult:
 
 
 def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Report) -> None:
-    """A start is refused with a clear message, or it restores every client and mark. Then the missing entries are counted.
-
-    The conservation law needs only the totals and the marks. No entry may differ from the one that was written.
-    """
+    """A start is refused with a clear message, or it restores every client and mark. Then the missing entries are counted."""
     rng = random.Random(seed)
     with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
         lab.serving()
@@ -362,10 +348,7 @@ QUICK_UNDER_IT = {"both files", "directory", "replaced"}
 
 @pytest.mark.parametrize("harm", UNDER_IT)
 def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tier: Tier, report: Report, harm: str) -> None:
-    """The learner notices the loss before it acknowledges anything more, and restores the journal.
-
-    A later kill loses nothing uncounted.
-    """
+    """The learner notices the loss before it acknowledges anything more, and restores the journal."""
     if not tier.long and harm not in QUICK_UNDER_IT:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
     with Lab(folder, seed) as lab:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable, WorkerDied
@@ -21,7 +21,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.weights import WeightsHeader
 from rl4sys_zmq.wire.messages import Bye, FetchWeights, Heartbeat, Refused, StatusReply, StatusRequest, Welcome
 
-from .conftest import PATIENCE_S, SOAK, Spawn, agent_options, check_law, join, play, until
+from .conftest import PATIENCE_S, SOAK, Spawn, agent_options, check_law, join
 from .siege import ALGORITHM, STEPS, AtLeast, Attacker, KeyRing, Siege, hello, submit
 
 pytestmark = pytest.mark.timeout(600 if SOAK else 120)
@@ -41,14 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def siege(tmp_path: Path, stack: ExitStack) -> Siege:
-    """A learner with keys, and a good client on it."""
     return Siege(tmp_path, stack, keys=True)
 
 
@@ -58,7 +51,6 @@ def ring(siege: Siege) -> KeyRing:
 
 
 def reload(siege: Siege) -> None:
-    """Write the list, and wait until the learner uses it."""
     loads = siege.status()["security"]["loads"]
     ring(siege).write()
     until(lambda: siege.status()["security"]["loads"] > loads, "the new list")
@@ -183,7 +175,6 @@ def test_a_restarted_learner_knows_whose_an_actor_is(tmp_path: Path, stack: Exit
 
 
 def streams(siege: Siege, name: str, episodes: int, steps: int = 3, **options: Any) -> RL4SysAgent:
-    """Return an actor that submits many segments at once."""
     agent = siege.agent(name, **options)
     for _ in range(episodes):
         play(agent, steps)
@@ -214,10 +205,7 @@ def test_actors_of_a_key_are_counted(siege: Siege) -> None:
 
 
 def test_a_segment_that_is_too_long_for_a_key(siege: Siege) -> None:
-    """The learner refuses the segment while the quota is in force.
-
-    With a higher quota it accepts the segment. Nothing is lost.
-    """
+    """The learner refuses the segment while the quota is in force."""
     agent = streams(siege, "lengthy", 1, steps=12)
     until(lambda: agent.stats()["counters"].get("refused_by_learner.quota"), "a refusal")
     assert agent.stats()["accepted"] == 0
@@ -552,10 +540,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("how", MISTAKES)
 def test_a_key_file_that_is_wrong(tmp_path: Path, how: str) -> None:
-    """The start of a learner and of an actor fails with one line that names the file and the remedy.
-
-    Nothing is left running.
-    """
+    """The start of a learner and of an actor fails with one line that names the file and the remedy."""
     keys = KeyRing(tmp_path / "keys")
     keys.allow("good")
     keys.write()

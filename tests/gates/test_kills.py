@@ -1,15 +1,10 @@
-"""The kill gates: no kill at any time loses an acknowledged segment, or causes one to be trained on twice.
-
-The quick tier asserts the outcome with a few kills. The long tier has the numbers of the gate.
-"""
+"""The kill gates: no kill at any time loses an acknowledged segment, or causes one to be trained on twice."""
 
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +24,6 @@ LEAST = 200
 """The number of acks between two kills."""
 
 BATCH = {"steps_per_update": 96}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path, for ipc."""
-    path = Path(tempfile.mkdtemp(prefix="rl4k-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def three_actors(lab: Lab, client: str, address: str | None = None, rate: float = 120.0) -> list[Child]:
@@ -213,7 +200,6 @@ def heal(proxy: ChaosProxy) -> None:
 
 
 def seconds_to_rate(lab: Lab, rate: float, timeout_s: float) -> float:
-    """Return the seconds until `rate` acks have arrived within one second."""
     began, marks = time.monotonic(), [(time.monotonic(), lab.acked())]
 
     def fast() -> bool:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, until
+from kit import play, until
+
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join
 
 PROCESSES = 4
 TOGETHER_S = 10.0
@@ -34,13 +36,11 @@ class Driver(threading.Thread):
             self.error = exc
 
     def reach(self, version: int) -> int:
-        """Wait for this version or a later one, and return it."""
         until(lambda: self.version >= version or self.error, f"version {version}", 2 * PATIENCE_S)
         assert self.error is None, (repr(self.error), self._agent.stats())
         return self.version
 
     def stop(self) -> int:
-        """Stop the thread. Return the last version."""
         self._over.set()
         self.join(2 * PATIENCE_S)
         self._agent.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq import AgentConfig
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
@@ -25,7 +26,7 @@ from rl4sys_zmq.rpc import Server
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.messages import Refused
 
-from .conftest import Spawn, join, play, until
+from .conftest import Spawn, join
 from .siege import Attacker, KeyRing, hello
 
 SPACES: dict[str, Any] = {"observation_space": {"type": "Box", "shape": [4]}, "action_space": {"type": "Discrete", "n": 2}}

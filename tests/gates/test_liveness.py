@@ -17,7 +17,6 @@ from harness.trace import read_trace
 
 from .conftest import Tier
 from .kill_lab import Lab
-from .test_kills import folder  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -64,7 +63,7 @@ def many_short_segments(lab: Lab, client: str) -> list[Child]:
     ]
 
 
-def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:  # noqa: F811
+def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
     rng = random.Random(seed)
     clients = list(CLIENTS) if tier.long else ["on", "ppo"]
     kills = tier.size(4, 300)
@@ -110,10 +109,7 @@ def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, repo
 
 
 def seconds_until_it_went_on(lab: Lab) -> tuple[list[float], list[float]]:
-    """Return two times for each start and client: until new segments were accepted and judged, and the longest without progress.
-
-    Both begin with the return of the client's first actor.
-    """
+    """Return, for each start and client, the times until it judged new segments and the longest without progress."""
     waits, stills, returned = [], [], {}
     for event in read_trace(lab.folder / "learner.jsonl"):
         if event.kind == "returned":

@@ -69,6 +69,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from kit import play, until
 from wire.conftest import build
 
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -82,7 +83,7 @@ from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire.segments import HEAD
 
 from . import evil
-from .conftest import PATIENCE_S, SOAK, join, play, until
+from .conftest import PATIENCE_S, SOAK, join
 from .siege import ALGORITHM, AtLeast, Siege, craft, hello, segment, submit, submit_with
 from .zmtp import MORE, dial, frame, greeting, hear_ready, ready
 
@@ -109,7 +110,6 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The id of the test."""
         return f"case-{self.number:02}-{self.name}"
 
 
@@ -130,7 +130,6 @@ def case(
 
 @pytest.fixture
 def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Case], Siege]]:
-    """Return a function that creates the siege of a case."""
     monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.05)
     monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.05)
     if not SOAK:  # case 39 waits for these; the long tier keeps their values
@@ -455,7 +454,6 @@ def array(dtype: Any = "<f4", shape: Any = (2,), data: bytes = bytes(8), **more:
 
 
 def hello_with(value: Any) -> list[bytes]:
-    """Return a HELLO with a value among its parameters."""
     fields = {f.name: getattr(hello(), f.name) for f in dataclasses.fields(m.Hello)}
     return craft(1, {**fields, "algorithm_parameters": {"x": value}})
 
@@ -815,7 +813,6 @@ ZEROS = evil.expands(evil.SPEC.size, declared=evil.SPEC.size)
 
 
 def bombs() -> dict[str, bytes]:
-    """Return frames that are not a plane of the policy."""
     size = evil.SPEC.size
     return {
         "a bomb": evil.expands(256 << 20, declared=256 << 20),
@@ -832,7 +829,6 @@ def bombs() -> dict[str, bytes]:
 
 
 def squeezed(*planes: bytes, version: int = 1, base: int | None = None) -> list[Any]:
-    """Return an update for the PUB with these planes."""
     codec = PayloadEncoding.SNAPSHOT_PLANES if base is None else PayloadEncoding.PLANES
     fields = {} if base is None else {"base_version": base}
     payload = (b"" if base is None else evil.ALL_BLOCKS) + evil.planes(*planes)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play
 
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.names import is_name
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
 
-from .conftest import Child, Spawn, Tier, join, play
+from .conftest import Child, Spawn, Tier, join
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,7 +41,6 @@ NAMES = (
 
 
 def drawn_names(count: int, seed: int) -> list[str]:
-    """Return valid names, drawn from all of Unicode, of all lengths."""
     rng = random.Random(seed)
     names: list[str] = []
     while len(names) < count:
@@ -57,10 +55,8 @@ STEPS = 4
 
 
 @pytest.fixture
-def run_dir() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="rl4n-"))
-    yield folder / "run"
-    shutil.rmtree(folder)
+def run_dir(folder: Path) -> Path:
+    return folder / "run"
 
 
 class Lives:
@@ -80,7 +76,6 @@ class Lives:
         return self.child
 
     def play(self, name: str, episodes: int = 2) -> None:
-        """Play as an actor of this name for the client of this name, until everything is acknowledged."""
         with join(self.address, client_id=name, actor_id=name) as agent:
             agent.wait_version(0, timeout_s=60.0)
             for _ in range(episodes):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.ops.status import request_command
@@ -16,7 +17,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-from .conftest import PATIENCE_S, Child, Tier, join, play, until
+from .conftest import PATIENCE_S, Child, Tier, join
 
 SEGMENTS = 11
 """The number of segments, of two steps each.
@@ -36,7 +37,6 @@ def law(client: dict[str, Any]) -> bool:
 
 
 def clients(process: Child) -> dict[str, Any]:
-    """Return the clients of a learner when all of them have resumed."""
     found = until(lambda: ready(process.ask("status")["clients"]), "the clients to be fed")
     assert found is not None
     return found
@@ -120,7 +120,6 @@ def all_of(keys: dict[str, int], segments: int) -> dict[str, int] | None:
 
 
 def send(agent: RL4SysAgent) -> None:
-    """Send eleven segments, and wait until they are acknowledged."""
     for _ in range(SEGMENTS):
         play(agent, 2)
     agent.flush(PATIENCE_S)

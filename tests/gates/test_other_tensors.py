@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from kit import play, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import HandshakeRefused
@@ -21,7 +22,7 @@ from rl4sys_zmq.wire import spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import Hello, Refused
 
 from . import evil
-from .conftest import join, play, until
+from .conftest import join
 
 TENSORS = (TensorSpec("bias", (2,)), TensorSpec("ids", (3,), "int64"), TensorSpec("half", (5,), "float16"))
 SPEC = PolicySpec(evil.SPEC.observation_space, evil.SPEC.action_space, "test-lies", {}, TENSORS, b"graph" * 100)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.run.deadletters import MAX_LETTERS, list_letters
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, check_law, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, check_law
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
@@ -75,15 +76,11 @@ class Run:
         self.actor.hear()
 
     def client(self) -> dict[str, Any]:
-        """Return the learner's status of the client."""
         found: dict[str, Any] = self.learner.ask("status")["clients"]["cart"]
         return found
 
     def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Deliver and train on everything, and end both processes.
-
-        Return the reports of the actor and the learner after the checks that always hold.
-        """
+        """Deliver and train on everything, and end both processes."""
         played = self.actor.ask("finish", PATIENCE_S)
         assert played["errors"] == [], played["errors"]
         client = self.learner.ask("drain", PATIENCE_S)["clients"]["cart"]
@@ -160,10 +157,7 @@ def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
 def test_a_replay_with_poison_in_it_teaches_cartpole_too(
     spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
 ) -> None:
-    """DQN reaches the target in the long tier only.
-
-    The quick tier stops early. In both, all poisoned segments are quarantined.
-    """
+    """DQN reaches the target in the long tier only."""
     run = Run(spawn, tmp_path / "run", seed, "DQN", [*BEYOND, *LEGAL[:2]], 0.05, 1e9)
     mean = 0.0
     if tier.long:

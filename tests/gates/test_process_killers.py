@@ -7,27 +7,21 @@ import json
 import math
 import random
 import signal
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq.errors import LearnerUnavailable, ProtocolError
 from rl4sys_zmq.ops.status import request_status
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, join, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, join
 
 STEPS = 2
 MOST_LIVES = 20
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="rl4p-") as path:
-        yield Path(path)
 
 
 class Mortal:
@@ -67,15 +61,6 @@ def judged(client: dict[str, Any], **expected: int) -> bool:
     return all(client["verdicts"][name] == count for name, count in expected.items())
 
 
-def play(agent: Any, reward: float) -> None:
-    traj = action = None
-    for _ in range(STEPS):
-        traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
-        action.update_reward(reward)
-        agent.add_to_trajectory(traj, action)
-    agent.mark_end_of_trajectory(traj, action)
-
-
 @pytest.mark.parametrize("at", ["batch", "observe", "update"])
 def test_a_segment_that_ends_the_process_is_found(
     at: str, spawn: Spawn, folder: Path, seed: int, tier: Tier, report: Callable[..., None]
@@ -89,11 +74,11 @@ def test_a_segment_that_ends_the_process_is_found(
         learner.child.hear()
         with join(learner.options["bind"], algorithm_name="MORTAL", queue_items=10_000) as agent:
             for number in range(segments):
-                play(agent, 666.0 if number == place else 1.0)
+                play(agent, STEPS, 666.0 if number == place else 1.0)
             fed = segments
             if at == "batch":  # one more segment replaces the quarantined one
                 until(lambda learner=learner: judged(learner.client(), quarantined=1), "the culprit", every_s=0.05)  # type: ignore[misc]
-                play(agent, 1.0)
+                play(agent, STEPS, 1.0)
                 fed += 1
             until(
                 lambda learner=learner, fed=fed: judged(learner.client(), quarantined=1, trained=fed - 1),  # type: ignore[misc]
@@ -151,4 +136,4 @@ def test_kills_from_outside_condemn_nothing(
 
 def keep_playing(agent: Any, stopping: threading.Event) -> None:
     while not stopping.wait(0.001):
-        play(agent, 1.0)
+        play(agent, STEPS, 1.0)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kit import play, until
 
 from rl4sys_zmq.testing import ChaosProxy
 from rl4sys_zmq.transports import Address
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, join, play, until
+from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, join
 
 pytestmark = pytest.mark.timeout(900 if SOAK else 120)
 
@@ -20,7 +21,6 @@ COUNTED_HOST = "127.0.0.2"
 
 
 def relay_of(spawn: Spawn, upstream: str) -> tuple[Child, str]:
-    """Start a relay process. Return it and its address."""
     child = spawn("command", {"command": "learner", "arguments": ["relay", upstream, "--bind", "tcp://127.0.0.1:0"]})
     return child, child.find(r"relay at (\S+)")
 
@@ -35,7 +35,6 @@ def subscribers(spawn: Spawn, address: str, count: int, **options: Any) -> Child
 
 
 def drive(driver: Any, versions: int) -> None:
-    """Create versions one after another. Wait for each before the next."""
     for _ in range(versions):
         version = driver.version
         play(driver, 1)

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
+from kit import play, until
 
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.messages import Bye, Refused, Welcome
 
-from .conftest import PATIENCE_S, Tier, check_law, play, until
+from .conftest import PATIENCE_S, Tier, check_law
 from .siege import ALGORITHM, STEPS, Attacker, Siege, hello
 
 SPACES: dict[str, Any] = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
 MAX_CLIENTS = 64
 FLOOD, SOCKETS = 1_400, 20
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def found(attacker: Attacker, client_id: str) -> Welcome | Refused:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,13 +25,6 @@ SOME = 150
 """The number of acks that suffices for a loss."""
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rl4f-"))
-    yield path
-    shutil.rmtree(path)
-
-
 def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:
     actors = [lab.actor(f"a{i}", client, **{"rate": 150.0, **options}) for i in range(2)]
     for actor in actors:
@@ -42,21 +33,16 @@ def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:
 
 
 def more(lab: Lab, count: int = SOME) -> None:
-    """Wait for more acks."""
     before = lab.acked()
     lab.loop.until(lambda: lab.acked() >= before + count, 40.0, f"{count} more acks")
 
 
 def checkpoints(lab: Lab, client: str = "on") -> list[Path]:
-    """Return the checkpoints, oldest first."""
     return sorted(path for path in (lab.run_dir / "checkpoints" / client).glob("[0-9]*") if path.name.isdigit())
 
 
 def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: bool, client: str = "on") -> int:
-    """Check that the loss is counted exactly on both sides, and that there is no other fault.
-
-    Return the number of lost segments.
-    """
+    """Check that the loss is counted exactly on both sides, and that there is no other fault."""
     outcome = lab.outcome(one_lineage=not gap)
     print(outcome)
     outcome.check()
@@ -107,10 +93,7 @@ def flip_a_bit(path: Path, rng: random.Random) -> None:
 
 
 def test_damaged_checkpoints(folder: Path, seed: int, tier: Tier) -> None:
-    """Damage to the newest checkpoint loses nothing.
-
-    If the two newest are damaged, the segments of these alone are lost and counted.
-    """
+    """Damage to the newest checkpoint loses nothing."""
     cases = [(1, "state.safetensors"), (2, "state.safetensors"), (1, "manifest.json"), (2, "manifest.json")]
     for number, (newest, name) in enumerate(cases if tier.long else cases[:1]):
         with_damaged_checkpoints(folder / str(number), seed, newest, name)

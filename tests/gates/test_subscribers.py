@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kit import play, until
+
 from rl4sys_zmq.learner.gateway.gateway import PUB_HWM
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, resident_kib, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
 
 HEALTHY = 3
 RING = 64
@@ -82,7 +84,6 @@ def test_slow_subscribers_cost_a_bounded_queue(
 
 
 def _drive(driver: Any, versions: int) -> None:
-    """Create versions one after another. Wait for each before the next."""
     for _ in range(versions):
         version = driver.version
         play(driver, 1)

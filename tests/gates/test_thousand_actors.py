@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
 from rl4sys_zmq.transports import raise_descriptor_limit
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, resident_kib, until
+from .conftest import PATIENCE_S, Child, Spawn, Tier, account, resident_kib
 
 ACK_S = 2.0
 BEYOND_KIB = 30.0
@@ -65,8 +66,7 @@ def test_a_thousand_actors(
         crowd.tell("settle")
     ends = [crowd.hear(JOIN_S) for crowd in crowds]
     numbers = {name: sum(end[name] for end in ends) for name in ("joined", "submitted", "accepted", "published")}
-    client = until(lambda: _settled(process, numbers["accepted"]), "the learner's account")
-    assert client is not None
+    client = until(lambda: account(process, numbers["accepted"]), "the learner's account")
     latencies = np.array([latency for end in ends for latency in end["latencies_s"]])
     counters = {name: sum(end["counters"].get(name, 0) for end in ends) for end in ends for name in end["counters"]}
     report(
@@ -127,9 +127,3 @@ def _bare_kib(spawn: Spawn, actors: int) -> float:
     for child in (clients, server):
         child.end()
     return found
-
-
-def _settled(process: Child, accepted: int) -> dict[str, Any] | None:
-    client: dict[str, Any] = process.ask("status")["clients"]["lab"]
-    judged = sum(client["verdicts"][v] for v in ("trained", "stale", "quarantined"))
-    return client if client["accepted"] == accepted == judged + client["pending"] else None

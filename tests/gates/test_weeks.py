@@ -33,7 +33,6 @@ BOUNDS = {key: getattr(LearnerConfig.from_mapping({}), key) // SCALE for key in 
 
 
 def records() -> Iterator[tuple[float, int, TrainingMetrics]]:
-    """Yield the time, the version and the metrics of each record of one client."""
     count = int(SPAN_S * VERSIONS_PER_S / SCALE)
     for n in range(count):
         version = n * SCALE

@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from kit import play, until
 from wire.conftest import build
 from wire.test_fuzz import Mutator
 
@@ -20,7 +21,7 @@ from rl4sys_zmq.delivery.credit import LATE_S
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, play, resident_kib, until
+from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, resident_kib
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
 HELD = 32
@@ -49,19 +50,16 @@ class Attack(threading.Thread):
         self.error: BaseException | None = None
 
     def allow(self, connections: int) -> None:
-        """Permit this many connections in all."""
         with self._room:
             self._allowed = connections
             self._room.notify_all()
 
     def wait_for(self, connections: int) -> None:
-        """Wait until this many connections are done."""
         with self._room:
             assert self._room.wait_for(lambda: self.done >= connections or self.error, 5 * PATIENCE_S), self.done
         assert self.error is None, repr(self.error)
 
     def stop(self) -> None:
-        """Stop the thread, and close all open connections."""
         with self._room:
             self._over = True
             self._room.notify_all()
@@ -201,7 +199,6 @@ def test_many_frames_for_the_publisher(learner: Callable[..., tuple[Child, str]]
 
 
 def refused(process: Child) -> int:
-    """Return the number of messages that the learner has refused."""
     counters = process.ask("status")["counters"]
     return sum(count for name, count in counters.items() if name.startswith("refused."))
 

@@ -19,7 +19,6 @@ TAKES_FLOODS = False
 
 
 def greeting(version: tuple[int, int] = (3, 1), mechanism: bytes = b"NULL", as_server: int = 0) -> bytes:
-    """Return the 64 bytes of a connection's greeting."""
     head = b"\xff" + bytes(7) + b"\x01\x7f" + bytes(version)
     return head + mechanism.ljust(20, b"\0")[:20] + bytes([as_server]) + bytes(31)
 
@@ -33,18 +32,15 @@ def frame(data: bytes, flags: int = 0, declared: int | None = None) -> bytes:
 
 
 def message(frames: Iterable[bytes]) -> bytes:
-    """Return the frames of one message."""
     parts = list(frames)
     return b"".join(frame(part, MORE if i + 1 < len(parts) else 0) for i, part in enumerate(parts))
 
 
 def command(name: bytes, body: bytes = b"") -> bytes:
-    """Return a ZMTP command."""
     return frame(bytes([len(name) & 255]) + name + body, COMMAND)
 
 
 def prop(name: bytes, value: bytes, declared: int | None = None) -> bytes:
-    """Return a property of READY."""
     size = len(value) if declared is None else declared
     return bytes([len(name) & 255]) + name + struct.pack(">I", size) + value
 
@@ -55,7 +51,6 @@ def ready(kind: bytes = b"DEALER", *more: bytes) -> bytes:
 
 
 def dial(address: str) -> socket.socket:
-    """Return a TCP connection to a learner's address."""
     where = Address.parse(address)
     return socket.create_connection((where.host, where.port), timeout=10.0)
 
@@ -90,7 +85,6 @@ class Peer:
         self._take(self._take(2)[1])  # the peer's READY, a short command
 
     def send(self, frames: Iterable[Any]) -> None:
-        """Send a message."""
         self._socket.sendall(message(bytes(f) for f in frames))
 
     def hear(self) -> list[bytes]:
@@ -106,7 +100,6 @@ class Peer:
                 return frames
 
     def close(self, *, reset: bool = False) -> None:
-        """End the connection with FIN or RST."""
         hang_up(self._socket, reset=reset)
 
     def _peek(self) -> int:
@@ -139,19 +132,12 @@ class Fuzzer:
     """A generator of the bytes of connections: mostly correct, with single errors, so that they pass the first checks."""
 
     def __init__(self, rng: random.Random, mutate: Any) -> None:
-        """Args:
-        rng: the random number generator.
-        mutate: returns the frames of a slightly changed message of the library's protocol.
-        """
         self._rng = rng
         self._mutate = mutate
         self._kind = b""
 
     def words(self, kind: bytes) -> list[bytes]:
-        """Return the bytes that one connection of this socket type sends.
-
-        Before a second part the caller should call `hear_ready`.
-        """
+        """Return the bytes that one connection of this socket type sends."""
         rng, self._kind = self._rng, kind
         match rng.randrange(10):
             case 0:

@@ -80,14 +80,6 @@ class Child(Resource):
     """
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None) -> None:
-        """Create the child without starting it.
-
-        Args:
-            name: Name of the program, unique for its owner.
-            command: The program and its arguments.
-            folder: Folder of ``NAME.out``.
-            env: Variables in addition to those of this process.
-        """
         self.name = name
         self.kills = self.retries = self.started_ns = 0
         self.command = list(command)
@@ -100,11 +92,6 @@ class Child(Resource):
         self._ends: list[_End] = []
 
     def start(self, **env: str) -> None:
-        """Start the process, with additional variables.
-
-        Raises:
-            ProcessFailed: If it is already running.
-        """
         if self.running:
             raise ProcessFailed(f"{self.name} is already running")
         self._expected = ()
@@ -139,24 +126,13 @@ class Child(Resource):
 
     @property
     def pid(self) -> int:
-        """The id of the running process.
-
-        Raises:
-            ProcessFailed: If it is not running.
-        """
         return self._living.pid
 
     @property
     def codes(self) -> list[int]:
-        """The exit codes of all runs that ended."""
         return [end.code for end in self._ends]
 
     def tell(self, line: str) -> None:
-        """Write a line to the child's standard input.
-
-        Raises:
-            ProcessFailed: If it is not running or has closed its input.
-        """
         pipe = self._living.stdin
         assert pipe is not None
         try:
@@ -170,11 +146,6 @@ class Child(Resource):
         self._expected = codes
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end.
-
-        Raises:
-            ProcessFailed: If it had already ended.
-        """
         process = self._living
         self._expected = (-signal.SIGKILL,)
         process.send_signal(signal.SIGKILL)
@@ -184,27 +155,14 @@ class Child(Resource):
         self.check()
 
     def pause(self) -> None:
-        """Stop the process: it keeps its resources and does nothing.
-
-        Raises:
-            ProcessFailed: If it is not running.
-        """
+        """Stop the process: it keeps its resources and does nothing."""
         stop_process(self._living.pid)
 
     def resume(self) -> None:
-        """Send SIGCONT.
-
-        Raises:
-            ProcessFailed: If it is not running.
-        """
         self._living.send_signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float, *codes: int) -> int:
-        """Wait for the end and return the exit code, which must be one of these codes (0 if none is given).
-
-        Raises:
-            ProcessFailed: If the code is a different one, or the process does not end in time.
-        """
+        """Wait for the end and return the exit code, which must be one of these codes (0 if none is given)."""
         self._expected = codes or (0,)
         process = self._process
         if process is not None:
@@ -217,11 +175,6 @@ class Child(Resource):
         return self._ends[-1].code
 
     def check(self) -> None:
-        """Check all exit codes so far.
-
-        Raises:
-            ProcessFailed: For an unexpected exit code.
-        """
         for life, end in enumerate(self._ends, 1):
             if end.code not in end.expected:
                 wanted = " or ".join(map(str, end.expected)) or "to keep running"
@@ -265,7 +218,6 @@ class Child(Resource):
         return False
 
     def said(self) -> str:
-        """Return the end of the output, for messages."""
         try:
             tail = self._output.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
         except OSError:

@@ -40,7 +40,6 @@ class Mortal(FakeAlgorithm):
 
 
 def make(observation_space: Any, action_space: Any, parameters: Mapping[str, Any], seed: int) -> Mortal:
-    """Return a `Mortal` algorithm."""
     return Mortal(fake_spec(), FakeParameters(**{"steps_per_update": 4, "rollout_length": 4, **parameters}), seed)
 
 

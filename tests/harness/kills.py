@@ -20,53 +20,24 @@ POLL_S = 0.005
 class KillLoop(Resource):
     """A loop that owns child processes and kills some of them at random moments while they work.
 
-    ::
-
-        with KillLoop(seed=1, folder=tmp_path) as loop:
-            learner = loop.child("learner", [sys.executable, "learner.py"])
-            learner.start()
-            loop.run([learner], kills=100, progress=lambda: acked.ids("acked"))
-
     If a child ends by itself, every wait raises `ProcessFailed`. But a child that reports its address as in use is restarted.
     """
 
     def __init__(self, *, seed: int, folder: str | os.PathLike[str]) -> None:
-        """Create a loop without children.
-
-        Args:
-            seed: Seed of the random moments.
-            folder: Folder of the children's output.
-        """
         self.children: dict[str, Child] = {}
         self._rng = random.Random(seed)
         self._folder = Path(folder)
         self._pause = threading.Event()
 
     def child(self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Child:
-        """Create a child of this loop, without starting it."""
         self.children[name] = Child(name, command, self._folder, env=env)
         return self.children[name]
 
     def wait(self, seconds: float) -> None:
-        """Let the children work for a while.
-
-        Raises:
-            ProcessFailed: If a child ends by itself meanwhile.
-        """
         over = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= over, seconds + REAP_S, "a clock")
 
     def until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Wait for a condition and watch the children meanwhile.
-
-        Args:
-            condition: Called every few milliseconds.
-            timeout_s: Longest time to wait, in seconds.
-            what: Description of the condition, for the error message.
-
-        Raises:
-            ProcessFailed: At the timeout, or if a child ends by itself.
-        """
         deadline = time.monotonic() + timeout_s
         while not condition():
             self._watch()
@@ -85,19 +56,7 @@ class KillLoop(Resource):
         spread_s: float = 0.3,
         timeout_s: float = 30.0,
     ) -> None:
-        """Kill and restart one of `victims` at random, `kills` times.
-
-        Args:
-            victims: Running children.
-            kills: Number of kills.
-            progress: Returns a count of work that only grows.
-            least: Growth of that count before the next kill.
-            spread_s: Longest random wait after that, in seconds.
-            timeout_s: Longest time for that much progress, in seconds.
-
-        Raises:
-            ProcessFailed: At the timeout, or if a process ends by itself.
-        """
+        """Kill and restart one of `victims` at random, `kills` times."""
         for number in range(1, kills + 1):
             before = progress()
             for victim in victims:
@@ -109,20 +68,13 @@ class KillLoop(Resource):
             victim.start()
 
     def uniform(self, low: float, high: float) -> float:
-        """Return a random number from the loop's seed."""
         return self._rng.uniform(low, high)
 
     @property
     def kills(self) -> int:
-        """The number of kills of all children."""
         return sum(child.kills for child in self.children.values())
 
     def check(self) -> None:
-        """Check the exit codes of all children.
-
-        Raises:
-            ProcessFailed: For an unexpected exit code.
-        """
         for child in self.children.values():
             child.check()
 

@@ -38,7 +38,6 @@ class RayCluster:
         self.nodes: list[str] = [self.add(edge=edge, cpus=cpus) for _ in range(nodes)]
 
     def add(self, *, edge: float, cpus: float = 1) -> str:
-        """Add a node, and return its id."""
         node: str = self._ask("add", edge, cpus)
         return node
 
@@ -65,7 +64,6 @@ class RayCluster:
 
 
 def main() -> None:
-    """Run a cluster until stdin ends."""
     said, sys.stdout = sys.stdout, sys.stderr  # Ray prints on stdout
     from ray.cluster_utils import Cluster
 

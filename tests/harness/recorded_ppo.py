@@ -23,12 +23,10 @@ class RecordedPPO(PPO):
         self._waiting: list[tuple[int, int]] = []
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Observe and record a segment."""
         super().observe(segment, correct=correct)
         self._waiting.append((segment.episode_id, segment.segment_index))
 
     def update(self, *, partial: bool = False) -> dict[str, float] | None:
-        """Update. An update uses all segments that wait."""
         done = super().update(partial=partial)
         if done is not None:
             self._used += self._waiting
@@ -36,11 +34,9 @@ class RecordedPPO(PPO):
         return done
 
     def state(self) -> dict[str, Any]:
-        """Return the state of PPO with the names of the segments that were used."""
         return {**super().state(), "keys": np.array(self._used, dtype=np.uint64).reshape(-1, 2)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state."""
         super().load({name: value for name, value in state.items() if name != "keys"})
         self._used = [(int(episode), int(index)) for episode, index in state["keys"]]
         self._waiting = []

@@ -15,7 +15,6 @@ __all__ = ["OffPolicyRecorder", "Recorder", "name_of"]
 
 
 def name_of(episode_id: int, segment_index: int) -> str:
-    """Return the name of a segment in a trace."""
     return f"{episode_id:x}.{segment_index}"
 
 
@@ -33,20 +32,17 @@ class Recorder(FakeAlgorithm):
         return {"segments": len(self.keys), "steps": self.steps, "updates": self.updates}
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Update, and record the number of segments that have been learned from."""
         done = super().update(partial=partial)
         if done is not None:
             self._settled = self._counts()
         return done
 
     def state(self) -> dict[str, Any]:
-        """Return the segments that have been learned from, with the counts."""
         now = self._settled if self.kind == "onpolicy" else self._counts()
         keys = np.array(self.keys[: now["segments"]], dtype=np.uint64).reshape(-1, 2)
         return {**now, "pending": 0 if self.kind == "onpolicy" else self._pending, "keys": keys}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state."""
         self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
         self._pending = state["pending"]
         self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
@@ -54,7 +50,6 @@ class Recorder(FakeAlgorithm):
         self._settled = self._counts()
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Return to the state of a `checkpoint`."""
         super().restore(kept)
         self._settled = self._counts()
 

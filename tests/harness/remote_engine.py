@@ -48,7 +48,6 @@ class RemoteProgram:
         self._process.stdin.close()
 
     def wait(self, timeout_s: float) -> str | None:
-        """Wait for the end, and return how the process ended."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -60,7 +59,6 @@ class RemoteProgram:
         return said if code == 0 else end_text(code)
 
     def kill(self) -> None:
-        """Kill the process."""
         if self._process.poll() is None:
             self._process.kill()
 
@@ -76,7 +74,6 @@ class Elsewhere:
         self._gateway = gateway
 
     def start(self, assignment: WorkerAssignment) -> RemoteWorker:
-        """Start a worker."""
         link = self._gateway.connect_worker(assignment, "tcp://127.0.0.1:0", "")
         return RemoteWorker(assignment, link, RemoteProgram)
 

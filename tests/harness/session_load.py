@@ -100,22 +100,18 @@ class SessionLoad(Worker):
 
     @property
     def submitted(self) -> int:
-        """The number of segments that all actors have sent."""
         return sum(actor.submitted for actor in self._actors)
 
     @property
     def in_flight(self) -> int:
-        """The number of segments that were sent and are not acknowledged."""
         return sum(actor.session.in_flight for actor in self._actors)
 
     @property
     def accepted(self) -> int:
-        """The number of segments that the learner has acknowledged and not refused."""
         return sum(actor.session.accepted for actor in self._actors)
 
     @property
     def counters(self) -> dict[str, int]:
-        """The counters of all sessions, such as ``resent_messages``."""
         total = Counters()
         for actor in self._actors:
             for name, count in actor.counters.snapshot().items():
@@ -123,7 +119,6 @@ class SessionLoad(Worker):
         return total.snapshot()
 
     def stop(self) -> None:
-        """Make the thread end all sessions and stop."""
         self._stopping.set()
 
     def run(self) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 
 def options() -> Any:
-    """Return the options that the test gives on the command line."""
     return json.loads(sys.argv[1])
 
 

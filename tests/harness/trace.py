@@ -56,12 +56,6 @@ class TraceWriter(Resource):
     """A writer of one process's trace: one system call per line, so that a SIGKILL truncates only the last."""
 
     def __init__(self, path: str | os.PathLike[str], *, client: str = "") -> None:
-        """Begin a new start of a process in the file `path`, after the lines of earlier starts.
-
-        Args:
-            path: The file. Its stem names the process.
-            client: The client that the process acts for.
-        """
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
@@ -85,25 +79,16 @@ class TraceWriter(Resource):
         self._say("applied", ids, {"client": client})
 
     def law(self, side: str, numbers: Mapping[str, Any], *, at_ns: int | None = None, client: str = "") -> None:
-        """Record the counters of one moment, to check the conservation law.
-
-        Args:
-            side: ``learner`` or ``actor``.
-            numbers: The client's part of a status, or `RL4SysAgent.stats`. Only the numbers of the law are recorded.
-            at_ns: Monotonic time before they were read, in nanoseconds. If None, now.
-            client: The client of the counters.
-        """
+        """Record the counters of one moment, to check the conservation law."""
         total, parts = LEARNER_LAW if side == "learner" else ACTOR_LAW
         flat = {**numbers, **numbers.get("verdicts", {})} if side == "learner" else numbers
         kept = {name: flat.get(name, 0) for name in (total, *parts)}
         self._say("law", (), {"side": side, "client": client, **kept}, at_ns)
 
     def note(self, name: str, **fields: Any) -> None:
-        """Record an event of any other kind."""
         self._say(name, (), fields)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -134,7 +119,6 @@ class TraceTail:
         return self._ids[kind]
 
     def count(self, kind: str) -> int:
-        """Return the number of events of this kind so far."""
         self._read()
         return self._lines[kind]
 
@@ -161,11 +145,6 @@ class TraceTail:
 
 
 def read_trace(*paths: str | os.PathLike[str]) -> list[Event]:
-    """Return all events of these files. Those of one file are in order.
-
-    Raises:
-        TraceBroken: For a line that cannot be read, unless it is the last line of a killed process.
-    """
     events: list[Event] = []
     for path in map(Path, paths):
         life, client = 0, ""

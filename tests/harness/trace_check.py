@@ -52,14 +52,7 @@ class TraceOutcome:
     lives: int = 0
 
     def check(self, *, delivered: bool = True) -> None:
-        """Check that every loss is counted, nothing is duplicated, and the conservation laws hold.
-
-        Args:
-            delivered: True to require that no segment is unacked.
-
-        Raises:
-            TraceBroken: If a guarantee is violated. The message names all violations.
-        """
+        """Check that every loss is counted, nothing is duplicated, and the conservation laws hold."""
         unexplained = max(0, len(self.lost) - sum(self.counted.values()))
         wrong = [
             f"{len(found)} {name} segments, such as {', '.join(found[:SHOWN])}"
@@ -87,13 +80,6 @@ class TraceOutcome:
 
 
 def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> TraceOutcome:
-    """Classify all segments and check all conservation laws.
-
-    Args:
-        events: Events of all processes; those of one process in order.
-        one_lineage: True if no learner's state was ever reset or discarded. A learner has then, at each moment, accepted all
-            segments that were acked to its client's actors before.
-    """
     events = list(events)
     submitted: dict[str, tuple[str, int]] = {}
     acked: set[str] = set()

@@ -103,7 +103,6 @@ class _Zygote:
                 return -1
 
     def close(self) -> None:
-        """End the process."""
         self._answers.close()
         self._pair.close()
         self.process.wait()
@@ -143,7 +142,6 @@ class _StarterThread(threading.Thread):
             return self.zygotes[kind]
 
     def close(self) -> None:
-        """End the zygotes and this thread."""
         with self._lock:
             for zygote in self.zygotes.values():
                 zygote.close()

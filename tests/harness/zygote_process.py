@@ -181,7 +181,6 @@ def _run(arguments: list[str]) -> None:
 
 
 def main() -> Callable[[], None]:
-    """Import the modules, and serve."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pair = socket.socket(fileno=int(sys.argv[1]))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.algorithms import IncrementalAlgorithm, make_algorithm
 from rl4sys_zmq.errors import CheckpointError
@@ -153,18 +154,12 @@ def test_an_algorithm_writes_what_is_new_and_comes_back_to_the_last_bit(
     store, rng = CheckpointStore(tmp_path / "c"), np.random.default_rng(0)
 
     def segment() -> Segment:
-        return Segment(
+        return segment_with(
+            32,
+            "cut",
             observations=rng.normal(size=(33, 3)).astype(np.float32),
             actions=rng.integers(0, 2, 32),
             rewards=rng.normal(size=32).astype(np.float32),
-            log_probs=np.zeros(32, np.float32),
-            versions=np.zeros(32, np.uint64),
-            masks=None,
-            generation=1,
-            episode_id=1,
-            segment_index=0,
-            terminated=False,
-            truncated=False,
         )
 
     for _ in range(12):

@@ -9,14 +9,13 @@ import itertools
 import re
 import socket
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.config import LearnerConfig, ResourcesConfig
 from rl4sys_zmq.errors import ConfigError, TransportError
@@ -351,13 +350,6 @@ def connection(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
 
 def worker(number: int, client_id: str) -> RayProcess:
     return RayProcess(number, client_id, {"CPU": 1.0}, replace(START, client_id=client_id), waits=True)
-
-
-def until(ready: Callable[[], bool]) -> None:
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not ready():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 def test_workers_are_placed_and_told_the_learners_address_in_the_cluster(connection: RayConnectionThread) -> None:

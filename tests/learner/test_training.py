@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.errors import RankLost, TrainingDiverged
 from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
@@ -35,17 +36,11 @@ def segment(seq: int, **changes: Any) -> Segment:
         "actions": rng.integers(0, 2, STEPS),
         "rewards": rng.normal(size=STEPS).astype(np.float32),
         "log_probs": np.full(STEPS, -0.6931, np.float32),
-        "versions": np.zeros(STEPS, np.uint64),
-        "masks": None,
-        "generation": 1,
         "episode_id": seq,
-        "segment_index": 0,
-        "terminated": True,
-        "truncated": False,
         "episode_return": 1.0,
         "episode_length": STEPS,
     }
-    return Segment(**{**given, **changes})
+    return segment_with(STEPS, **{**given, **changes})
 
 
 class Message:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 from numpy.typing import NDArray
 
 from rl4sys_zmq.learner.training.validation import (
@@ -38,23 +39,15 @@ STANDARD = standard(SCHEMA)
 
 
 def segment(steps: int = 3, **changes: Any) -> Segment:
-    rows = np.zeros(steps, np.float32)
     given = {
         "observations": np.zeros((steps, 2), np.float32),
         "actions": np.full(steps, 2),
-        "rewards": rows,
-        "log_probs": rows,
         "versions": np.full(steps, VERSION, np.uint64),
-        "masks": None,
         "generation": GENERATION,
-        "episode_id": 1,
-        "segment_index": 0,
-        "terminated": True,
-        "truncated": False,
         "episode_return": 1.0,
         "episode_length": steps,
     }
-    return Segment(**{**given, **changes})
+    return segment_with(steps, **{**given, **changes})
 
 
 def replaces(value: Any, *place: int, of: NDArray[Any]) -> NDArray[Any]:

@@ -1,7 +1,4 @@
-"""The heads of off-policy algorithms for bounded actions.
-
-Densities are exact, actions are within the bounds, and batches give the same results as single calls.
-"""
+"""The heads of off-policy algorithms for bounded actions."""
 
 from __future__ import annotations
 

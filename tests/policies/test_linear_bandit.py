@@ -76,10 +76,7 @@ def test_softmax_of_the_means() -> None:
 
 
 def test_thompson_samples_the_posterior() -> None:
-    """Compare with samples of the whole coefficient vector, as in the paper.
-
-    The policy samples only its product with the context.
-    """
+    """Compare with samples of the whole coefficient vector, as in the paper."""
     rng = np.random.default_rng(4)
     x = np.append(CONTEXT, 1.0)
     wins = np.zeros(3)

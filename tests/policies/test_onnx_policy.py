@@ -173,10 +173,7 @@ def test_a_model_is_read_as_it_was_written() -> None:
 
 
 def changed(change: Callable[[GraphBuilder], str], inputs: Any = None, outputs: Any = None, opset: int = 17) -> bytes:
-    """Return a model with one linear layer and the nodes that `change` adds.
-
-    `change` returns the name of the value that becomes the output.
-    """
+    """Return a model with one linear layer and the nodes that `change` adds."""
     builder = GraphBuilder()
     builder.add("MatMul", "observations", "weight", output="linear")
     builder.add("Identity", change(builder), output="outputs")

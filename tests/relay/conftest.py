@@ -39,7 +39,6 @@ class Upstream:
         self.states: list[PolicySnapshot] = []
 
     def publish(self) -> list[Frame]:
-        """Publish the next version, and return the frames of the message."""
         version, writing = len(self.states), self.writing
         flat = np.random.default_rng([self.history.generation, version]).normal(0.0, 0.1, sum(SIZES)).astype(np.float32)
         parts = division_of(writing.dtype, SIZES, writing.exact)
@@ -51,7 +50,6 @@ class Upstream:
         return [b"W" + self.topic, *self.history.publish(PolicyPublished(version, new.digest, body))]
 
     def beacon(self) -> list[Frame]:
-        """Return the frames of the present beacon."""
         return [b"B" + self.topic, *encode(self.history.beacon({}))]
 
     def source(self) -> list[Frame]:
@@ -71,7 +69,6 @@ class Upstream:
         )
 
     def reply(self, generation: int = 0, version: int = 0) -> list[Frame]:
-        """Return the frames of the reply to a fetch."""
         return encode(self.history.catch_up(generation, version))
 
 
@@ -116,13 +113,11 @@ class Rig:
         self.redials += 1
 
     def child(self, message: Message, peer: bytes = b"child", key: str | None = None) -> list[Any]:
-        """Pass a message from a child to the core, and return the replies to that child."""
         before = len(self.sent)
         self.core.on_child(peer, key, encode(message), self.now)
         return [answer for to, answer in self.sent[before:] if to == peer]
 
     def upstream(self, frames: Sequence[Frame]) -> None:
-        """Pass a message from the upstream to the core."""
         self.core.on_upstream(frames, self.now)
 
     def hears(self, frames: Sequence[Frame]) -> list[tuple[bytes, list[Frame]]]:
@@ -132,32 +127,27 @@ class Rig:
         return self.published[before:]
 
     def tick(self, seconds: float = 0.0, problem: str = "") -> None:
-        """Advance the clock, in steps of a quarter of a second."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.25)
             self.core.tick(self.now, 0.0, problem)
 
     def client(self, client_id: str = "lab") -> dict[str, Any]:
-        """Return the status of a client."""
         found: dict[str, Any] = self.core.report(self.now)["clients"][client_id]
         return found
 
 
 def user(name: str, *roles: str, client_ids: Sequence[str] | None = ("lab",)) -> User:
-    """Return a user whose key is its name."""
     ids = frozenset(client_ids) if client_ids is not None else None
     return User(name=name, key=name, client_ids=ids, roles=frozenset(roles), expires_unix_s=None, quota=Quota())
 
 
 def access(*users: User) -> AccessList:
-    """Return an access list of users."""
     return AccessList({u.name: u for u in users}, {u.key: u for u in users})
 
 
 @pytest.fixture
 def upstream() -> Upstream:
-    """An upstream with one version."""
     made = Upstream()
     made.publish()
     return made

@@ -77,7 +77,6 @@ class FakeNetwork:
 
     @property
     def open(self) -> list[str]:
-        """The addresses of the open connections."""
         return [socket.address.uri for socket in self.made if not socket.closed]
 
 
@@ -211,18 +210,15 @@ class Actor:
         self.subscriber.join(WELCOME, network)
 
     def monotonic(self) -> float:
-        """Return the time of the virtual clock to the module under test."""
         return self.now
 
     def tick(self, seconds: float) -> None:
-        """Advance the clock, in steps of 50 ms."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.05)
             self.subscriber.tick(self.now)
 
     def says(self, message: Message) -> None:
-        """Deliver a message from the newest socket, and process it."""
         self.network.made[-1].waiting.append(encode(message))
         while self.subscriber.receive_one():
             pass

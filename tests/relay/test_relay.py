@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import play, until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
@@ -57,12 +58,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
 class Site:
     """A factory of learners, relays and actors."""
 
@@ -101,21 +96,10 @@ def site(stack: ExitStack) -> Site:
     return Site(stack)
 
 
-def until(ready: Callable[[], object], what: str) -> None:
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not ready():
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
-        pause.wait(0.01)
-
-
 def drive(driver: RL4SysAgent, learner: Learner, followers: Sequence[RL4SysAgent], versions: int) -> None:
-    """Train a number of versions, and check after each that all actors have the learner's weights."""
     for _ in range(versions):
         version = driver.version + 1
-        traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
-        action.update_reward(1.0)
-        driver.add_to_trajectory(traj, action)
-        driver.mark_end_of_trajectory(traj, action)
+        play(driver, 1)
         for agent in (driver, *followers):
             agent.wait_version(version, PATIENCE_S)
             assert (agent.version, agent.digest) == (version, learner.digest("lab", version))
@@ -254,16 +238,6 @@ def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
     assert relays_of([agent]) == [relay.address]
 
 
-def test_an_actor_with_many_dead_relays_starts_with_the_learner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_ANSWER_S", 2 * PATIENCE_S)
-    monkeypatch.setattr("rl4sys_zmq.actor.io.weight_subscriber.RELAY_WAIT_S", 0.2)
-    learner = site.learner()
-    dead = [f"inproc://nobody-{n}" for n in range(16)]
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=dead)
-    drive(driver, learner, [agent], 2)
-    assert relays_of([agent]) == [""]
-
-
 def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = site.learner()
     driver = site.agent(learner, drives=True)
@@ -276,10 +250,7 @@ def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.
 
     monkeypatch.setattr(WeightSubscriber, "receive_one", endless)
     assert read.wait(PATIENCE_S)
-    traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
-    action.update_reward(1.0)
-    driver.add_to_trajectory(traj, action)
-    driver.mark_end_of_trajectory(traj, action)
+    play(driver, 1)
     assert learner.wait(client_id="lab", version=driver.version + 1, timeout_s=PATIENCE_S) > driver.version
 
 
@@ -306,11 +277,9 @@ class FloodingRelay(Worker):
                         peers.discard(peer)
 
     def stop(self) -> None:
-        """Stop the relay."""
         self._over.set()
 
     def wait_open(self) -> None:
-        """Wait until the relay is bound."""
         assert self._open.wait(PATIENCE_S)
 
 
@@ -392,10 +361,7 @@ def test_a_relay_that_could_not_start_can_start_later(site: Site) -> None:
 
 
 def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
-    """Send one message without an end to a socket, and return the number of bytes sent before the connection ended.
-
-    Send at most about `nbytes` bytes, and wait then until the peer closes the connection.
-    """
+    """Send one message without an end to a socket, and return the number of bytes sent before the connection ended."""
     taken, frame = 0, b"\x03" + struct.pack(">Q", 1000) + bytes(1000)
     with socket.create_connection(("127.0.0.1", Address.parse(uri).port or 0), timeout=PATIENCE_S) as peer:
         peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
@@ -477,12 +443,10 @@ class Keyed:
 
     @property
     def relay_keys(self) -> dict[str, Any]:
-        """The key options of a relay."""
         return {"keys": self.relay_folder, "upstream_keys": self.folder / "hub.keys"}
 
     @property
     def arm(self) -> dict[str, Any]:
-        """The key options of an actor."""
         return {"keys": self.folder / "arm.keys"}
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import segment_with
 from numpy.typing import NDArray
 
 from rl4sys_zmq.algorithms.torch_draws import TorchDraws
@@ -27,18 +28,14 @@ def make_segment(
     """Return a segment whose observations count up from `first`, so that a row shows its origin."""
     steps = len(rewards)
     rows = steps + (end != "terminated")
-    return Segment(
+    return segment_with(
+        steps,
+        end,
         observations=np.arange(first, first + rows).reshape(rows, 1).astype(dtype),
         actions=np.arange(steps, dtype=np.int64) % 2 + start,
         rewards=np.asarray(rewards, np.float32),
-        log_probs=np.zeros(steps, np.float32),
-        versions=np.zeros(steps, np.uint64),
         masks=masks,
-        generation=1,
         episode_id=7,
-        segment_index=0,
-        terminated=end == "terminated",
-        truncated=end == "truncated",
     )
 
 
@@ -205,7 +202,6 @@ DTYPES = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64, "
 
 
 def elements(space: LeafSpace, rows: int) -> NDArray[np.generic]:
-    """Return `rows` elements of a space."""
     rng, bounds = np.random.default_rng(rows), integer_bounds(space)
     if bounds is None:
         return rng.normal(size=(rows, *space.shape)).astype(np.float32)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import segment_with
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import PriorityOptions, ReplayMemory, ReplayOptions, StatePiece
@@ -25,18 +26,14 @@ def make_segment(steps: int, seed: int, image: bool = False, masked: bool = Fals
     rng = np.random.default_rng(seed)
     rows = steps + 1
     images = rng.integers(0, 256, (rows, 40, 30), np.uint8)
-    return Segment(
+    return segment_with(
+        steps,
+        "cut",
         observations=images if image else rng.normal(size=(rows, 2)).astype(np.float32),
         actions=rng.integers(0, 2, steps),
         rewards=rng.normal(size=steps).astype(np.float32),
-        log_probs=np.zeros(steps, np.float32),
-        versions=np.zeros(steps, np.uint64),
         masks=rng.random((rows, 2)) < 0.7 if masked else None,
-        generation=1,
         episode_id=seed,
-        segment_index=0,
-        terminated=False,
-        truncated=False,
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import segment_with
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
@@ -19,20 +20,7 @@ def make_replay(capacity: int, alpha: float = 1.0, epsilon: float = 0.25) -> Rep
 
 
 def steps(first: int, count: int) -> Segment:
-    """Return a segment whose observations count up from `first`."""
-    return Segment(
-        observations=np.arange(first, first + count, dtype=np.float32)[:, None],
-        actions=np.zeros(count, np.int64),
-        rewards=np.zeros(count, np.float32),
-        log_probs=np.zeros(count, np.float32),
-        versions=np.zeros(count, np.uint64),
-        masks=None,
-        generation=1,
-        episode_id=1,
-        segment_index=0,
-        terminated=True,
-        truncated=False,
-    )
+    return segment_with(count, observations=np.arange(first, first + count, dtype=np.float32)[:, None])
 
 
 def numbers(replay: ReplayMemory, rows: NDArray[np.int64]) -> NDArray[np.int64]:

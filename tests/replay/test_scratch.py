@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.algorithms import FolderAlgorithm, MemoryAlgorithm, make_algorithm
 from rl4sys_zmq.errors import ConfigError
@@ -27,18 +28,12 @@ def make_replay(space: BoxSpace, capacity: int = 50) -> ReplayMemory:
 
 def make_segment(space: BoxSpace, seed: int, steps: int = 20) -> Segment:
     rng = np.random.default_rng(seed)
-    return Segment(
+    return segment_with(
+        steps,
+        "cut",
         observations=rng.integers(0, 256, (steps + 1, *space.shape)).astype(space.dtype),
         actions=rng.integers(0, 2, steps),
-        rewards=np.zeros(steps, np.float32),
-        log_probs=np.zeros(steps, np.float32),
-        versions=np.zeros(steps, np.uint64),
         masks=np.ones((steps + 1, 2), np.bool_),
-        generation=1,
-        episode_id=1,
-        segment_index=0,
-        terminated=False,
-        truncated=False,
     )
 
 
@@ -59,10 +54,7 @@ def test_a_replay_in_files_has_the_same_transitions_as_one_in_memory(space: BoxS
 
 
 def test_the_space_is_reserved_and_given_back(tmp_path: Path) -> None:
-    """The process has one mapped file, whose name is already deleted and whose blocks are on the disk.
-
-    No file is left after the process is killed.
-    """
+    """The process has one mapped file, whose name is already deleted and whose blocks are on the disk."""
     program = """
 import os, sys
 from pathlib import Path

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import segment_with
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import PriorityOptions, SequenceMemory, SequenceOptions
@@ -28,18 +29,13 @@ def make_replay(capacity: int = 1000, **options: Any) -> SequenceMemory:
 def make_segment(first: int, steps: int, end: str = "cut", masks: bool = False) -> Segment:
     """Return a segment whose observations and rewards count up from `first`, with the recurrent state (first, first + 0.5)."""
     rows = steps + (end != "terminated")
-    return Segment(
+    return segment_with(
+        steps,
+        end,
         observations=np.arange(first, first + rows, dtype=np.float32)[:, None],
         actions=np.arange(first, first + steps) % 2,
         rewards=np.arange(first, first + steps, dtype=np.float32),
-        log_probs=np.zeros(steps, np.float32),
-        versions=np.zeros(steps, np.uint64),
         masks=np.arange(rows)[:, None] % 2 == np.arange(2) if masks else None,
-        generation=1,
-        episode_id=1,
-        segment_index=0,
-        terminated=end == "terminated",
-        truncated=end == "truncated",
         initial={"state": np.array([first, first + 0.5], np.float32)},
     )
 

@@ -185,7 +185,6 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
     call_queue.register(ServerMethod("m", list, "m"))
 
     def ask(session: int, number: int, acked: int = 0) -> list[Frame] | None:
-        """Return the reply that is kept for a call, as when the call is resent."""
         return call_queue.on_call(b"peer", Call(number, session, acked, 1000, True, "m", None), 0.0)
 
     def answer(session: int, number: int, size: int, acked: int = 0) -> None:

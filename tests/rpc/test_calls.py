@@ -39,7 +39,6 @@ WAIT_S = 10.0
 
 @pytest.fixture
 def server(transport: TransportUnderTest) -> Iterator[Server]:
-    """Yield a server that publishes. It is not started."""
     made = Server(transport.address(), name="test", pub=transport.address(), terms={"version": "1", "keys": ["a"]})
     yield made
     made.stop()
@@ -402,10 +401,7 @@ def test_what_runs_while_the_server_stops_is_answered(server: Server) -> None:
 
 
 def test_lanes_that_take_long_run_side_by_side(server: Server) -> None:
-    """The jobs of a concurrency group that is known to be slow do not delay other groups.
-
-    They do not even delay them for as long as the jobs of an unknown group may.
-    """
+    """The jobs of a concurrency group that is known to be slow do not delay other groups."""
     together = threading.Barrier(3)
 
     def meet(payload: Any) -> Any:

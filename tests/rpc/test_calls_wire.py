@@ -1,7 +1,4 @@
-"""The three messages of services are equal after encoding and decoding.
-
-Changed bytes raise a ProtocolError and nothing else.
-"""
+"""The three messages of services are equal after encoding and decoding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The session of a caller without sockets: HELLOs, calls that are lost with a server, calls in transit.
-
-The times are simulated.
-"""
+"""The session of a caller without sockets: HELLOs, calls that are lost with a server, calls in transit."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ class Server:
 
 
 def greeted(server: Server) -> CallerSession:
-    """Return a session that the server knows, without calls in transit."""
     session = CallerSession("tcp://x", Counters())
     first = session.start_call("m", None, 0.0, 1000.0)
     (hello,) = session.due(0.0)

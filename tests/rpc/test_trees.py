@@ -1,7 +1,4 @@
-"""Trees: a decoded tree equals the encoded tree to the bit, and values that cannot be sent are refused by their path.
-
-No bytes make the reader fail, or use much memory.
-"""
+"""Trees: a decoded tree equals the encoded tree to the bit, and values that cannot be sent are refused by their path."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
 from rl4sys_zmq.errors import (
     AddressInUse,
@@ -38,7 +39,7 @@ from rl4sys_zmq.serving.data import DataShape, SequenceSampler
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
 
-from .trainers import WAIT_S, config_at, join, until
+from .trainers import WAIT_S, config_at, join
 
 
 @pytest.fixture

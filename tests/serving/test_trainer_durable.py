@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.kills import KillLoop
+from kit import until
 
 import rl4sys_zmq
 from rl4sys_zmq.delivery.journal_rows import JournalTables
@@ -45,7 +46,7 @@ from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
-from .trainers import WAIT_S, config_at, join, until
+from .trainers import WAIT_S, config_at, join
 
 PROCESS = Path(__file__).parent / "processes" / "trainer.py"
 ENV = {"PYTHONPATH": str(Path(rl4sys_zmq.__file__).parents[1])}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
 from rl4sys_zmq.errors import CallFailed, CallRefused, CallTimeout, ConfigError, PayloadError
 from rl4sys_zmq.serving import (
@@ -20,7 +21,7 @@ from rl4sys_zmq.serving import (
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DictSpace
 
-from .trainers import WAIT_S, config_at, join, until
+from .trainers import WAIT_S, config_at, join
 
 
 def test_a_loop_without_try_lives_through_a_restart_of_the_trainer(caplog: pytest.LogCaptureFixture) -> None:

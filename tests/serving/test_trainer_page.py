@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
-from .trainers import WAIT_S, until
+from .trainers import WAIT_S
 
 PAGE = Path(__file__).parents[2] / "docs/howto/trainer.md"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 from rl4sys_zmq.serving import TrainerClient, TrainerConfig, TrainerServer
@@ -22,15 +19,3 @@ def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> Traine
     """Return a client of a running server. The client raises its errors."""
     config = options.pop("config", server.config)
     return TrainerClient(name, server.address, config, *args, **{"timeout_ms": WAIT_S * 1000, "raises": True, **options})
-
-
-def until(ready: Callable[[], object], what: str) -> None:
-    """Poll a condition until it is true.
-
-    Raises:
-        AssertionError: If it is not true within the time limit.
-    """
-    deadline, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not ready():
-        assert time.monotonic() < deadline, f"{what}: not within {WAIT_S:g} s"
-        pause.wait(0.005)

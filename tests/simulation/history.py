@@ -103,7 +103,6 @@ class History:
             self._last[stream] = max(seq, self._last.get(stream, -1))
 
     def begin_stream(self, stream: Key, first_seq: int, gap: int) -> None:
-        """Record that the learner begins or continues a stream, and announces a gap of this many segments."""
         expected = self._next.get(stream, 0)
         if gap != max(0, first_seq - expected):
             raise Violation("gap", f"{gap} announced of {stream}; {expected} was next, the actor has {first_seq}")
@@ -128,7 +127,6 @@ class History:
             self._next.pop(stream, None)
 
     def drop_stream(self, stream: Key) -> None:
-        """Record that the journal deleted the row of a stream."""
         if stream not in self.lineage.touched:
             self.lineage.marks.pop(stream, None)
             self.lineage.streams.discard(stream)
@@ -154,7 +152,6 @@ class History:
         self.counts["refused" if refused else "accepted"] += 1
 
     def write_stream(self, stream: Key, received: int) -> None:
-        """Record that the journal wrote the row of a stream."""
         self._check_jump(stream, received)
         self.lineage.streams.add(stream)
         self.lineage.marks[stream] = max(received, self.lineage.marks.get(stream, 0))
@@ -174,7 +171,6 @@ class History:
         self.lineage.gaps |= _each(self._gaps.popleft())
 
     def write(self, stream: Key, first: int, end: int) -> None:
-        """Record that the journal wrote segments."""
         self._check_jump(stream, first)
         for seq in range(first, end):
             found = self._fresh.pop((stream, seq), None)
@@ -185,7 +181,6 @@ class History:
         self.lineage.streams.add(stream)
 
     def say(self, stream: Key, received: int, durable: int) -> None:
-        """Record that the learner sent an actor its marks."""
         written = self.lineage.marks.get(stream, 0)
         if received < written:
             raise Violation("promised", f"{stream} was told that {received} is next; {written} are written")
@@ -195,7 +190,6 @@ class History:
     # ---- the learner thread
 
     def observe(self, segment: int) -> None:
-        """Record that the algorithm received a segment."""
         if segment in self._observed:
             raise Violation("once", f"segment {segment} reached the algorithm again")
         if segment not in self.lineage.accepted:
@@ -209,13 +203,7 @@ class History:
     # ---- the checks
 
     def check_owner(self, owner: str, held: int, said: int) -> None:
-        """Check that an actor holds nothing any more, and that each of its segments was counted exactly once.
-
-        Args:
-            owner: The process or the spool.
-            held: The number of segments that it still has.
-            said: The actor's own count of the segments that were accepted or refused, or that it still has.
-        """
+        """Check that an actor holds nothing any more, and that each of its segments was counted exactly once."""
         if held:
             raise Violation("wedged", f"{held} segments are still in {owner}")
         submitted, (accepted, refused) = self._submitted.get(owner, set()), self._ever
@@ -242,7 +230,6 @@ class History:
                 raise Violation("lost", f"{seq} of {stream}")
 
     def check_books(self, books: Books) -> None:
-        """Check the learner's counters."""
         fresh = sum(not refused for _, refused in self._fresh.values())
         gap = len(self.lineage.gaps.union(*map(_each, self._gaps)))
         if books.gap != gap:
@@ -256,7 +243,6 @@ class History:
             raise Violation("conserved", f"{accepted} were accepted, {undone} of them rolled back; {books}")
 
     def check_verdicts(self, stream: Key, judged: Iterable[tuple[int, str]], counted: Mapping[str, int]) -> None:
-        """Check the verdicts that an actor has counted."""
         given = Counter(verdict for segment, verdict in judged if self._place[segment][0] == stream)
         said = {verdict: counted[verdict] for verdict in JUDGED}
         if said != {verdict: given[verdict] for verdict in JUDGED}:

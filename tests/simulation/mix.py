@@ -83,14 +83,6 @@ class Mix(Simulation):
         training_s: float = 0.006,
         pool: type[CreditAllocator] = CreditAllocator,
     ) -> None:
-        """Build the actors.
-
-        Args:
-            plans: The actors.
-            batch_steps: The number of steps of a batch.
-            training_s: The time for which the learner thread trains on a batch, in virtual seconds.
-            pool: The allocator of credit.
-        """
         mix = self
 
         class Thread(_MixThread):

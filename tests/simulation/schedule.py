@@ -78,7 +78,6 @@ class Schedule:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Schedule:
-        """Draw a random schedule."""
         bad, durable = rng.random() < 0.8, rng.random() < 0.65
         return cls(
             actors=rng.randint(1, 3),

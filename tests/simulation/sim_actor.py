@@ -78,13 +78,6 @@ class SimActor:
     """
 
     def __init__(self, sim: SimNetwork, index: int, number: int) -> None:
-        """Create the actor, without starting it.
-
-        Args:
-            sim: The simulation.
-            index: The number in its name.
-            number: Its own number. Another actor may have the same name.
-        """
         self.index, self.number, self.ended = index, number, False
         self.stream: Key = (f"actor-{index}", 0)
         self.owner = self.stream[0]
@@ -100,7 +93,6 @@ class SimActor:
 
     @property
     def held(self) -> int:
-        """The number of segments in its queue."""
         return len(self._spool.rows)
 
     @property
@@ -121,7 +113,6 @@ class SimActor:
         return not self.held and self.session.state is SessionState.JOINED
 
     def start(self) -> None:
-        """Start a process, with an empty queue or with the segments of its spool."""
         rng, wrong = self._sim.rng, self._sim.schedule.clock != "right"
         again = self._spooled and self._starts > 0 and not (wrong and rng.random() < LOST_SPOOL)
         if not (self._sim.actor_parts.reuse_incarnations and self._starts):
@@ -162,7 +153,6 @@ class SimActor:
         self.start()
 
     def end(self) -> None:
-        """End the process permanently, with or without closing its session."""
         self.ended = True
         self._sim.history.abandon(self.stream)
         if self._sim.rng.random() < 0.5 and self._stopped is None:
@@ -184,7 +174,6 @@ class SimActor:
         self._work()
 
     def _clock_s(self) -> float:
-        """Return the time that the actor reads from its clock."""
         sim = self._sim
         if sim.schedule.clock == "still":
             return BEGAN_S
@@ -207,7 +196,6 @@ class SimActor:
         self._work()
 
     def on_message(self, message: Message) -> None:
-        """Process a message from the learner."""
         if self._stopped is not None:
             self._stopped.append((self._sim.life, message))
             return

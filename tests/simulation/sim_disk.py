@@ -65,7 +65,6 @@ class SimDisk:
     sound: int = 2
 
     def copy(self) -> SimDisk:
-        """Return a copy."""
         tables = dict(self.clients), dict(self.streams), list(self.entries), list(self.checkpoints)
         return SimDisk(self.journal_id, *tables, self.next_row, self.next_number, self.sound)
 
@@ -84,7 +83,6 @@ class SimDisk:
         return True
 
     def apply(self, operation: Write) -> None:
-        """Apply one operation of the journal to the tables."""
         match operation:
             case JournalEntry() as e:
                 self.entries.append((self.next_row, e))
@@ -152,7 +150,6 @@ class SlowJournal(MemoryJournal):
         self._writing: list[JournalEntry | JournalPage] = []
 
     def waiting(self) -> list[JournalEntry]:
-        """Return the entries that `committed` has not returned."""
         return [item for item in (*self._writing, *self._fresh) if isinstance(item, JournalEntry)]
 
     def queued(self, client_id: str) -> int:
@@ -177,13 +174,6 @@ class SimJournal:
     durable = True
 
     def __init__(self, disk: SimDisk, rng: random.Random, written: Callable[[Write], None]) -> None:
-        """Open the journal.
-
-        Args:
-            disk: The disk that it writes to.
-            rng: The generator of the sizes of the parts.
-            written: Called with each operation that is on the disk.
-        """
         self.journal_id = disk.journal_id
         self.full = False
         self._disk, self._rng, self._written = disk, rng, written
@@ -191,39 +181,30 @@ class SimJournal:
         self._due = 0
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Queue entries."""
         self._backlog.extend(batch)
 
     def put_client(self, row: ClientRow) -> None:
-        """Queue a row."""
         self._backlog.extend([row])
 
     def put_stream(self, row: StreamRow) -> None:
-        """Queue a row."""
         self._backlog.extend([row])
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Queue a deletion."""
         self._backlog.extend([DropStream(client_id, actor_id, origin, expires)])
 
     def drop_client(self, client_id: str) -> None:
-        """Queue a deletion."""
         self._backlog.extend([DropClient(client_id)])
 
     def drop_entries(self, client_id: str) -> None:
-        """Queue a deletion."""
         self._backlog.extend([DropClientEntries(client_id)])
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Queue a change."""
         self._backlog.extend([RetireActorStreams(client_id, actor_id)])
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Queue a count."""
         self._backlog.extend([CountSegmentsLostByJournal(client_id, count, stream)])
 
     def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
-        """Queue a deletion."""
         self._backlog.extend([DeleteCoveredEntries(client_id, tuple(marks.items()))])
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
@@ -231,7 +212,6 @@ class SimJournal:
         self._backlog.extend([PageRequest(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
 
     def waiting(self) -> list[JournalEntry]:
-        """Return the entries that are not written."""
         return [item for item in self._backlog if isinstance(item, JournalEntry)]
 
     def queued(self, client_id: str) -> int:
@@ -280,12 +260,10 @@ class SimJournal:
         return JournalPage(read.client_id, read.token, tuple(e for _, e in rows[:count]), last, len(rows) > count, 0)
 
     def state(self) -> JournalHealth:
-        """Return the health: no error, or a full disk."""
         return JournalHealth(True, 0, 0, 0, len(self._backlog), "full" if self.full else "", 0, 0, 0.0, 0)
 
     def stop(self) -> None:
         """Do nothing."""
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Return at once."""
         return True

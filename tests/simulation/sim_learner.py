@@ -162,16 +162,6 @@ class SimLearner:
     def __init__(
         self, now: float, disk: SimDisk | None, schedule: Schedule, parts: LearnerParts, history: History, rng: random.Random
     ) -> None:
-        """Start the learner.
-
-        Args:
-            now: The virtual time.
-            disk: The disk with its journal, or None for a journal in memory.
-            schedule: The schedule of the simulation.
-            parts: The classes that it is built from.
-            history: The record of the simulation.
-            rng: The generator of all random choices here.
-        """
         self.reach: Callable[[str], None] = lambda point: None
         self.is_gone: Callable[[bytes], bool] = lambda peer: False
         self.now, self.full = now, False
@@ -212,12 +202,10 @@ class SimLearner:
 
     @property
     def client(self) -> ClientState | None:
-        """The client, or None before the first actor of a new learner has joined."""
         return self.core.registry.get(CLIENT_ID)
 
     @property
     def judged(self) -> list[tuple[int, str]]:
-        """The state of the learner thread."""
         return self.thread.judged if self.thread is not None else []
 
     @property
@@ -307,7 +295,6 @@ class SimLearner:
     # ---- inputs
 
     def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
-        """Pass a message from the network to the core."""
         self.now = now
         message = _decoded(frames)
         if isinstance(message, Hello):
@@ -387,7 +374,6 @@ class SimLearner:
             self.check_books()
 
     def _answers(self) -> Answers:
-        """Record the messages of the core, and return those to send."""
         out, self._out = self._out, []
         for peer, frames, leaves in out:
             self._note(peer, decode(frames, verify=False), leaves=leaves)
@@ -446,7 +432,6 @@ class SimLearner:
         return bool(not client.is_caught_up or waits)
 
     def check_books(self) -> None:
-        """Check the counters of the client."""
         client = self.client
         if client is not None:
             books = client.books
@@ -501,7 +486,6 @@ class SimLearner:
 
 
 def _decoded(frames: Sequence[Frame]) -> Message | None:
-    """Return the message, or None if it is damaged."""
     try:
         return decode(frames)
     except ProtocolError:

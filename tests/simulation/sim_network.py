@@ -52,18 +52,15 @@ class SimNetwork:
         raise NotImplementedError
 
     def at(self, time: float, event: Callable[[], None]) -> None:
-        """Call `event` at `time`."""
         heapq.heappush(self._events, (time, next(self._count), event))
 
     def play(self, until: float) -> None:
-        """Run all events up to the time `until`."""
         while self._events and self._events[0][0] <= until:
             self.now, _, event = heapq.heappop(self._events)
             event()
         self.now = until
 
     def calm(self) -> None:
-        """End the faults of the network."""
         self.quiet = True
         self._partitioned.clear()
 
@@ -72,7 +69,6 @@ class SimNetwork:
         self._partitioned[self.rng.randrange(self.schedule.actors)] = self.now + self.rng.choice([1.0, 5.0, 9.0])
 
     def deliver(self, answers: Answers) -> None:
-        """Send the messages of the learner to the actors."""
         for peer, frames in answers:
             actor, link = self._peers[peer]
             actor.hear(frames, link)
@@ -83,7 +79,6 @@ class SimNetwork:
         return actor.link is not link
 
     def dial(self, actor: SimActor) -> Link:
-        """Open and return a new connection."""
         peer = next(self._count).to_bytes(5, "big")
         link = Link(peer, self.life)
         self._peers[peer] = actor, link

@@ -80,7 +80,6 @@ class Lineage:
     forgotten: set[Key] = field(default_factory=set)
 
     def copy(self) -> Lineage:
-        """Return a copy."""
         return replace(
             self,
             marks=dict(self.marks),

@@ -29,16 +29,13 @@ class SimSpool:
 
     @property
     def waiting(self) -> int:
-        """The number of segments without a number."""
         return len(self.rows) - self.taken
 
     @property
     def waiting_steps(self) -> int:
-        """The number of steps of those segments."""
         return sum(packed.steps for _, packed in list(self.rows)[self.taken :])
 
     def put(self, segment: int, packed: PackedSegment, max_items: int) -> int | None:
-        """Add a segment, and return the segment that was dropped to make room, if any."""
         self.rows.append((segment, packed))
         if self.waiting <= max_items or not self.reconciled:
             return None
@@ -60,7 +57,6 @@ class SimSpool:
         return self.base_seq - 1, self._released[-1][0]
 
     def sync(self) -> None:
-        """Write all removals to the disk."""
         self._released.clear()
 
     def forget_taken(self) -> list[int]:
@@ -71,10 +67,7 @@ class SimSpool:
         return gone
 
     def reopen(self, rng: random.Random) -> None:
-        """Open the queue in a new process after a kill. It is not known which segments have numbers.
-
-        With a chance of 0.5, the removals since the last `sync` are lost.
-        """
+        """Open the queue in a new process after a kill. It is not known which segments have numbers."""
         if rng.random() < 0.5:
             self.rows.extendleft(reversed(self._released))
             self.base_seq -= len(self._released)
@@ -83,11 +76,7 @@ class SimSpool:
         self.reconciled = False
 
     def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
-        """Number the segments by the marks of the learner, and remove the durable ones.
-
-        Returns:
-            The removed segments, as (number, segment), and the segments that the learner received and that must be kept.
-        """
+        """Number the segments by the marks of the learner, and remove the durable ones."""
         self.reconciled = True
         self.taken = max(0, min(received - self.base_seq, len(self.rows)))
         gone = []

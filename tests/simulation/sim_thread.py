@@ -109,15 +109,6 @@ class SimThread:
     def __init__(
         self, history: History, rng: random.Random, schedule: Schedule, judged: list[tuple[int, str]] | None, site: ThreadSite
     ) -> None:
-        """Start the thread.
-
-        Args:
-            history: The record of the segments that are observed.
-            rng: The generator of verdicts and of the pace.
-            schedule: The pace, and the choice between training on each segment at once and in batches.
-            judged: The state of the thread before this one, if there was one and there is no disk to load from.
-            site: Its surroundings.
-        """
         self.inbox: deque[ThreadMessage | Given] = deque()
         self.words: list[list[Frame]] = []
         self.progress = CheckpointProgress()
@@ -136,7 +127,6 @@ class SimThread:
     # ---- the port
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message and return True, or return False if there is no room."""
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
         message = decode_thread_message(frames)
@@ -144,11 +134,9 @@ class SimThread:
         return True
 
     def end(self, *, replaced: bool) -> None:
-        """End at once."""
         self.alive = False
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Return at once."""
         return True
 
     def abort(self) -> bool:
@@ -156,20 +144,17 @@ class SimThread:
         return True
 
     def describe(self) -> dict[str, Any]:
-        """Return the name of the engine."""
         return {"engine": "simulated"}
 
     def _say(self, message: ThreadMessage) -> None:
         self.words.append([self._site.key, *encode(message)])
 
     def fail(self) -> None:
-        """Report that the algorithm has raised."""
         self._say(ThreadFailed("ArithmeticError: planted", ""))
 
     # ---- checkpoints
 
     def load(self, disk: SimDisk) -> ThreadReady:
-        """Load the newest checkpoint, if there is one."""
         number = 0
         if disk.checkpoints:
             saved = disk.checkpoints[-1]
@@ -260,7 +245,6 @@ class SimThread:
                 raise AssertionError(f"{type(message).__name__} is not for a learner thread")
 
     def _begin(self, assign: AssignClient) -> None:
-        """Load the state, report it and publish the policy."""
         if self._site.disk is not None:
             self._say(self.load(self._site.disk))
         else:

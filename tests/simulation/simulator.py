@@ -47,14 +47,6 @@ class Simulation(SimNetwork):
     def __init__(
         self, seed: int, *, schedule: Schedule | None = None, parts: LearnerParts | None = None, actor: ActorParts | None = None
     ) -> None:
-        """Build the actors and the disk.
-
-        Args:
-            seed: The seed of all random choices.
-            schedule: The faults. They are drawn from the seed by default.
-            parts: The classes that the learner is built from.
-            actor: The classes that the actors are built from.
-        """
         super().__init__(seed, schedule, actor or ActorParts())
         self._parts = parts or LearnerParts()
         self._journals = itertools.count(1)
@@ -64,11 +56,7 @@ class Simulation(SimNetwork):
         self._doom = ""
 
     def run(self) -> History:
-        """Run the schedule, wait until all segments have been delivered, and check the rules.
-
-        Raises:
-            Violation: If a guarantee is broken.
-        """
+        """Run the schedule, wait until all segments have been delivered, and check the rules."""
         with planted(self._parts):
             self._run()
         return self.history
@@ -238,7 +226,6 @@ class Simulation(SimNetwork):
             self._guard(learner.restart_thread)
 
     def learner_hears(self, peer: bytes, frames: list[Frame]) -> None:
-        """Pass a message to the learner, if one runs."""
         learner = self._learner
         if learner is not None:
             self.deliver(learner.on_frames(self.now, peer, frames))
@@ -273,11 +260,6 @@ class Simulation(SimNetwork):
 def simulate(
     seed: int, *, schedule: Schedule | None = None, parts: LearnerParts | None = None, actor: ActorParts | None = None
 ) -> Simulation:
-    """Run one schedule, and return the simulation with its history.
-
-    Raises:
-        Violation: If a guarantee is broken. A note on the exception gives the seed.
-    """
     simulation = Simulation(seed, schedule=schedule, parts=parts, actor=actor)
     try:
         simulation.run()

@@ -7,19 +7,13 @@ import time
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 from rl4sys_zmq.transports import Address, Poller, Socket
 
 DATA = bytes(range(256)) * 800
-
-
-def eventually(condition: Any) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 class Pair:
@@ -67,7 +61,7 @@ def test_carries_both_ways_untouched() -> None:
             there.sendall(DATA)
             assert receive(back, len(DATA)) == DATA
         count = pair.proxy.counters.get
-        eventually(lambda: (count("bytes.up"), count("bytes.down")) == (len(DATA), len(DATA)))  # counted just after sending
+        until(lambda: (count("bytes.up"), count("bytes.down")) == (len(DATA), len(DATA)))  # counted just after sending
         assert count("connections") == 1
 
 
@@ -120,7 +114,7 @@ def test_half_open_leaves_the_client_in_belief() -> None:
         pair.client.sendall(b"x" * 1000)
         assert len(receive(pair.upstream, 1000)) < 1000
         pair.client.sendall(DATA)  # received by the proxy, and discarded
-        eventually(lambda: pair.proxy.counters.get("swallowed_bytes") == len(DATA))
+        until(lambda: pair.proxy.counters.get("swallowed_bytes") == len(DATA))
         pair.client.settimeout(0.02)
         with pytest.raises(TimeoutError):
             pair.client.recv(1)
@@ -165,7 +159,7 @@ def test_black_hole_swallows_then_resets_what_has_a_hole() -> None:
         other, theirs = pair.connect()
         pair.proxy.black_hole(True)
         pair.client.sendall(b"into the void")
-        eventually(lambda: pair.proxy.counters.get("swallowed_bytes") == 13)
+        until(lambda: pair.proxy.counters.get("swallowed_bytes") == 13)
         pair.proxy.black_hole(False)
         with pytest.raises(ConnectionResetError):
             pair.client.recv(1)

@@ -7,29 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.interfaces import Algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, fake_spec, fake_weights
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 SPACES = (BoxSpace((4,)), DiscreteSpace(2))
 
 
 def segment(steps: Any, episode: int = 1, index: int = 0) -> Any:
-    return Segment(
-        np.zeros((steps + 1, 4), np.float32),
-        np.zeros(steps, np.int64),
-        np.zeros(steps, np.float32),
-        np.zeros(steps, np.float32),
-        np.zeros(steps, np.uint64),
-        None,
-        1,
-        episode,
-        index,
-        False,
-        False,
-    )
+    return segment_with(steps, "cut", episode_id=episode, segment_index=index)
 
 
 def make(kind: str = "onpolicy", parameters: Any = None, **defaults: Any) -> Any:

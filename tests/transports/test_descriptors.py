@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -15,12 +14,6 @@ from rl4sys_zmq.transports import ConnectionLimitThread, Socket
 from rl4sys_zmq.transports.peers import inode, open_descriptors
 
 PATIENCE_S = 20.0
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def limit_for(excess: int) -> int:

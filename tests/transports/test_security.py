@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.errors import ConfigError, TransportError, WorkerDied
 from rl4sys_zmq.security import Denied, ServerKeys, UserKeys, curve_client, curve_server, new_key_pair, register_domain, zap
@@ -20,15 +21,6 @@ from rl4sys_zmq.testing import TransportUnderTest
 from rl4sys_zmq.transports import MAX_UNGRANTED, MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
 
 PATIENCE_S = 10.0
-
-
-def until(condition: Any, what: str = "the condition") -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    pause = threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} never held"
-        pause.wait(0.005)
-    return found
 
 
 def receive(socket: Any, timeout_s: Any = PATIENCE_S) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import zmq
 from harness.children import is_there
+from kit import until
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
@@ -49,14 +50,6 @@ def factory() -> Iterator[Any]:
         yield factory
 
 
-def until(condition: Any, timeout_s: Any = DEADLINE_S) -> Any:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        pause.wait(0.005)
-    return found
-
-
 def receive(socket: Any, max_frames: int = 32, timeout_s: Any = DEADLINE_S) -> Any:
     with Poller() as poller:
         poller.register(socket)
@@ -77,7 +70,6 @@ def receive_line(network: Any, line: Any, max_frames: int = 32) -> Any:
 
 
 def met(network: Any, router: Any) -> tuple[Any, ...]:
-    """Return a dealer of the network, and its id at the router."""
     dealer = network.dealer(router.bound, send_hwm=100_000, recv_hwm=100_000)
     assert dealer.send([b"hello"])
     return dealer, receive(router)[0]

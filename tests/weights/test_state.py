@@ -39,7 +39,6 @@ def snapshot(flat: Any, version: Any, generation: Any = GENERATION) -> Any:
 
 
 def chain(size: Any, count: Any, scale: float = 1e-4, seed: int = 0) -> Any:
-    """Return `count` consecutive snapshots with small steps between them."""
     rng = np.random.default_rng(seed)
     flat = rng.standard_normal(size).astype(np.float32)
     out = []

@@ -14,7 +14,6 @@ from job_scheduling.trace import Jobs
 
 
 def make_jobs(run_s: list[float], processors: list[int], requested_s: list[float] | None = None) -> Jobs:
-    """Return jobs that are all submitted at 0."""
     return Jobs(np.zeros(len(run_s)), np.array(run_s), np.array(requested_s or run_s), np.array(processors))
 
 

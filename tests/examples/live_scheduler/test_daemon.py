@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing.process import BaseProcess
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
 from job_scheduling.policy import ACTION_SPACE, OBSERVATION_SPACE
 from job_scheduling.trace import Jobs
@@ -27,7 +27,7 @@ from live_scheduler import compare
 from live_scheduler import daemon as daemon_module
 from live_scheduler.client import Client, play
 from live_scheduler.daemon import Daemon
-from live_scheduler.jobs import Job, bounded_slowdown, read_job
+from live_scheduler.jobs import Job, bounded_slowdown
 from live_scheduler.journal import Journal
 from live_scheduler.processes import Processes, State
 from live_scheduler.schedulers import CLIENT, PolicyScheduler, Scheduler, SlowdownMeter, make_scheduler
@@ -308,10 +308,8 @@ def test_a_job_whose_shell_was_killed_is_not_run_again(tmp_path: Path, gate: Gat
         processes.start(blocked)
     kill(shell.pid, signal.SIGKILL)
     shell.wait()
-    deadline = time.monotonic() + 10.0
-    while kill is os.killpg and processes.status(blocked).state is State.RUNNING:  # the rest of the group ends a moment later
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    if kill is os.killpg:  # the rest of the group ends a moment later
+        until(lambda: processes.status(blocked).state is not State.RUNNING, "the end of the group")
 
     def talk(client: Client) -> dict[str, Any]:
         assert client.ask("status")["running"] == (1 if kill is os.kill else 0)  # a job without its shell still has its slots
@@ -350,7 +348,6 @@ def test_a_daemon_waits_also_for_jobs_that_it_starts_after_those_of_an_earlier_o
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """A function that starts a daemon in a process, and waits until it is ready."""
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
@@ -440,11 +437,6 @@ def test_the_meter_adds_up_to_the_slowdown_of_the_waits() -> None:
     parts.append(meter.growth([], 40.0))
     assert sum(parts) == pytest.approx(6.0 / 20.0 + ((25.0 + 1.0) / 10.0 - 1.0))
     assert all(part >= 0.0 for part in parts)
-
-
-def test_a_job_is_read_from_a_request() -> None:
-    read = read_job({"id": "a", "command": ["x", "y"], "slots": 2, "requested_s": 3}, 4, 9.0)
-    assert read == job("a", "x", "y", slots=2, requested_s=3.0, submit_s=9.0)
 
 
 # ---- the actor in the daemon

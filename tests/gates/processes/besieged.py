@@ -1,7 +1,4 @@
-"""A learner with a run directory and a memory limit: `spare_bytes` above its memory at the start.
-
-A test can make it waste some.
-"""
+"""A learner with a run directory and a memory limit: `spare_bytes` above its memory at the start."""
 
 from __future__ import annotations
 

@@ -55,12 +55,10 @@ def work() -> None:
 
 
 def status() -> dict[str, Any]:
-    """Return the progress."""
     return {**state, "done": not worker.is_alive(), "episodes": len(returns), "returns": returns[-100:], "stats": agent.stats()}
 
 
 def finish(timeout_s: float) -> dict[str, Any]:
-    """Stop acting, deliver everything, and return the status."""
     stopping.set()
     worker.join(timeout_s)
     agent.flush(timeout_s)

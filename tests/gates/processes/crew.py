@@ -61,18 +61,15 @@ class Greedy(BatchSender):
     """A sender that always requests a million steps."""
 
     def wanted_steps(self, now: float, asked_steps: int) -> int:
-        """Return the credit to request."""
         return super().wanted_steps(now, asked_steps) + GREEDY_STEPS
 
 
 def begin() -> bool:
-    """Let the actors act."""
     going.set()
     return True
 
 
 def rest() -> bool:
-    """Let the actors finish their episodes, and then wait."""
     going.clear()
     return True
 

@@ -41,7 +41,6 @@ def time_the_acks() -> None:
 
 
 def act(agent: RL4SysAgent, rng: np.random.Generator) -> None:
-    """Play episodes until the test ends."""
     pace_s = 1.0 / given["steps_per_s"]
     due = time.monotonic() + rng.uniform(0.0, EPISODE_STEPS * pace_s)
     try:
@@ -60,7 +59,6 @@ def act(agent: RL4SysAgent, rng: np.random.Generator) -> None:
 
 
 def join() -> bool:
-    """Connect all agents, and start their threads."""
     for number in range(given["count"]):
         agents.append(RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])))
         threads.append(threading.Thread(target=act, args=(agents[-1], np.random.default_rng([given["seed"], number]))))
@@ -70,7 +68,6 @@ def join() -> bool:
 
 
 def end() -> dict[str, Any]:
-    """Flush and close all agents. Return their added counters."""
     over.set()
     for thread in threads:
         thread.join()

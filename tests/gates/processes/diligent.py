@@ -16,7 +16,6 @@ over = threading.Event()
 
 
 def act(agent: RL4SysAgent) -> None:
-    """Play episodes until `over` is set."""
     while not over.is_set():
         traj = action = None
         for _ in range(EPISODE_STEPS):
@@ -28,12 +27,10 @@ def act(agent: RL4SysAgent) -> None:
 
 
 def steps() -> int:
-    """Return the number of steps of whole episodes that the learner has accepted."""
     return int(agent.stats()["accepted"]) * EPISODE_STEPS
 
 
 def stats() -> Any:
-    """Return the statistics of the actor's session."""
     found = agent.stats()
     return {**{key: found[key] for key in ("submitted", "accepted", "state", "error")}, "counters": found["counters"]}
 

@@ -32,7 +32,6 @@ def started() -> Learner:
 
 
 def drain(timeout_s: float) -> dict[str, Any]:
-    """Train on all pending segments, and return the status."""
     learner.drain(timeout_s=timeout_s)
     return learner.status()
 

@@ -1,7 +1,4 @@
-"""A process that floods a learner from many sockets, or is just as busy and sends nothing.
-
-It never waits, so it fills one core.
-"""
+"""A process that floods a learner from many sockets, or is just as busy and sends nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ from typing import Any
 import numpy as np
 import zmq
 from harness.talk import obey, options, say
+from kit import segment_with
 
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import FetchWeights, Heartbeat, Hello, StatusRequest, Welcome
 
@@ -33,26 +31,11 @@ def hello(client_id: str, actor_id: str, incarnation: int) -> list[Any]:
 
 def segments(count: int) -> Any:
     steps, zeros = 50, np.zeros(50, np.float32)
-    one = Segment(
-        np.zeros((steps, 4), np.float32),
-        np.zeros(steps, np.int64),
-        zeros,
-        zeros,
-        np.zeros(steps, np.uint64),
-        None,
-        0,
-        1,
-        0,
-        terminated=True,
-        truncated=False,
-        episode_return=0.0,
-        episode_length=steps,
-    )
+    one = segment_with(steps, rewards=zeros, log_probs=zeros, generation=0, episode_return=0.0, episode_length=steps)
     return [pack_segment(one)] * count
 
 
 def words(name: str, number: int) -> Iterator[list[Any]]:
-    """Yield the messages of one socket."""
     match name:
         case "garbage":
             while True:

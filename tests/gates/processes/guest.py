@@ -21,7 +21,6 @@ given = options()
 
 
 def make() -> RL4SysAgent:
-    """Return an agent with the configuration of the test."""
     return RL4SysAgent(config=AgentConfig.from_mapping(given["agent"]))
 
 
@@ -34,7 +33,6 @@ def play(player: RL4SysAgent, episodes: int | None) -> None:
 
 
 def in_threads(count: int, episodes: int) -> dict[str, Any]:
-    """Submit from several threads through the one agent, and flush."""
     failed: list[str] = []
 
     def one() -> None:
@@ -54,7 +52,6 @@ def in_threads(count: int, episodes: int) -> dict[str, Any]:
 
 
 def in_background(count: int) -> bool:
-    """Submit from several threads until the process ends."""
     before = agent.stats()["submitted"]
     for _ in range(count):
         threading.Thread(target=play, args=(agent, None), daemon=True).start()
@@ -64,7 +61,6 @@ def in_background(count: int) -> bool:
 
 
 def close_twice() -> bool:
-    """Close the agent from two threads at once, and then again."""
     threads = [threading.Thread(target=agent.close) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -91,8 +87,6 @@ def forked(body: Callable[[], Any]) -> dict[str, Any]:
 
 
 def fork_with_its_own(episodes: int) -> dict[str, Any]:
-    """Fork. The child creates its own agent."""
-
     def body() -> dict[str, Any]:
         with make() as own:
             play(own, episodes)
@@ -118,7 +112,6 @@ def fork_with_inherited(episodes: int) -> dict[str, Any]:
 
 
 def stats() -> dict[str, Any]:
-    """Return the agent's statistics."""
     return agent.stats()
 
 

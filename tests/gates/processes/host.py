@@ -35,7 +35,6 @@ agent = RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])) if given["a
 
 
 def resident_kib() -> int:
-    """Return the resident memory of this process in KiB."""
     return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
@@ -53,11 +52,7 @@ def step(number: int, traj: Any) -> Any:
 
 
 def run(steps: int) -> dict[str, Any]:
-    """Run the loop. It skips no step: after a late step, the next ones start at once until the loop is on schedule again.
-
-    A step is missed when it begins after the end of its own period. The loop's thread has real-time priority if the system
-    permits it, so that the time that other processes take is not counted as the actor's.
-    """
+    """Run the loop. It skips no step: after a late step, the next ones start at once until the loop is on schedule again."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     try:
@@ -68,7 +63,6 @@ def run(steps: int) -> dict[str, Any]:
 
 
 def timed(steps: int) -> dict[str, Any]:
-    """Run the loop, and measure it."""
     took, late = np.zeros(steps), np.zeros(steps)
     before, traj, done, first_turn = resident_kib(), None, 0, next(turns)
     began = time.perf_counter()
@@ -118,7 +112,6 @@ def fill_the_disk(largest_bytes: int) -> bool:
 
 
 def stats() -> dict[str, Any]:
-    """Return the agent's statistics."""
     assert agent is not None
     return agent.stats()
 
@@ -130,7 +123,6 @@ def hold() -> bool:
 
 
 def release() -> None:
-    """Release the I/O thread."""
     assert agent is not None
     agent._io.host.changed.release()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
 from harness.talk import obey, options, say
+from kit import play as play_episode
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -14,20 +14,12 @@ from rl4sys_zmq.testing import FakeAlgorithm
 
 
 def play(agent: RL4SysAgent, episodes: int) -> int:
-    """Play episodes of three steps. Return the number of segments that the agent has submitted in all."""
     for _ in range(episodes):
-        traj: Any = None
-        action: Any = None
-        for _ in range(3):
-            traj, action = agent.request_for_action(traj, np.zeros(4, np.float32))
-            action.update_reward(1.0)
-            agent.add_to_trajectory(traj, action)
-        agent.mark_end_of_trajectory(traj, action)
+        play_episode(agent, 3)
     return int(agent.stats()["submitted"])
 
 
 def settle(agent: RL4SysAgent) -> dict[str, Any]:
-    """Deliver everything. Return the statistics and the time that this took."""
     began = time.monotonic()
     agent.flush(30.0)
     return {**agent.stats(), "took_s": time.monotonic() - began}

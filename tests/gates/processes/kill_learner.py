@@ -169,11 +169,7 @@ def obey_a_full_disk(marker: Path) -> None:
 
 
 class Progress:
-    """The progress of a client since its first actor returned: how many segments it has accepted and judged.
-
-    Attributes:
-        still_s: The longest time in which neither number changed, until both had grown.
-    """
+    """The progress of a client since its first actor returned: how many segments it has accepted and judged."""
 
     def __init__(self, moved: tuple[int, int], at_ns: int) -> None:
         self._first = self._last = moved

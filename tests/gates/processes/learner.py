@@ -24,7 +24,6 @@ class Forgetful(FakeAlgorithm):
     """A fake algorithm that does not keep the list of observed segments, which would grow."""
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Observe a segment, and clear the list."""
         super().observe(segment, correct=correct)
         self.keys.clear()
 
@@ -49,7 +48,6 @@ def count_snapshots() -> None:
 
 
 def keys() -> dict[str, int]:
-    """Return the numbers of observed segments and of different ones."""
     seen = [key for algorithm in made for key in algorithm.keys]
     return {"observed": len(seen), "different": len(set(seen))}
 
@@ -58,7 +56,6 @@ held = threading.Event()
 
 
 def hold() -> bool:
-    """Block the gateway thread until `release`."""
     running = threading.Event()
 
     def wait() -> None:

@@ -21,7 +21,6 @@ pause = threading.Event()
 
 
 def join(count: int) -> int:
-    """Add actors. Return the number of all actors that have joined."""
     seed = given["seed"] + len(loads)
     loads.append(SessionLoad(SessionLoadOptions(address=given["address"], count=count, algorithm_name="FAKE", seed=seed)))
     loads[-1].start()
@@ -37,7 +36,6 @@ def send(rate: float) -> bool:
 
 
 def settle() -> dict[str, Any]:
-    """Wait until everything is acknowledged. Return the added counters."""
     wait_for(lambda: not any(load.rate_in_use or load.in_flight for load in loads))
     counters: dict[str, int] = {}
     for load in loads:

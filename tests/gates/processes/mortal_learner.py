@@ -1,7 +1,4 @@
-"""A learner with a run directory whose algorithm crashes the process when it trains on a segment with the reward 666.
-
-Its first line is its address. It ends with its stdin.
-"""
+"""A learner with a run directory whose algorithm crashes the process when it trains on a segment with the reward 666."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ class OnPolicy(FakeAlgorithm):
     poisoned = False
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Observe a segment, and note a reward of 666."""
         super().observe(segment, correct=correct)
         self.poisoned |= bool((segment.rewards == 666.0).any())
 
@@ -53,21 +49,18 @@ class OffPolicy(FakeAlgorithm):
     poisoned = False
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Observe a segment. If it is poisoned, crash or note it."""
         super().observe(segment, correct=correct)
         self.poisoned |= bool((segment.rewards == 666.0).any())
         if self.poisoned and given["at"] == "observe":
             die()
 
     def update(self, *, partial: bool = False) -> Any:
-        """Crash after a poisoned segment."""
         if self.poisoned:
             die()
         return super().update(partial=partial)
 
 
 def build(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    """Return the algorithm that the options select."""
     kind = OnPolicy if given["at"] == "batch" else OffPolicy
     return kind(fake_spec(), FakeParameters(steps_per_update=given["steps_per_update"], rollout_length=4), seed)
 

@@ -32,14 +32,12 @@ once: list[str] = []
 
 
 def put(segment: Segment, column: str, value: float) -> Segment:
-    """Return the segment with another value in one random element of a column."""
     changed = getattr(segment, column).copy()
     changed.reshape(-1)[rng.randrange(changed.size)] = value
     return dataclasses.replace(segment, **{column: changed})
 
 
 def scale(segment: Segment, column: str, factor: float) -> Segment:
-    """Return the segment with a whole column multiplied."""
     return dataclasses.replace(segment, **{column: (getattr(segment, column) * np.float32(factor)).astype(np.float32)})
 
 
@@ -69,7 +67,6 @@ def is_beyond(segment: Segment) -> bool:
 
 
 def spoil(segment: Segment) -> Any:
-    """Pack a segment, corrupted or not."""
     kind = ""
     if once:
         kind = once.pop()
@@ -91,7 +88,6 @@ class Poisoned:
 
     @property
     def version(self) -> int:
-        """The version of the policy."""
         return self._agent.version
 
     def add_to_trajectory(self, traj: Any, action: Any) -> None:
@@ -108,7 +104,6 @@ class Aim(EpisodeCounts):
 
     @property
     def done(self) -> bool:
-        """True if the target is reached, or `stopping` is set."""
         return stopping.is_set() or (len(self.returns) == 100 and self.mean >= given["target"])
 
     @property
@@ -126,7 +121,6 @@ def work() -> None:
 
 
 def status() -> dict[str, Any]:
-    """Return the progress."""
     return {
         "done": not worker.is_alive(),
         "errors": errors,
@@ -140,7 +134,6 @@ def status() -> dict[str, Any]:
 
 
 def finish(timeout_s: float) -> dict[str, Any]:
-    """Stop acting, deliver everything, and return the status."""
     stopping.set()
     worker.join(timeout_s)
     agent.flush(timeout_s)
@@ -148,7 +141,6 @@ def finish(timeout_s: float) -> dict[str, Any]:
 
 
 def one(kind: str) -> bool:
-    """Corrupt the next segment."""
     once.append(kind)
     return True
 

@@ -21,7 +21,6 @@ taken: list[int] = []
 
 
 def take() -> int:
-    """Open files until no descriptor is left. Return their number."""
     try:
         while True:
             taken.append(os.open(os.devnull, os.O_RDONLY))
@@ -30,7 +29,6 @@ def take() -> int:
 
 
 def release() -> None:
-    """Close the files that `take` has opened."""
     while taken:
         os.close(taken.pop())
 
@@ -49,7 +47,6 @@ with ExitStack() as stack:
     say(ports)
 
     def status() -> Any:
-        """Return the counters and the clients of the learner, and the counters of the relay."""
         for part in (learner, served):
             part.raise_if_dead()
         return {**learner.status(), "relay": served.status()["counters"]}

@@ -33,7 +33,6 @@ found: dict[str, Any] = {"joined": False, "error": ""}
 
 
 def join(address: str) -> None:
-    """Join as a client of an algorithm without torch."""
     config = AgentConfig(client_id="lab", algorithm_name="FAKE", input_size=4, act_dim=2, train_server_address=address)
     try:
         with RL4SysAgent(config=config) as agent:

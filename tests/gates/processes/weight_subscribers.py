@@ -49,14 +49,12 @@ def join() -> dict[str, Any]:
 
 
 def wait(version: int) -> bool:
-    """Wait until all agents have this version or a later one."""
     for agent in agents:
         agent.wait_version(version, 60.0)
     return True
 
 
 def state() -> list[dict[str, Any]]:
-    """Return the policy that each agent holds, and the counters of its subscription."""
     found = []
     for agent in agents:
         stats = agent.stats()

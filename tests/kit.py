@@ -1,0 +1,84 @@
+"""Helpers for tests of several folders: they wait for a condition, make a segment, play episodes, and train on them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.values import Segment
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner import Learner
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""The longest wait. It is only reached by a failure, since a busy machine may be slow."""
+
+
+def until(
+    ready: Callable[[], T | None], what: object = "the condition", timeout_s: float = PATIENCE_S, every_s: float = 0.01
+) -> T:
+    """Poll a condition until it is true, and return its value. A function as `what` describes the state when time is over."""
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not (value := ready()):
+        assert time.monotonic() < deadline, f"{what() if callable(what) else what}: not within {timeout_s:g} s"
+        pause.wait(every_s)
+    return value
+
+
+def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Segment:
+    """Return a segment of zeros, for Box(4) and Discrete, with other values in `columns`. `end` can be truncated or cut too."""
+    defaults: dict[str, Any] = {
+        "observations": np.zeros((steps + (end != "terminated"), 4), np.float32),
+        "actions": np.zeros(steps, np.int64),
+        "rewards": np.zeros(steps, np.float32),
+        "log_probs": np.zeros(steps, np.float32),
+        "versions": np.zeros(steps, np.uint64),
+        "masks": None,
+        "generation": 1,
+        "episode_id": 1,
+        "segment_index": 0,
+        "terminated": end == "terminated",
+        "truncated": end == "truncated",
+    }
+    return Segment(**{**defaults, **columns})
+
+
+def play(agent: RL4SysAgent, observations: int | Iterable[Any], reward: float = 1.0, **end: Any) -> None:
+    """Play one episode with these observations, or with this many of Box(4). `end` goes to `mark_end_of_trajectory`."""
+    traj = action = None
+    rows = (np.full(4, step, np.float32) for step in range(observations)) if isinstance(observations, int) else observations
+    for observation in rows:
+        traj, action = agent.request_for_action(traj, observation)
+        action.update_reward(reward)
+        agent.add_to_trajectory(traj, action)
+    assert traj is not None
+    agent.mark_end_of_trajectory(traj, action, **end)
+
+
+def play_batch(agent: RL4SysAgent, batches: Iterable[Any], reward: float = 1.0) -> None:
+    """Play one episode in each of several environments, with a batch of observations for each step."""
+    trajs: Any = None
+    actions: Any = ()
+    for batch in batches:
+        trajs, actions = agent.request_for_actions(trajs, batch)
+        for traj, action in zip(trajs, actions, strict=True):
+            agent.add_to_trajectory(traj, action)
+            action.update_reward(reward)
+    for traj, action in zip(trajs, actions, strict=True):
+        agent.mark_end_of_trajectory(traj, action)
+
+
+def drained(learner: Learner, *agents: RL4SysAgent, client_id: str = "lab") -> dict[str, Any]:
+    """Deliver the agents' segments, let the learner judge all, and return the client's status."""
+    for agent in agents:
+        agent.flush(PATIENCE_S)
+    learner.drain(timeout_s=PATIENCE_S)
+    client: dict[str, Any] = learner.status()["clients"][client_id]
+    return client

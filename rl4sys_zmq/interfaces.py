@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # also numpy, which a sidecar does not import
+    import numpy as np
+    from numpy.typing import NDArray
 
-if TYPE_CHECKING:
     from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalHealth, JournalPage, StreamRow
     from rl4sys_zmq.learner.engines.base import WorkerAssignment
     from rl4sys_zmq.policies.base import Action

@@ -3,19 +3,12 @@
 An actor (`RL4SysAgent`) runs inside a host program and chooses its actions. A learner trains the policy on another thread,
 process or machine. `FrozenAgent` acts with a policy that was exported from a learner, without one.
 
-The subpackages form layers. A module imports only from its own subpackage and from lower layers:
+The rooms, each of which imports only from itself and from rooms before it:
 
-- F0 `errors`, `resource`, `counters` and other small modules: exceptions, base classes for threads, counters.
-- F1 `values`: segments, policy specs, policy snapshots (weights) and spaces.
-- F2 `config`: options and configuration files. `wire`: the message format. `weights`: weight diffs and digests.
-- F3 `transports`: ZeroMQ sockets over tcp, ipc and inproc. `delivery`: the delivery protocol for segments, without I/O.
-  `policies`: inference in numpy.
-- F4 `security`: user keys, the access list, authentication and authorization.
-- F5 `rpc`: remote calls with deadlines, calls that run at most once, and publish-subscribe.
-- F6 `actor` and `learner`: the two sides. Neither imports the other; they exchange only messages.
-- F7 `serving`: inference, environments, actions and trainers as services. `ops`: status, diagnosis and plots.
-  `testing`: public test tools. `compat`: further names that programs for RL4Sys import.
-- F8 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
+- The core: `errors`, `interfaces` and other small modules; `values`; `config`, `wire`, `weights`; `transports`, `delivery`,
+  `policies`, `replay`; `security`; `rpc`; `actor` and `learner`, which exchange only messages.
+- Batteries, which reach the core through registries: `algorithms`, `remote`, `relay`, `serving`, `compat`; `fleet`, `capacity`.
+- Tools: `ops`, `testing`; `cli`.
 
 Public names are loaded when first used. Importing this package never imports torch.
 """

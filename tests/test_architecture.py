@@ -50,7 +50,8 @@ CORE = (
     ),
     ("values",),
     ("config", "wire", "weights"),
-    ("transports", "delivery", "policies", "replay"),
+    ("layers", "transports", "delivery", "replay"),
+    ("policies",),
     ("security",),
     ("rpc",),
     ("actor", "learner"),
@@ -78,7 +79,7 @@ GROUND = FLOORS[0]
 """The rooms of the ground floor may import one another: `Worker` raises errors."""
 
 TORCH_ROOMS = {"learner", "algorithms", "remote", "cli"}
-TORCH_ROOMS_LATE = {"capacity", "testing"}
+TORCH_ROOMS_LATE = {"layers", "capacity", "testing"}
 """Rooms that import torch only inside a function."""
 LIBRARIES = {"stable_baselines3", "sb3_contrib", "torchrl", "tensordict"}
 """Libraries of algorithms, which only worker processes import: in modules of `ADAPTERS` that no other module imports."""

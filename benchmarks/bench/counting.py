@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 from bench.environment import environment
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.policies.gru import GRUParameters, gru_spec
-from rl4sys_zmq.policies.head_parameters import stochastic_head
+from rl4sys_zmq.layers.gru import GRU
+from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
+from rl4sys_zmq.policies.layer_policy import layers_spec
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
@@ -91,11 +92,12 @@ def _serve(bind: str) -> None:
     made: list[CountingAlgorithm] = []
 
     def factory(
-        observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+        observation_space: ObservationSpace, action_space: Space, options: Mapping[str, object], seed: int
     ) -> CountingAlgorithm:
-        units = parameters.get("units")
+        units = options.get("units")
         if isinstance(units, int):
-            spec = gru_spec(observation_space, action_space, GRUParameters(head=stochastic_head(action_space), units=units))
+            parameters = HeadParameters(head=stochastic_head(action_space))
+            spec = layers_spec(observation_space, action_space, parameters, [GRU(units=units)])
         else:
             head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
             spec = mlp_spec(observation_space, action_space, head, HIDDEN)

@@ -12,7 +12,7 @@ from torch import Tensor
 from job_scheduling.features import FEATURES, USED, WINDOW
 from job_scheduling.plugin import ScorerOptions
 from job_scheduling.policy import SCALE
-from rl4sys_zmq.algorithms.networks.sequences import Sequences
+from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.values import PolicySpec
 
 __all__ = ["JobScorer"]

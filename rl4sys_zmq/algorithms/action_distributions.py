@@ -2,15 +2,88 @@
 
 from __future__ import annotations
 
+import math
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.torch_layers import Categorical, DiagonalGaussian, Distribution
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.values.action_layout import action_layout, choice_groups
 from rl4sys_zmq.values.spaces import ActionSpace
 from rl4sys_zmq.values.trees import Tree
+
+FORBIDDEN_LOGIT = -1e9
+"""The logit of a forbidden action.
+
+With this value, the probability of the action is exactly zero in float32, and ``p log p`` is finite. With -inf, it would be NaN.
+"""
+
+
+class Distribution(Protocol):
+    """The interface of a batch of ``B`` probability distributions over actions, one for each observation."""
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """Return the logarithm of the probability (or probability density) of one action per distribution, ``[B]``."""
+
+    def mean_entropy(self) -> Tensor:
+        """Return the mean entropy of the ``B`` distributions in nats, as a scalar tensor."""
+
+    def mode(self) -> Tensor:
+        """Return the most probable action of each distribution, in the form that `log_probs` takes."""
+
+
+class Categorical:
+    """A batch of ``B`` distributions over ``n`` discrete actions. It implements `Distribution`.
+
+    It is created from logits ``[B, n]`` and, optionally, `forbidden`: bool ``[B, n]``, True for each action to exclude.
+    """
+
+    def __init__(self, logits: Tensor, forbidden: Tensor | None = None) -> None:
+        if forbidden is not None:
+            logits = logits.masked_fill(forbidden, FORBIDDEN_LOGIT)
+        self._log_probs = torch.log_softmax(logits, dim=1)
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """Return the log-probability of one action per distribution, ``[B]``. The actions are int64 ``[B]``, from 0."""
+        return self._log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
+
+    def mean_entropy(self) -> Tensor:
+        """Return the mean of ``-Σ p log p`` over the ``B`` distributions, as a scalar tensor."""
+        return (self._log_probs.exp() * self._log_probs).sum() * (-1.0 / len(self._log_probs))
+
+    def mode(self) -> Tensor:
+        """Return the most probable actions, int64 ``[B]`` from 0."""
+        return self._log_probs.argmax(dim=1)
+
+
+class DiagonalGaussian:
+    """A batch of ``B`` normal distributions over vectors of ``n`` independent numbers. It implements `Distribution`.
+
+    It is created from means ``[B, n]`` and the logarithms of the standard deviations, `log_std` ``[n]``, shared by all ``B``.
+    """
+
+    def __init__(self, means: Tensor, log_std: Tensor) -> None:
+        self._means = means
+        self._log_std = log_std
+        self._constant = 0.5 * means.shape[1] * math.log(2.0 * math.pi)
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """Return the log-density of one action per distribution, ``[B]``.
+
+        The actions are float32 ``[B, n]``, as sampled: before they are clipped or squashed into the bounds of the action space.
+        """
+        z = (actions - self._means) * torch.exp(-self._log_std)
+        return z.square().sum(dim=1) * -0.5 - (self._log_std.sum() + self._constant)
+
+    def mean_entropy(self) -> Tensor:
+        """Return ``Σ log σ + n/2 (1 + log 2π)``, as a scalar tensor. All ``B`` distributions have this entropy."""
+        return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
+
+    def mode(self) -> Tensor:
+        """Return the means, ``[B, n]``: the most probable actions."""
+        return self._means
 
 
 class ActionDistributions:

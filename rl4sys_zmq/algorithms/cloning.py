@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.networks.torch_layers import FORBIDDEN_LOGIT, FlatAdam, encode_observations
+from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations
+from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 from rl4sys_zmq.values.observations import leaves_of

@@ -1,7 +1,7 @@
 """Weights from files, with which the training of a policy can start.
 
 A source is a policy folder, the folder of a checkpoint, or a file of named tensors (safetensors). In a file, the names are those
-of the policy (``layers.0.weight``), or, for a policy of the kind ``mlp``, those of a torch ``nn.Sequential``: pairs
+of the policy (``layers.0.weight``), or, for a policy of the kind ``layers``, those of a torch ``nn.Sequential``: pairs
 ``N.weight`` and ``N.bias`` in ascending order of N, with or without a common prefix. Pickled files are never read.
 """
 
@@ -20,7 +20,7 @@ from rl4sys_zmq.values import PolicySpec, TensorSpec
 from rl4sys_zmq.wire import blob_digest
 
 OPTIONAL = frozenset({"log_std", "epsilon", "noise_std", "obs_mean", "obs_scale"})
-"""Tensors of a policy of the kind ``mlp`` that a file can leave out. The algorithm's own values then stay."""
+"""Tensors of a policy of the kind ``layers`` that a file can leave out. The algorithm's own values then stay."""
 
 _PICKLED = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
 _SEQUENTIAL = re.compile(r"(|.*\.)(\d{1,6})\.(weight|bias)")
@@ -68,8 +68,8 @@ def read_weights(path: Path, spec: PolicySpec) -> dict[str, NDArray[Any]]:
     except (library.SafetensorError, KeyError, ValueError) as exc:  # KeyError: a dtype that NumPy does not have
         raise ConfigError(f"init: {path} is not a safetensors file with dtypes of NumPy: {exc}", key="init") from exc
     complete = _names(spec) - OPTIONAL <= set(found)
-    tensors = found if complete or spec.kind != "mlp" else _from_sequential(path, found)
-    optional = OPTIONAL if spec.kind == "mlp" else frozenset()
+    tensors = found if complete or spec.kind != "layers" else _from_sequential(path, found)
+    optional = OPTIONAL if spec.kind == "layers" else frozenset()
     missing = sorted(_names(spec) - set(tensors) - optional)
     unknown = sorted(set(tensors) - _names(spec))
     if missing or unknown:
@@ -103,7 +103,7 @@ def _check_same(path: Path, theirs: PolicySpec, ours: PolicySpec) -> None:
 
 
 def _from_sequential(path: Path, found: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a torch ``nn.Sequential``, renamed to the layers of an MLP policy (``layers.0.weight``)."""
+    """Return the tensors of a torch ``nn.Sequential``, renamed to dense layers (``layers.0.weight``)."""
     layers: dict[int, dict[str, NDArray[Any]]] = {}
     prefixes, tensors = set(), {}
     for name, tensor in found.items():

@@ -14,8 +14,8 @@ from rl4sys_zmq.policies.base import Act, Action
 from rl4sys_zmq.policies.bounded import DeterministicHead, SquashedGaussianHead
 from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.policies.mlp import mlp_document
-from rl4sys_zmq.policies.network import OutputNetwork, PolicyNetwork
+from rl4sys_zmq.policies.layer_policy import read_network
+from rl4sys_zmq.policies.network import LayerNetwork, OutputNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
@@ -81,14 +81,23 @@ def policy_head(spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySn
             return action_head(spec.action_space, parameters.squash, spec.views(snapshot.flat).get("log_std"))
 
 
-def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that a spec of the kind ``mlp`` (multilayer perceptron) describes.
-
-    The policy uses views of the weights. For a small network, it also makes a copy for faster inference
-    (`SingleObservationNetwork`).
+def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
+    """Build the policy that a spec of the kind ``layers`` describes. It uses views of the weights, and copies of small ones.
 
     Raises:
-        ConfigError: If the spec is not a valid ``mlp`` spec, or `snapshot` has another size than the spec.
+        ConfigError: If the spec is invalid, `snapshot` has another size than the spec, or a layer needs onnxruntime and it is not
+            installed.
     """
-    document = mlp_document(spec)
-    return NetworkPolicy.of(spec, document, snapshot, PolicyNetwork.of(spec, document, spec.views(snapshot.flat)))
+    head, layers = read_network(spec)
+    names = [tensor.name for tensor in layers.tensors()]
+    tensors = spec.views(snapshot.flat)
+    if not all(layer.in_numpy for layer in layers.layers):
+        from rl4sys_zmq.policies.graphs.layers import onnx_network  # the actor of a small network does not import it
+
+        return NetworkPolicy.of(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
+    network = LayerNetwork(spec.observation_space, layers, [tensors[name] for name in names])
+    if not layers.state_size:
+        return NetworkPolicy.of(spec, head, snapshot, network)
+    from rl4sys_zmq.policies.recurrent_policy import RecurrentPolicy
+
+    return RecurrentPolicy(spec.observation_space, snapshot, network, layers.state_size, policy_head(spec, head, snapshot))

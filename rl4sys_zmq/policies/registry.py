@@ -1,4 +1,4 @@
-"""The registry of policy kinds: it maps the name of a kind, such as ``mlp``, to the function that builds such policies.
+"""The registry of policy kinds: it maps the name of a kind, such as ``layers``, to the function that builds such policies.
 
 A kind can be built in, registered by the program, or provided by an installed distribution (entry point).
 """
@@ -21,7 +21,7 @@ from rl4sys_zmq.values.arrays import without_float_errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
-    """One kind of policy, such as ``mlp``, in the registry of kinds.
+    """One kind of policy, such as ``layers``, in the registry of kinds.
 
     Attributes:
         name: The name of the kind, as in `PolicySpec.kind`.
@@ -59,9 +59,8 @@ class PolicyEntry:
 POLICIES = Registry(
     PolicyEntry,
     {
-        "gru": "rl4sys_zmq.policies.gru:ENTRY",
+        "layers": "rl4sys_zmq.policies.layer_policy:ENTRY",
         "linear_bandit": "rl4sys_zmq.policies.linear_bandit:ENTRY",
-        "mlp": "rl4sys_zmq.policies.mlp:ENTRY",
         "onnx": "rl4sys_zmq.policies.onnx_policy:ENTRY",
     },
     noun="policy kind",

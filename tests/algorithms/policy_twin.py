@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from rl4sys_zmq.algorithms.networks.torch_layers import activation_function, encode_observations, standardise
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations, standardise
+from rl4sys_zmq.layers.activation import torch_activation
 from rl4sys_zmq.policies.mlp import mlp_document
 from rl4sys_zmq.values import PolicySpec
 
@@ -21,7 +22,7 @@ def policy_outputs(spec: PolicySpec, tensors: Mapping[str, NDArray[np.float32]],
     document = mlp_document(spec)
     if document.normalise_observations:
         x = standardise(x, torch.tensor(tensors["obs_mean"]), torch.tensor(tensors["obs_scale"]))
-    activation = activation_function(document.activation)
+    activation = torch_activation(document.activation)
     for layer in range(len(document.hidden_sizes) + 1):
         x = F.linear(x, torch.tensor(tensors[f"layers.{layer}.weight"]), torch.tensor(tensors[f"layers.{layer}.bias"]))
         if layer < len(document.hidden_sizes):

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy
+from rl4sys_zmq.algorithms.action_distributions import Categorical, DiagonalGaussian
 from rl4sys_zmq.algorithms.networks.cnn import CNNOptions, cnn_layers
 from rl4sys_zmq.algorithms.networks.cnn_actor_critic import CNNActorCritic
-from rl4sys_zmq.algorithms.networks.torch_layers import Categorical, DiagonalGaussian, encode_observations
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.policies import RandomSource, build_policy

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy
+from rl4sys_zmq.algorithms.action_distributions import Categorical
 from rl4sys_zmq.algorithms.networks import NETWORKS, register_network
 from rl4sys_zmq.algorithms.networks.module import module_network
 from rl4sys_zmq.algorithms.networks.module_actor_critic import ModuleActorCritic
 from rl4sys_zmq.algorithms.networks.module_export import export_module
-from rl4sys_zmq.algorithms.networks.torch_layers import Categorical
 from rl4sys_zmq.config.options import integer, option
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.testing import check_policy

@@ -17,7 +17,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, network_names, register_network
 from rl4sys_zmq.algorithms.networks.mlp import ENTRY as MLP
 from rl4sys_zmq.algorithms.networks.mlp_actor_critic import MLPActorCritic
-from rl4sys_zmq.algorithms.networks.torch_layers import MLPStack
+from rl4sys_zmq.algorithms.networks.mlp_stack import MLPStack
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.config.options import integer, option
 from rl4sys_zmq.errors import ConfigError

@@ -17,10 +17,10 @@ from rl4sys_zmq.algorithms import make_algorithm, planned_policy  # noqa: E402
 from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, ReplayShape, register_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.cnn import CNNOptions  # noqa: E402
 from rl4sys_zmq.algorithms.networks.cnn_replay import CNNReplay  # noqa: E402
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations  # noqa: E402
 from rl4sys_zmq.algorithms.networks.mlp import ENTRY as MLP  # noqa: E402
 from rl4sys_zmq.algorithms.networks.module import module_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.module_replay import JOINED_UNITS, ModuleReplay  # noqa: E402
-from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations  # noqa: E402
 from rl4sys_zmq.config.options import integer, option  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.policies import RandomSource, build_policy  # noqa: E402

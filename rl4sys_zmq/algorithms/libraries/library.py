@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
+from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import (
     ANY_AGE,
@@ -20,7 +21,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
 )
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
 from rl4sys_zmq.values.action_layout import action_layout
 
@@ -123,7 +124,7 @@ def _plan(
     parameters: Mapping[str, object],
 ) -> PolicySpec:
     p = read_parameters(cls, parameters, algorithm=name)
-    check_not_image(observation_space, p.hidden_sizes, name)
+    check_not_image(observation_space, next(iter(p.hidden_sizes), 0), name)
     if action_space.KIND not in heads:
         raise ConfigError(f"{name} needs a {' or '.join(heads)} action space, not {action_space!s:.80}", key="action_space")
     return mlp_spec(observation_space, action_space, heads[action_space.KIND], p.hidden_sizes, p.activation)

@@ -1,4 +1,4 @@
-"""The weights of a torch network of a library, as the tensors of the policy kind ``mlp``, or a refusal of the network."""
+"""The weights of a torch network of a library, as the tensors of the policy kind ``layers``, or a refusal of the network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedNetwork:
-    """The part of a library's network that is sent to actors, as a policy of the kind ``mlp``.
+    """The part of a library's network that is sent to actors, as a policy of the kind ``layers``.
 
     Attributes:
         layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces

@@ -19,11 +19,11 @@ from rl4sys_zmq.algorithms.libraries.mlp_layers import PublishedNetwork, network
 from rl4sys_zmq.algorithms.libraries.replayed import ReplayPace, ReplayTraining, scaled_actions
 from rl4sys_zmq.algorithms.libraries.torchrl_entries import TorchrlParameters, ValueParameters
 from rl4sys_zmq.algorithms.libraries.torchrl_losses import make_loss
-from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
-from rl4sys_zmq.policies.mlp import mlp_document
+from rl4sys_zmq.policies.layer_policy import read_network
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
 
@@ -52,7 +52,7 @@ class TorchrlAlgorithm(ReplayTraining):
     ) -> None:
         assert entry.plan is not None and entry.parameters is not None
         self._spec = entry.plan(observation_space, action_space, parameters)
-        self._head = mlp_document(self._spec).head
+        self._head = read_network(self._spec)[0].head
         self.parameters: TorchrlParameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
         p = self.parameters
         self._observation_space, self._action_space = observation_space, action_space

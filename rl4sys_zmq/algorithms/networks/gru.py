@@ -1,16 +1,17 @@
-"""The options of the kind of network ``gru``, a gated recurrent unit, and its registry entry. This module imports no torch."""
+"""The kind of network ``gru``, a gated recurrent unit."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from rl4sys_zmq.algorithms.networks.layer_kind import LayerPlan, check_not_image, layer_network
 from rl4sys_zmq.config.options import flag, integer, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.network_entry import NetworkEntry, PolicyRequirements
-from rl4sys_zmq.policies.gru import MAX_UNITS, GRUParameters, gru_spec
+from rl4sys_zmq.layers.gru import GRU, MAX_UNITS
+from rl4sys_zmq.learner.registry.network_entry import PolicyRequirements
 from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
-from rl4sys_zmq.policies.mlp import check_not_image
-from rl4sys_zmq.values import ACTIVATIONS, PolicySpec
+from rl4sys_zmq.policies.mlp import hidden_layers
+from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace
 
 _ACTOR_CRITIC_OPTIONS = {
     "sequence_length": "give the parameter sequence_length of {algorithm} instead",
@@ -40,38 +41,33 @@ class GRUOptions:
     )
 
 
-def plan(options: GRUOptions, requirements: PolicyRequirements) -> PolicySpec:
-    """Return the specification of a policy of the kind ``gru``.
+def planned(options: GRUOptions, space: ObservationSpace) -> LayerPlan:
+    """Return the layers. The value network has a hidden layer on the state of the recurrent unit, which all networks share."""
+    return LayerPlan(
+        shared=[*hidden_layers(options.hidden_sizes, options.activation), GRU(units=options.units)],
+        values=hidden_layers((options.units,), options.activation),
+        value_gradient=options.value_gradient,
+        sequence_length=options.sequence_length,
+    )
 
-    Raises:
-        ConfigError: If the policy cannot act in the spaces, if an image is too large for a network without convolutions, if the
-            outputs have a meaning that a recurrent policy does not have, or if an option has no effect.
-    """
+
+def _check(options: GRUOptions, requirements: PolicyRequirements) -> None:
+    """Raise ConfigError if an image is too large for a network without convolutions, or an option has no effect."""
     r = requirements
     if r.head.head in VALUE_HEADS:
         for name, remedy in _ACTOR_CRITIC_OPTIONS.items():
             if getattr(options, name) != getattr(GRUOptions(), name):
                 key = f"algorithm_parameters.network.{name}"
                 raise ConfigError(f"{key}: on-policy algorithms have it; {remedy.format(algorithm=r.algorithm)}", key=key)
-    check_not_image(r.observation_space, (*options.hidden_sizes, 3 * options.units)[:1], r.algorithm)
-    parameters = GRUParameters(
-        **asdict(r.head),
-        units=options.units,
-        hidden_sizes=options.hidden_sizes,
-        activation=options.activation,
-        normalise_observations=r.normalise_observations,
-    )
-    return gru_spec(r.observation_space, r.action_space, parameters)
+    check_not_image(r.observation_space, next(iter(options.hidden_sizes), 3 * options.units), r.algorithm)
 
 
-ENTRY = NetworkEntry(
-    name="gru",
-    options=GRUOptions,
-    plan=plan,
-    actor_critic="rl4sys_zmq.algorithms.networks.gru_actor_critic:GRUActorCritic",
-    sequence_replay="rl4sys_zmq.algorithms.networks.gru_replay:GRUReplay",
-    linear_output=True,
+ENTRY = layer_network(
+    "gru",
+    GRUOptions,
+    planned,
+    recurrent=True,
+    check=_check,
     summary="A gated recurrent unit, for observations that do not show the whole state. Actors compute it in numpy.",
     reference="Cho et al. 2014, Learning phrase representations using RNN encoder-decoder for statistical machine translation",
-    extra="learner",
 )

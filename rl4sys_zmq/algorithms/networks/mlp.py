@@ -1,13 +1,14 @@
-"""The options of the kind of network ``mlp``, a multilayer perceptron, and its registry entry. This module imports no torch."""
+"""The kind of network ``mlp``, a multilayer perceptron."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from rl4sys_zmq.algorithms.networks.layer_kind import LayerPlan, check_not_image, layer_network
 from rl4sys_zmq.config.options import one_of, option, sizes
-from rl4sys_zmq.learner.registry.network_entry import NetworkEntry, PolicyRequirements
-from rl4sys_zmq.policies.mlp import MLPParameters, check_not_image
-from rl4sys_zmq.values import ACTIVATIONS, PolicySpec
+from rl4sys_zmq.learner.registry.network_entry import PolicyRequirements
+from rl4sys_zmq.policies.mlp import hidden_layers
+from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace
 
 __all__ = ["ENTRY", "MLPOptions"]
 
@@ -20,31 +21,20 @@ class MLPOptions:
     activation: str = option(one_of(*ACTIVATIONS), "tanh", doc="activation function after each hidden layer")
 
 
-def plan(options: MLPOptions, requirements: PolicyRequirements) -> PolicySpec:
-    """Return the specification of a policy of the kind ``mlp``.
-
-    Raises:
-        ConfigError: If the policy cannot act in the spaces, or an image is too large for a network without convolutions.
-    """
-    r = requirements
-    check_not_image(r.observation_space, options.hidden_sizes, r.algorithm)
-    document = MLPParameters(
-        **asdict(r.head),
-        hidden_sizes=options.hidden_sizes,
-        activation=options.activation,
-        normalise_observations=r.normalise_observations,
-    )
-    tensors = document.tensors(r.observation_space, r.action_space)
-    return PolicySpec(r.observation_space, r.action_space, "mlp", document.plain(), tensors)
+def planned(options: MLPOptions, space: ObservationSpace) -> LayerPlan:
+    """Return the layers, which no networks share."""
+    return LayerPlan(own=hidden_layers(options.hidden_sizes, options.activation))
 
 
-ENTRY = NetworkEntry(
-    name="mlp",
-    options=MLPOptions,
-    plan=plan,
-    actor_critic="rl4sys_zmq.algorithms.networks.mlp_actor_critic:MLPActorCritic",
-    replay="rl4sys_zmq.algorithms.networks.mlp_replay:MLPReplay",
-    linear_output=True,
+def _check(options: MLPOptions, requirements: PolicyRequirements) -> None:
+    """Raise ConfigError if an image is too large for a network without convolutions."""
+    check_not_image(requirements.observation_space, next(iter(options.hidden_sizes), 0), requirements.algorithm)
+
+
+ENTRY = layer_network(
+    "mlp",
+    MLPOptions,
+    planned,
+    check=_check,
     summary="A multilayer perceptron for the policy and one for the values. Actors compute it in numpy.",
-    extra="learner",
 )

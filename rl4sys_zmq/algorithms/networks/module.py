@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, NetworkEntry, PolicyRequirements, ReplayShape
+from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.onnx_policy import onnx_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork
+    from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
     from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import ActorCriticNetwork
 
 __all__ = ["module_network"]
@@ -45,15 +47,19 @@ def module_network(
         weights, model = export_module(name, build, chosen, space, head.outputs(requirements.action_space))
         return onnx_spec(space, requirements.action_space, head, weights, model)
 
+    def networks(chosen: Any, space: ObservationSpace, outputs: Sequence[int], actions: int, extras: int) -> ModuleNetworks:
+        from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
+
+        assert isinstance(space, BoxSpace)
+        return ModuleNetworks(build, chosen, space, outputs, actions=actions, extras=extras)
+
     def actor_critic(chosen: Any, spec: PolicySpec) -> ActorCriticNetwork:
-        from rl4sys_zmq.algorithms.networks.module_actor_critic import ModuleActorCritic
+        head = HeadParameters(**spec.document)
+        extras = sum(tensor.size for tensor in head.head_tensors(spec.action_space))
+        return networks(chosen, spec.observation_space, (head.outputs(spec.action_space), 1), 0, extras)
 
-        return ModuleActorCritic(build, chosen, spec)
-
-    def replay(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> ReplayNetwork:
-        from rl4sys_zmq.algorithms.networks.module_replay import ModuleReplay
-
-        return ModuleReplay(build, chosen, space, shape)
+    def replay(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> ModuleNetworks:
+        return networks(chosen, space, shape.outputs, shape.actions, shape.extras)
 
     return NetworkEntry(
         name=name,

@@ -2,46 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
+from rl4sys_zmq.algorithms.networks.module_export import build_module
+from rl4sys_zmq.layers.layer import Sequences
+from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder
 from rl4sys_zmq.values import BoxSpace
+
+JOINED_UNITS = 256
+"""The number of features that a module computes for a critic of continuous actions, and of the units of the layer after it."""
 
 
 class ModuleNetworks(FlatParameters):
-    """Modules that compute with views into the flat vector of all parameters, not with parameters of their own."""
+    """Torch modules of one kind, which share no layers. It implements `ActorCriticNetwork` and `ReplayNetwork`.
 
-    def __init__(self, builders: Sequence[Callable[[int], nn.Module]], space: BoxSpace, extras: int) -> None:
+    They compute with views into the flat vector of all parameters, not with parameters of their own. If the networks get actions,
+    each module computes `JOINED_UNITS` features of the observation. A hidden layer with ReLU on the features and the action
+    follows, and a linear output layer.
+    """
+
+    def __init__(
+        self, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: Sequence[int], *, actions: int = 0, extras: int = 0
+    ) -> None:
         """Build the modules.
 
         Args:
-            builders: The function that builds each module, given the seed of its initial values.
+            build: The function that builds a module.
+            options: Its options.
             space: The space of the observations that the modules get.
+            outputs: The number of outputs of each network.
+            actions: The number of elements of an action that each network gets.
             extras: The number of parameters that follow those of the first module.
         """
-        self._builders, self._space = builders, space
-        self._modules = [build(0) for build in builders]
+
+        def critic(chosen: Any, observed: BoxSpace, size: int) -> nn.Module:
+            return _ActionCritic(build(chosen, observed, JOINED_UNITS), actions, size)
+
+        builder = critic if actions else build
+        self._builders = [partial(build_module, "network", builder, options, space, size) for size in outputs]
+        self._space, self._has_extras = space, bool(extras)
+        self._modules = [make(0) for make in self._builders]
         self._names = [[name for name, _ in module.named_parameters()] for module in self._modules]
         shapes = [[tuple(tensor.shape) for tensor in module.parameters()] for module in self._modules]
-        self._has_extras = bool(extras)
         if extras:
             shapes[0].append((extras,))
         super().__init__(shapes)
 
-    def compute(self, k: int, x: Tensor, *others: Tensor) -> Tensor:
-        """Compute one module.
+    @property
+    def extras(self) -> Tensor | None:
+        """The parameters that follow those of the first module, as a view ``[n]``; None if there are none."""
+        return self.leaves[0][-1] if self._has_extras else None
 
-        Args:
-            k: The number of the module.
-            x: The features of ``B`` observations, ``[B, F]``, which the module gets as observations ``[B, *obs]``.
-            others: Further arguments of the module.
-        """
+    def __call__(self, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> list[Tensor]:
+        """Compute all networks, as `ActorCriticNetwork` and `ReplayNetwork` describe."""
+        return [self.one(k, x, sequences, actions) for k in range(len(self._modules))]
+
+    def one(self, k: int, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> Tensor:
+        """Compute one network, as `ActorCriticNetwork` and `ReplayNetwork` describe."""
         parameters = dict(zip(self._names[k], self.leaves[k], strict=False))
-        outputs: Tensor = functional_call(self._modules[k], parameters, (x.view(len(x), *self._space.shape), *others))
+        inputs = (x.view(len(x), *self._space.shape), *(() if actions is None else (actions,)))
+        outputs: Tensor = functional_call(self._modules[k], parameters, inputs)
         return outputs
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
@@ -57,3 +84,27 @@ class ModuleNetworks(FlatParameters):
             with torch.no_grad():
                 for view, tensor in zip(views, module.parameters(), strict=False):
                     view.copy_(tensor)
+
+    def initialise_uniform(self, generator: torch.Generator) -> None:
+        """Set the initial values that the modules give themselves, as `initialise` does."""
+        self.initialise(generator, ())
+
+    def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
+        """Raise NotImplementedError: the observations of a module are not standardised."""
+        raise NotImplementedError("a policy of a torch module does not standardise observations")
+
+
+class _ActionCritic(nn.Module):
+    """A critic of continuous actions: features of the observation from a module, joined with the action, and a hidden layer."""
+
+    def __init__(self, body: nn.Module, actions: int, outputs: int) -> None:
+        super().__init__()
+        self.body = body
+        self.joined = nn.Linear(JOINED_UNITS + actions, JOINED_UNITS, dtype=torch.float32, device="cpu")
+        self.last = nn.Linear(JOINED_UNITS, outputs, dtype=torch.float32, device="cpu")
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the values, ``[B, outputs]``."""
+        features = torch.relu(self.body(observations))
+        values: Tensor = self.last(torch.relu(self.joined(torch.cat((features, actions), 1))))
+        return values

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.sequences import Sequences
+from rl4sys_zmq.algorithms.networks.inputs import Sequences
 
 
 class FlatNetwork(Protocol):
@@ -48,7 +48,7 @@ class ReplayNetwork(FlatNetwork, Protocol):
     Networks can share layers. After the tensors of a policy, `flat` has ``ReplayShape.extras`` further parameters.
     """
 
-    def __call__(self, x: Tensor, actions: Tensor | None = None) -> Sequence[Tensor]:
+    def __call__(self, x: Tensor, *, actions: Tensor | None = None) -> Sequence[Tensor]:
         """Compute all networks. Return the outputs of each, ``[B, ReplayShape.outputs[k]]``.
 
         Args:
@@ -56,7 +56,7 @@ class ReplayNetwork(FlatNetwork, Protocol):
             actions: Actions, float32 ``[B, ReplayShape.actions]``; None if the networks get none.
         """
 
-    def one(self, k: int, x: Tensor, actions: Tensor | None = None) -> Tensor:
+    def one(self, k: int, x: Tensor, *, actions: Tensor | None = None) -> Tensor:
         """Compute network `k` alone, with the arguments of a call. Return its outputs."""
 
 
@@ -71,8 +71,8 @@ class SequenceNetwork(FlatNetwork, Protocol):
 
     state_column: ClassVar[str]
 
-    def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """Compute the outputs ``[B, outputs]``.
+    def __call__(self, x: Tensor, sequences: Sequences) -> Sequence[Tensor]:
+        """Compute the outputs ``[B, outputs]``, the only item of the result.
 
         Args:
             x: The features of ``B`` observations, float32 ``[B, F]``.

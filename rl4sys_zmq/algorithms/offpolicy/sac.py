@@ -31,13 +31,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT
 from rl4sys_zmq.algorithms.action_scale import ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks import ReplayShape
-from rl4sys_zmq.algorithms.networks.torch_layers import FORBIDDEN_LOGIT, FlatAdam, limit_norm
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
 from rl4sys_zmq.algorithms.offpolicy.sac_parameters import SACParameters
+from rl4sys_zmq.algorithms.optimizer import FlatAdam, limit_norm
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
@@ -183,16 +184,16 @@ class ContinuousSAC(_SoftActorCritic):
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
         successors = batch["successors"]
         actions, log_probs = self._sample(successors, batch["successor_noise"])
-        one, other = self._targets(successors, actions)
+        one, other = self._targets(successors, actions=actions)
         return torch.minimum(one, other).squeeze(1) - temperature * log_probs
 
     def _estimates(self, batch: Columns) -> list[Tensor]:
-        return [values.squeeze(1) for values in self._critics(batch["observations"], batch["actions"])]
+        return [values.squeeze(1) for values in self._critics(batch["observations"], actions=batch["actions"])]
 
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
         observations = batch["observations"]
         actions, log_probs = self._sample(observations, batch["noise"])
-        one, other = self._critics(observations, actions)
+        one, other = self._critics(observations, actions=actions)
         loss = (temperature * log_probs - torch.minimum(one, other).squeeze(1)).mean()
         target = self.parameters.target_entropy
         return PolicyLoss(loss, -log_probs, -float(actions.shape[1]) if target is None else target)

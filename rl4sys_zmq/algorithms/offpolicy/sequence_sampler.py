@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.sequences import Sequences
-from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
+from rl4sys_zmq.algorithms.networks.inputs import Sequences, encode_observations
 from rl4sys_zmq.algorithms.offpolicy.replay_network import SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
 from rl4sys_zmq.errors import ConfigError
@@ -122,7 +121,7 @@ def sequence_outputs(network: SequenceNetwork, batch: Columns) -> Tensor:
         with torch.no_grad():
             after = network.states(batch[_BURN_IN], burn_in)
         states = states.index_copy(0, begun, after[lengths[begun].cumsum(0) - 1])
-    return network(batch[_FEATURES], Sequences(batch[_LENGTHS].tolist(), states))
+    return network(batch[_FEATURES], Sequences(batch[_LENGTHS].tolist(), states))[0]
 
 
 def _observed(valid: NDArray[np.bool_]) -> NDArray[np.bool_]:

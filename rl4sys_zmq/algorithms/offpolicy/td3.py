@@ -27,10 +27,10 @@ from torch.nn import functional
 from rl4sys_zmq.algorithms.action_scale import ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns
 from rl4sys_zmq.algorithms.networks import ReplayShape
-from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
 from rl4sys_zmq.algorithms.offpolicy.td3_parameters import DDPGParameters, TD3Parameters
+from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
@@ -79,7 +79,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
         p, observations = self.parameters, batch["observations"]
         targets = self._targets(batch)
-        estimates = self._critics(observations, batch["actions"])
+        estimates = self._critics(observations, actions=batch["actions"])
         critic_loss = functional.mse_loss(estimates[0].squeeze(1), targets)
         for other in estimates[1:]:
             critic_loss = critic_loss + functional.mse_loss(other.squeeze(1), targets)
@@ -89,7 +89,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
             return StepResult(metrics)
 
         actions = self._policy(observations)[0].tanh()
-        policy_loss = -self._critics.one(0, observations, actions).mean()
+        policy_loss = -self._critics.one(0, observations, actions=actions).mean()
         self._descend("policy", policy_loss, weight, rate)
         self._target_policy.flat.lerp_(self._policy.flat, p.target_share)
         self._target_critics.flat.lerp_(self._critics.flat, p.target_share)
@@ -103,7 +103,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         if "noise" in batch:
             noise = (batch["noise"] * p.target_noise).clamp(-p.target_noise_clip, p.target_noise_clip)
             actions = (actions + noise).clamp(-1.0, 1.0)
-        values = self._target_critics(successors, actions)
+        values = self._target_critics(successors, actions=actions)
         least = values[0] if len(values) == 1 else torch.minimum(values[0], values[1])
         return batch["returns"] + batch["discounts"] * least.squeeze(1)
 

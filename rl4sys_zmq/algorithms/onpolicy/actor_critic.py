@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, Distribution
 from rl4sys_zmq.algorithms.action_scale import ActionScale
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
-from rl4sys_zmq.algorithms.networks.sequences import Sequences
-from rl4sys_zmq.algorithms.networks.torch_layers import Distribution, FlatAdam, standardise
+from rl4sys_zmq.algorithms.networks.inputs import Sequences, standardise
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import RecurrentNetwork, initial_states
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RolloutBatch, RunningMoments, join_segments
+from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters

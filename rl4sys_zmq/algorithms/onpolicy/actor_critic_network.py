@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.sequences import Sequences
+from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import Segment
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.sequences import Sequences
+from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, entropy_weight
 from rl4sys_zmq.algorithms.onpolicy.impala_parameters import IMPALAParameters

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.observations import leaves_of
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.layers.normalise import MEAN
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import leaves_of
@@ -51,7 +52,7 @@ def check_magnitudes(spec: PolicySpec, limit: float) -> None:
     Raises:
         ConfigError: If an integer can be larger and the network has no normalisation.
     """
-    if spec.kind not in ("mlp", "gru") or spec.document.get("normalise_observations"):
+    if spec.kind != "layers" or spec.tensors[0].name == MEAN:
         return
     for space in leaves_of(spec.observation_space).spaces:
         if isinstance(space, BoxSpace) and np.dtype(space.dtype).kind in "iu":

@@ -1,4 +1,4 @@
-"""The ONNX form of a policy of the kind ``mlp`` or ``onnx``, for programs without this library. It has the weights.
+"""The ONNX form of a policy of the kind ``layers`` or ``onnx``, for programs without this library. It has the weights.
 
 The graph maps a batch of observations ``[N, *obs]``, in the dtype of their space, to named outputs. Each array of a Dict or Tuple
 is an input, such as ``observations['camera']``. The outputs:
@@ -29,16 +29,16 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.policies.folder import StoredPolicy
+from rl4sys_zmq.policies.graphs.layers import add_layers
 from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
 from rl4sys_zmq.policies.graphs.reader import decode_model
 from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
 from rl4sys_zmq.policies.graphs.session import observation_inputs
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters, mlp_document
+from rl4sys_zmq.policies.layer_policy import read_network
 from rl4sys_zmq.policies.onnx_policy import network_inputs
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
-from rl4sys_zmq.values.features import feature_layout
 
 
 def encode_onnx(policy: StoredPolicy) -> bytes:
@@ -48,7 +48,7 @@ def encode_onnx(policy: StoredPolicy) -> bytes:
         ConfigError: If the policy is of another kind, or has a graph that breaks a rule of `rl4sys_zmq.policies.graphs.rules`.
     """
     spec, snapshot, origin = policy.spec, policy.snapshot, policy.origin
-    graphs = {"mlp": _perceptron, "onnx": _network}
+    graphs = {"layers": _of_layers, "onnx": _network}
     if spec.kind not in graphs:
         raise ConfigError(
             f"a policy of kind {spec.kind!r} has no ONNX form; policies of the kinds {', '.join(graphs)} have one", key="kind"
@@ -64,12 +64,13 @@ def encode_onnx(policy: StoredPolicy) -> bytes:
     return encode_model(graph, facts)
 
 
-def _perceptron(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph:
-    """Return the graph of a policy of the kind ``mlp``."""
-    document = mlp_document(spec)
+def _of_layers(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph:
+    """Return the graph of a policy of the kind ``layers``."""
+    head, layers = read_network(spec)
     graph = GraphBuilder()
-    values = _layers(graph, _features(graph, spec, document, tensors), document, tensors)
-    outputs = _outputs(graph, spec, document, values, tensors)
+    names = [graph.constant(tensors[tensor.name], tensor.name) for tensor in layers.tensors()]
+    values = add_layers(graph, spec.observation_space, layers, names)
+    outputs = _outputs(graph, spec, head, values, tensors)
     return graph.graph(observation_inputs(spec.observation_space), outputs)
 
 
@@ -91,29 +92,6 @@ def _network(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph
     (values,) = renamed([OUTPUTS])
     outputs = _outputs(graph, spec, head, values, tensors)
     return replace(graph.graph(given, outputs), opset=own.opset)
-
-
-def _features(graph: GraphBuilder, spec: PolicySpec, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
-    """Add the nodes from the observations to the input of the first layer, float32 ``[N, width]``."""
-    parts = [graph.features(part) for part in feature_layout(spec.observation_space).parts]
-    features = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
-    if not document.normalise_observations:
-        return features
-    centred = graph.add("Sub", features, graph.constant(tensors["obs_mean"], "obs_mean"))
-    scaled = graph.add("Mul", centred, graph.constant(tensors["obs_scale"], "obs_scale"))
-    return graph.add("Clip", scaled, graph.constant(np.float32(-OBS_CLIP)), graph.constant(np.float32(OBS_CLIP)))
-
-
-def _layers(graph: GraphBuilder, features: str, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
-    """Add the layers, and return the name of the network's outputs ``[N, outputs]``."""
-    last = len(document.hidden_sizes)
-    values = features
-    for index in range(last + 1):
-        names = [f"layers.{index}.{part}" for part in ("weight", "bias")]
-        values = graph.add("Gemm", values, *(graph.constant(tensors[name], name) for name in names), transB=1)
-        if index < last:
-            values = graph.activation(document.activation, values)
-    return values
 
 
 def _outputs(

@@ -104,22 +104,6 @@ class GraphBuilder:
         """Append a node that converts an array to a NumPy dtype, and return the name of its output."""
         return self.add("Cast", value, output=output, to=ELEMENT_TYPES[np.dtype(dtype).name])
 
-    def activation(self, name: str, values: str) -> str:
-        """Append the nodes of an activation function of `rl4sys_zmq.values.ACTIVATIONS`, and return the name of the output."""
-        match name:
-            case "silu":
-                return self.add("Mul", values, self.add("Sigmoid", values))
-            case "gelu":
-                scaled = self.add("Mul", values, self.constant(np.float32(0.5**0.5)))
-                gate = self.add("Add", self.add("Erf", scaled), self.constant(np.float32(1.0)))
-                return self.add("Mul", self.add("Mul", values, self.constant(np.float32(0.5))), gate)
-            case "identity":
-                return values
-            case "leaky_relu":
-                return self.add("LeakyRelu", values, alpha=0.01)
-            case _:
-                return self.add({"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}[name], values)
-
     def features(self, leaf: FeatureLeaf) -> str:
         """Append the nodes of the features of one array of an observation, and return their name, float32 ``[N, n]``.
 

@@ -89,7 +89,7 @@ def _new_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tupl
         import onnxruntime
     except ModuleNotFoundError as exc:
         raise ConfigError(
-            f"a policy of the kind 'onnx' needs the package onnxruntime ({exc}): pip install 'rl4sys-zmq[onnx]'", key="kind"
+            f"this policy needs the package onnxruntime ({exc}): pip install 'rl4sys-zmq[onnx]'", key="kind"
         ) from exc
     graph = decode_model(blob)
     check_graph(graph, (*observations, *weights), outputs)

@@ -1,4 +1,4 @@
-"""The division of a batch of rows into sequences of consecutive steps, for networks with a recurrent state."""
+"""The inputs of networks in torch: the features of observations, and the division of a batch of rows into sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Sequences"]
+from rl4sys_zmq.layers.normalise import OBS_CLIP
+from rl4sys_zmq.values import ObservationSpace
+from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.trees import Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,3 +72,22 @@ class Sequences:
         rows = np.concatenate([np.arange(starts[k], starts[k] + self.lengths[k]) for k in order])
         index = torch.as_tensor(order, device=self.states.device)
         return Sequences([self.lengths[k] for k in order], self.states.index_select(0, index)), torch.from_numpy(rows)
+
+
+def encode_observations(space: ObservationSpace, observations: Tree) -> Tensor:
+    """Return the features of observations, float32 ``[N, feature_size(space)]``, as the policies in actors compute them.
+
+    Contiguous, writable float32 observations of a Box are not copied.
+
+    Args:
+        space: The space of the observations.
+        observations: A tree of arrays ``[N, *leaf]``.
+    """
+    features = feature_layout(space).batch(observations)
+    # A view of bytes from the wire is read-only. Torch has no read-only tensors and would warn, so copy it.
+    return torch.from_numpy(features if features.flags.writeable else features.copy())
+
+
+def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Return ``(features - mean) * scale``, clipped to ±`OBS_CLIP`. A policy in an actor does the same before its first layer."""
+    return ((features - mean) * scale).clamp_(-OBS_CLIP, OBS_CLIP)

@@ -1,0 +1,255 @@
+"""The interface of a layer, and the registry of kinds of layers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.config.options import check_fields
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import check_name
+from rl4sys_zmq.plugins import Registry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+"""The shape of a layer's inputs or outputs for one observation."""
+
+Array = NDArray[np.float32]
+
+Step = Callable[[Array, Array], object]
+"""A function of a layer's buffer and of the array of its outputs, to which it writes. Its return value is not used."""
+
+HIDDEN_GAIN = math.sqrt(2.0)
+"""The gain of the orthogonal initial weights of hidden layers."""
+
+
+class State:
+    """The recurrent state of a network in numpy. A recurrent layer reads `before`, and sets `after` to a new array."""
+
+    __slots__ = ("after", "before")
+
+    before: Array
+    after: Array
+
+
+class NumpyLayer:
+    """A layer in numpy, with the weights of one version. It can have views of the weights. Several threads can use it.
+
+    Attributes:
+        in_place: True if `step` writes the outputs to its inputs.
+        slots: The number of elements that follow the inputs in the layer's buffer. They are 1 at first.
+    """
+
+    in_place: ClassVar[bool] = False
+    slots: int = 0
+
+    def batch(self, x: Array, state: State) -> Array:
+        """Return the outputs for ``N`` rows of inputs, as a new array ``[N, outputs]``.
+
+        Args:
+            x: The inputs, ``[N, inputs]``.
+            state: The recurrent states of the rows, ``[N, units]``.
+        """
+        raise NotImplementedError
+
+    def step(self, buffer: Array, state: State) -> Step:
+        """Return the function that computes one row, for one thread.
+
+        Args:
+            buffer: The array from which the function will read: the inputs, and `slots` elements more.
+            state: The recurrent state, ``[units]``.
+        """
+        raise NotImplementedError
+
+
+class Nodes(Protocol):
+    """The writer of an ONNX graph, `rl4sys_zmq.policies.graphs.model.GraphBuilder`, as layers use it."""
+
+    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Append a node, and return the name of its output."""
+
+    def constant(self, array: NDArray[Any] | np.generic | Sequence[int], name: str = "") -> str:
+        """Add a constant array, and return its name."""
+
+
+class Sequences(Protocol):
+    """The division of a batch of rows into sequences (`rl4sys_zmq.algorithms.networks.sequences.Sequences`)."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The number of rows of each sequence."""
+
+    @property
+    def states(self) -> Tensor:
+        """The recurrent state before the first row of each sequence, ``[S, n]``."""
+
+    def padding(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the indices that convert rows to a table of equally long sequences, and back."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """What a layer in torch can read beside its inputs.
+
+    Attributes:
+        features: The features of the ``B`` observations, ``[B, F]``.
+        sequences: The division of the rows into sequences; None if each row is the start of an episode.
+    """
+
+    features: Tensor
+    sequences: Sequences | None = None
+
+
+TorchForm = Callable[["Tensor", Sequence["Tensor"], Rows], "Tensor"]
+"""A layer in torch: a function of its inputs ``[B, *inputs]``, its parameters and `Rows`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer(ABC):
+    """One layer. The fields of a subclass are its options, declared with `rl4sys_zmq.config.options.option`.
+
+    All forms compute the same, from the same tensors: `numpy_form` and `onnx_form` in actors, `torch_form` in learners. With a
+    layer that has no form in numpy, the actor computes the whole network in onnxruntime.
+
+    Attributes:
+        kind: The name of the kind.
+        tensor_prefix: The beginning of the names of its tensors; the number of the layer among those with the prefix follows.
+        trained: False if an algorithm sets the tensors by other means than a gradient. They are never rounded.
+        in_numpy: False if there is no form in numpy.
+        input_parameters: The indices of a weight ``[out, inputs]`` and a bias ``[out]`` that are linear in the inputs, with which
+            an algorithm changes the scale of the inputs. None if there are none.
+
+    Raises:
+        ConfigError: If an option is invalid.
+    """
+
+    kind: ClassVar[str]
+    tensor_prefix: ClassVar[str] = ""
+    trained: ClassVar[bool] = True
+    in_numpy: ClassVar[bool] = True
+    input_parameters: ClassVar[tuple[int, int] | None] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def state_size(self) -> int:
+        """The number of elements of the recurrent state; 0 for no state."""
+        return 0
+
+    @abstractmethod
+    def output(self, inputs: Shape, features: int) -> Shape:
+        """Return the shape of the outputs.
+
+        Args:
+            inputs: The shape of the inputs.
+            features: The number of features of an observation, the inputs of the first layer.
+
+        Raises:
+            ConfigError: If the layer cannot have such inputs.
+        """
+
+    def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
+        """Return the shapes of the tensors by the last parts of their names, in their order in a `PolicySpec`."""
+        return {}
+
+    def numpy_form(self, tensors: Sequence[Array]) -> NumpyLayer:
+        """Return the form in numpy with these weights, if `in_numpy` is True."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+        """Append the layer to an ONNX graph, and return the name of its outputs, ``[N, *outputs]``.
+
+        Args:
+            graph: The graph.
+            values: The name of the inputs, ``[N, *inputs]``.
+            names: The names of the tensors.
+            features: The name of the features of the observations, ``[N, F]``.
+            inputs: The shape of the inputs.
+
+        Raises:
+            ConfigError: If the layer has no form in ONNX.
+        """
+
+    @abstractmethod
+    def torch_form(self, inputs: Shape) -> TorchForm:
+        """Return the form in torch. Torch is imported here only."""
+
+    def initialise(self, tensors: Sequence[Tensor], gain: float, generator: torch.Generator) -> None:
+        """Set random orthogonal weights with a gain, and zero biases."""
+        import torch
+
+        torch.nn.init.orthogonal_(tensors[0], gain, generator=generator)
+        for bias in tensors[1:]:
+            bias.zero_()
+
+    def initialise_uniform(self, tensors: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Set weights and biases that are uniform within ``1 / √inputs`` of zero, where a unit has so many inputs."""
+        bound = 1.0 / math.sqrt(tensors[0][0].numel())
+        for tensor in tensors:
+            tensor.uniform_(-bound, bound, generator=generator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerEntry:
+    """One kind of layer in the registry `LAYERS`.
+
+    Attributes:
+        name: The name of the kind, as in a list of layers.
+        layer: The class of such layers.
+        summary: One line of documentation.
+    """
+
+    name: str
+    layer: type[Layer]
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "kind")
+
+
+LAYERS = Registry(
+    LayerEntry,
+    {
+        "activation": "rl4sys_zmq.layers.activation:ENTRY",
+        "concat": "rl4sys_zmq.layers.concat:ENTRY",
+        "conv": "rl4sys_zmq.layers.conv:ENTRY",
+        "dense": "rl4sys_zmq.layers.dense:ENTRY",
+        "gru": "rl4sys_zmq.layers.gru:ENTRY",
+        "image": "rl4sys_zmq.layers.image:ENTRY",
+        "normalise": "rl4sys_zmq.layers.normalise:ENTRY",
+    },
+    noun="kind of layer",
+    group="rl4sys_zmq.layers",
+    key="kind",
+)
+"""The registry of all kinds of layers. To add a built-in kind, add a module with its `LayerEntry`, and a line to this dict."""
+
+
+def register_layer(entry: LayerEntry) -> None:
+    """Make a kind of layer available in this process. Actors need it, too. A second call with the same entry changes nothing.
+
+    Raises:
+        ConfigError: If another kind has the name.
+    """
+    LAYERS.add(entry, replace=False)
+
+
+def flat_size(inputs: Shape) -> int:
+    """Return the number of elements of inputs of a shape."""
+    return math.prod(inputs)
+
+
+def unfit(kind: str, inputs: Shape, expected: str) -> ConfigError:
+    """Return the error for a layer that cannot have inputs of a shape."""
+    return ConfigError(f"a layer of kind {kind!r} has inputs of shape {list(inputs)}; it needs {expected}", key="layers")

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 
 from bench.environment import environment
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.layers.gru import GRU
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
 from rl4sys_zmq.policies.layer_policy import layers_spec
 from rl4sys_zmq.policies.mlp import mlp_spec

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import one_of, option
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Rows, Shape, State, Step, TorchForm
+from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm
 from rl4sys_zmq.values import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -107,15 +107,12 @@ class ActivationLayer(Layer):
     function: str = option(one_of(*ACTIVATIONS), required=True)
 
     def output(self, inputs: Shape, features: int) -> Shape:
-        """Return the shape of the inputs."""
         return inputs
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyActivation:
-        """Return the form in numpy."""
         return NumpyActivation(self.function)
 
     def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        """Append the function to an ONNX graph, as `Layer.onnx_form` describes."""
         match self.function:
             case "silu":
                 return graph.add("Mul", values, graph.add("Sigmoid", values))
@@ -131,13 +128,8 @@ class ActivationLayer(Layer):
                 return graph.add({"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}[name], values)
 
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return the form in torch."""
         function = torch_activation(self.function)
-
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:
-            return function(x)
-
-        return form
+        return lambda x, tensors, rows: function(x)
 
 
 class NumpyActivation(NumpyLayer):
@@ -149,13 +141,11 @@ class NumpyActivation(NumpyLayer):
         self._function = ACTIVATION_FUNCTIONS[function]
 
     def batch(self, x: Array, state: State) -> Array:
-        """Return the outputs for ``N`` rows of inputs, as `NumpyLayer.batch` describes."""
         out = np.empty_like(x)
         self._function(x, out)
         return out
 
     def step(self, buffer: Array, state: State) -> Step:
-        """Return the function that computes one row, as `NumpyLayer.step` describes."""
         return self._function
 
 

@@ -33,13 +33,11 @@ class Concat(Layer):
     columns: tuple[tuple[int, int], ...] = option(_ranges, required=True, doc="ranges [start, stop] of features")
 
     def output(self, inputs: Shape, features: int) -> Shape:
-        """Return the number of inputs and joined features."""
         if max(stop for _, stop in self.columns) > features:
             raise unfit(self.kind, (features,), f"features up to number {max(stop for _, stop in self.columns)}")
         return (flat_size(inputs) + sum(stop - start for start, stop in self.columns),)
 
     def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        """Append the layer to an ONNX graph, as `Layer.onnx_form` describes."""
         parts = [
             graph.add("Slice", features, *(graph.constant([number]) for number in (start, stop, 1)))
             for start, stop in self.columns
@@ -47,7 +45,6 @@ class Concat(Layer):
         return graph.add("Concat", graph.add("Flatten", values), *parts, axis=1)
 
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return the form in torch."""
         import torch
 
         def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:

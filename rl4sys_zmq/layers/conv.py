@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rl4sys_zmq.config.options import MAX_WIDTH, option, whole_number
-from rl4sys_zmq.layers.layer import Layer, LayerEntry, Nodes, Rows, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerEntry, Nodes, Shape, TorchForm, unfit
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,28 +26,21 @@ class Conv(Layer):
     stride: int = option(whole_number(1, MAX_WIDTH), required=True, doc="distance between two places of a filter")
 
     def output(self, inputs: Shape, features: int) -> Shape:
-        """Return the number of filters, and the height and the width of the result."""
         if len(inputs) != 3 or min(inputs[1:]) < self.kernel:
             raise unfit(self.kind, inputs, f"an image of at least {self.kernel}x{self.kernel}")
         height, width = ((length - self.kernel) // self.stride + 1 for length in inputs[1:])
         return self.filters, height, width
 
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
-        """Return the shapes of the weights and the biases."""
         return {"weight": (self.filters, inputs[0], self.kernel, self.kernel), "bias": (self.filters,)}
 
     def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        """Append the layer to an ONNX graph, as `Layer.onnx_form` describes."""
         return graph.add("Conv", values, *names, kernel_shape=(self.kernel,) * 2, strides=(self.stride,) * 2)
 
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return the form in torch."""
         from torch.nn.functional import conv2d
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:
-            return conv2d(x, tensors[0], tensors[1], stride=self.stride)
-
-        return form
+        return lambda x, tensors, rows: conv2d(x, tensors[0], tensors[1], stride=self.stride)
 
 
 ENTRY = LayerEntry(name="conv", layer=Conv, summary="A convolution without padding.")

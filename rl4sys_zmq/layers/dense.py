@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, option, whole_number
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Rows, Shape, State, Step, TorchForm, flat_size
+from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, flat_size
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 MOST_COPIED = 1 << 16
 """The largest number of weights of which `NumpyDense` makes a copy.
@@ -32,31 +32,23 @@ class Dense(Layer):
     units: int = option(whole_number(1, MAX_WIDTH), required=True)
 
     def output(self, inputs: Shape, features: int) -> Shape:
-        """Return the shape of the outputs, as `Layer.output` describes."""
         return (self.units,)
 
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
-        """Return the shapes of the weights and the biases."""
         return {"weight": (self.units, flat_size(inputs)), "bias": (self.units,)}
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyDense:
-        """Return the form in numpy."""
         return NumpyDense(*tensors)
 
     def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        """Append the layer to an ONNX graph, as `Layer.onnx_form` describes."""
         if len(inputs) > 1:
             values = graph.add("Flatten", values)
         return graph.add("Gemm", values, *names, transB=1)
 
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return the form in torch."""
         from torch.nn.functional import linear
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:
-            return linear(x.flatten(1), tensors[0], tensors[1])
-
-        return form
+        return lambda x, tensors, rows: linear(x.flatten(1), tensors[0], tensors[1])
 
 
 class NumpyDense(NumpyLayer):
@@ -77,13 +69,11 @@ class NumpyDense(NumpyLayer):
             self._joined[-1] = bias
 
     def batch(self, x: Array, state: State) -> Array:
-        """Return the outputs for ``N`` rows of inputs, as `NumpyLayer.batch` describes."""
         out: Array = x.dot(self.weight.T)
         out += self.bias
         return out
 
     def step(self, buffer: Array, state: State) -> Step:
-        """Return the function that computes one row, as `NumpyLayer.step` describes."""
         if self._joined is not None:
             return self._joined.T.dot
         dot, add, bias, inputs = self.weight.dot, np.add, self.bias, buffer[: self.weight.shape[1]]

@@ -48,30 +48,24 @@ class GRU(Layer):
 
     @property
     def state_size(self) -> int:
-        """The number of elements of h."""
         return self.units
 
     def output(self, inputs: Shape, features: int) -> Shape:
-        """Return the shape of h."""
         if len(inputs) != 1:
             raise unfit(self.kind, inputs, "inputs of one axis")
         return (self.units,)
 
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
-        """Return the shapes of the weights and the biases."""
         rows = 3 * self.units
         return {"weight_ih": (rows, *inputs), "weight_hh": (rows, self.units), "bias_ih": (rows,), "bias_hh": (rows,)}
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyGRU:
-        """Return the form in numpy."""
         return NumpyGRU(*tensors)
 
     def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        """Raise ConfigError: a graph of one step has no place for the state."""
         raise ConfigError("a policy with a layer of kind 'gru' has no ONNX form: a graph carries no state", key="kind")
 
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return the form in torch."""
         import torch
 
         units = self.units
@@ -89,7 +83,6 @@ class GRU(Layer):
         return form
 
     def initialise(self, tensors: Sequence[Tensor], gain: float, generator: torch.Generator) -> None:
-        """Set random orthogonal weights with a gain of 1, for each gate separately, and zero biases."""
         import torch
 
         for gate in (*tensors[0].split(self.units), *tensors[1].split(self.units)):
@@ -98,7 +91,6 @@ class GRU(Layer):
             bias.zero_()
 
     def initialise_uniform(self, tensors: Sequence[Tensor], generator: torch.Generator) -> None:
-        """Set weights and biases that are uniform within ``1 / √units`` of zero, as those of ``torch.nn.GRU``."""
         bound = 1.0 / math.sqrt(self.units)
         for tensor in tensors:
             tensor.uniform_(-bound, bound, generator=generator)
@@ -127,7 +119,6 @@ class NumpyGRU(NumpyLayer):
         self._matrix, self._units, self.slots = matrix, units, units + 1
 
     def batch(self, x: Array, state: State) -> Array:
-        """Return the outputs for ``N`` rows of inputs, as `NumpyLayer.batch` describes."""
         units, before = self._units, state.before
         gates = np.concatenate([x, before, np.ones((len(x), 1), np.float32)], axis=1).dot(self._matrix)
         both = np.tanh(gates[:, : 2 * units])
@@ -137,7 +128,6 @@ class NumpyGRU(NumpyLayer):
         return state.after
 
     def step(self, buffer: Array, state: State) -> Step:
-        """Return the function that computes one row, as `NumpyLayer.step` describes."""
         units, gate = self._units, self._matrix.T.dot
         before = buffer[-units - 1 : -1]
         gates = np.empty(4 * units, np.float32)

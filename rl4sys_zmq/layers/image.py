@@ -41,7 +41,6 @@ class Image(Layer):
             raise ConfigError(f"a layer of kind 'image' has the shape {list(self.shape)}; expected 2 or 3 axes", key="layers")
 
     def output(self, inputs: Shape, features: int) -> Shape:
-        """Return the channels, the height and the width."""
         if inputs != (features,) or self._stop > features:
             raise unfit(self.kind, inputs, f"at least {self._stop} features of an observation, as the first layer")
         first, *rest = (1, *self.shape) if len(self.shape) == 2 else self.shape
@@ -52,7 +51,6 @@ class Image(Layer):
         return self.start + flat_size(self.shape)
 
     def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        """Append the layer to an ONNX graph, as `Layer.onnx_form` describes."""
         if (self._stop - self.start,) != inputs:
             values = graph.add("Slice", values, *(graph.constant([number]) for number in (self.start, self._stop, 1)))
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
@@ -62,7 +60,6 @@ class Image(Layer):
         return graph.add("Transpose", values, perm=(0, 3, 1, 2)) if self.channels_last else values
 
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return the form in torch."""
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
 
         def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:

@@ -82,7 +82,7 @@ class Nodes(Protocol):
 
 
 class Sequences(Protocol):
-    """The division of a batch of rows into sequences (`rl4sys_zmq.algorithms.networks.sequences.Sequences`)."""
+    """The division of a batch of rows into sequences (`rl4sys_zmq.algorithms.networks.inputs.Sequences`)."""
 
     @property
     def lengths(self) -> Sequence[int]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Rows, Shape, State, Step, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, unfit
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
@@ -25,38 +25,29 @@ class Normalise(Layer):
     """The standardisation of the features of an observation by the tensors `MEAN` and `SCALE`, clipped to ±`OBS_CLIP`.
 
     It is the first layer. A learner computes it before the network, once for a batch (`standardise` in
-    `rl4sys_zmq.algorithms.networks.features`), so its form in torch has no effect.
+    `rl4sys_zmq.algorithms.networks.inputs`), so its form in torch has no effect.
     """
 
     kind: ClassVar[str] = "normalise"
     trained: ClassVar[bool] = False
 
     def output(self, inputs: Shape, features: int) -> Shape:
-        """Return the shape of the inputs."""
         if inputs != (features,):
             raise unfit(self.kind, inputs, f"the {features} features of an observation, as the first layer")
         return inputs
 
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
-        """Return the shapes of the mean and the factor of each feature."""
         return {MEAN: inputs, SCALE: inputs}
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyNormalise:
-        """Return the form in numpy."""
         return NumpyNormalise(*tensors)
 
     def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        """Append the layer to an ONNX graph, as `Layer.onnx_form` describes."""
         scaled = graph.add("Mul", graph.add("Sub", values, names[0]), names[1])
         return graph.add("Clip", scaled, graph.constant(np.float32(-OBS_CLIP)), graph.constant(np.float32(OBS_CLIP)))
 
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return a function without effect: the inputs are standardised already."""
-
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:
-            return x
-
-        return form
+        return lambda x, tensors, rows: x
 
 
 class NumpyNormalise(NumpyLayer):
@@ -77,13 +68,11 @@ class NumpyNormalise(NumpyLayer):
         self._normalise = normalise
 
     def batch(self, x: Array, state: State) -> Array:
-        """Return the outputs for ``N`` rows of inputs, as `NumpyLayer.batch` describes."""
         out = np.empty_like(x)
         self._normalise(x, out)
         return out
 
     def step(self, buffer: Array, state: State) -> Step:
-        """Return the function that computes one row, as `NumpyLayer.step` describes."""
         return self._normalise
 
 

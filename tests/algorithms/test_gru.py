@@ -16,8 +16,8 @@ from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.algorithms.networks.gru import GRUOptions
 from rl4sys_zmq.algorithms.networks.gru_actor_critic import GRUActorCritic
-from rl4sys_zmq.algorithms.networks.inputs import Sequences
-from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import RecurrentNetwork, initial_states
+from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states
+from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO, TrainingTensors, equal_groups
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments
 from rl4sys_zmq.errors import ConfigError

@@ -19,7 +19,7 @@ from torch import Tensor  # noqa: E402
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy  # noqa: E402
 from rl4sys_zmq.algorithms.networks.gru import GRUOptions  # noqa: E402
 from rl4sys_zmq.algorithms.networks.gru_replay import GRUReplay  # noqa: E402
-from rl4sys_zmq.algorithms.offpolicy.replay_network import SequenceNetwork  # noqa: E402
+from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork  # noqa: E402
 from rl4sys_zmq.algorithms.optimizer import FlatAdam  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions  # noqa: E402

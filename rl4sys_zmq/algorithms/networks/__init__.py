@@ -6,8 +6,7 @@
 - `ReplayShape`: the inputs and outputs of the networks of a replay algorithm.
 - `register_network`: adds a kind to the registry `NETWORKS`.
 
-The entries import no torch. The modules `actor_critic_network` and `replay_network` beside this package are the interfaces of
-the torch forms.
+The entries import no torch. The module `interface` has the interfaces of the torch forms.
 """
 
 from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntry, PolicyRequirements, ReplayShape

@@ -24,16 +24,25 @@ class FlatParameters:
         leaves: The parameters of each network, as views into `flat` that require gradients.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[Shape]]) -> None:
+    def __init__(self, shapes: Sequence[Sequence[Shape]], extras: int = 0) -> None:
         """Create the parameters. All are zero.
 
         Args:
             shapes: For each network, the shapes of its parameters in the order of `flat`.
+            extras: The number of extra parameters, which follow those of network 0.
         """
         self._shapes = [list(network) for network in shapes]
+        self._has_extras = bool(extras)
+        if extras:
+            self._shapes[0].append((extras,))
         ends = list(accumulate((sum(map(prod, network)) for network in self._shapes), initial=0))
         self.parts = tuple([slice(start, end) for start, end in pairwise(ends)])
         self._bind(torch.zeros(ends[-1], dtype=torch.float32, device="cpu"))
+
+    @property
+    def extras(self) -> Tensor | None:
+        """The extra parameters of network 0, such as a log_std, as a view ``[n]``; None if there are none."""
+        return self.leaves[0][-1] if self._has_extras else None
 
     def place(self, device: torch.device) -> None:
         """Move all parameters to another device. `flat` and `leaves` are then new tensors."""
@@ -52,7 +61,10 @@ class FlatParameters:
         if only is not None:
             self._grad.zero_()
         leaves = list(chain.from_iterable(self.leaves[k] for k in chosen))
-        views = chain.from_iterable(self._grad_views[k] for k in chosen)
+        return self._written(loss, leaves, list(chain.from_iterable(self._grad_views[k] for k in chosen)))
+
+    def _written(self, loss: Tensor, leaves: list[Tensor], views: list[Tensor]) -> Tensor:
+        """Write the gradient of a loss by `leaves` to `views` of the vector of all gradients, and return this vector."""
         grads = cast(tuple[Tensor | None, ...], torch.autograd.grad(loss, leaves, allow_unused=True))
         for view, grad in zip(views, grads, strict=True):
             if grad is None:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.normalise import OBS_CLIP
-from rl4sys_zmq.values import ObservationSpace
+from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.trees import Tree
 
@@ -91,3 +92,15 @@ def encode_observations(space: ObservationSpace, observations: Tree) -> Tensor:
 def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Return ``(features - mean) * scale``, clipped to ±`OBS_CLIP`. A policy in an actor does the same before its first layer."""
     return ((features - mean) * scale).clamp_(-OBS_CLIP, OBS_CLIP)
+
+
+def initial_states(segments: Sequence[Segment], column: str) -> Tensor:
+    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to their range of -1 to 1."""
+    for segment in segments:
+        if column not in segment.initial:
+            raise ConfigError(  # the learner refuses such a segment when it arrives
+                f"a segment of episode {segment.episode_id} lacks the column {column!r}, the recurrent state before its first "
+                "step; record data with a recurrent policy of the same kind"
+            )
+    states = np.stack([segment.initial[column] for segment in segments])
+    return torch.from_numpy(np.clip(states, -1.0, 1.0, dtype=np.float32))

@@ -37,24 +37,16 @@ class LayerNetworks(FlatParameters):
             detached: True if only network 0 trains the shared layers.
         """
         self._shared, self._own = _Layers(shared), [_Layers(part) for part in own]
-        self._has_extras, self._detached = bool(extras), detached
-        shapes = [part.shapes for part in self._own]
-        shapes[0] = [*self._shared.shapes, *shapes[0], *([(extras,)] if extras else [])]
-        super().__init__(shapes)
-
-    @property
-    def extras(self) -> Tensor | None:
-        """The parameters that follow those of network 0, as a view ``[n]``; None if there are none."""
-        return self.leaves[0][-1] if self._has_extras else None
+        self._detached = detached
+        first, *others = [part.shapes for part in self._own]
+        super().__init__([[*self._shared.shapes, *first], *others], extras)
 
     def __call__(self, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> list[Tensor]:
-        """Compute all networks, as `ActorCriticNetwork` and `ReplayNetwork` describe."""
         values = self.shared(x, sequences)
         others = values.detach() if self._detached else values
         return [self._further(k, others if k else values, actions) for k in range(len(self._own))]
 
     def one(self, k: int, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> Tensor:
-        """Compute one network, as the interfaces describe. Only network 0 has a gradient by the shared layers."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and k == 0):
             values = self.shared(x, sequences)
         return self._further(k, values, actions)
@@ -64,12 +56,6 @@ class LayerNetworks(FlatParameters):
         return self._shared(x, self.leaves[0], Rows(x, sequences)).flatten(1)
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set random orthogonal weights and zero biases. Extra parameters do not change.
-
-        Args:
-            generator: The only source of random numbers.
-            output_gains: The gain of the output layer of each network. The gain of hidden layers is √2, that of gates is 1.
-        """
         for k, (views, gain) in enumerate(zip(self.views(self.flat), output_gains, strict=True)):
             placed = self._placed(k, views)
             with torch.no_grad():
@@ -77,14 +63,12 @@ class LayerNetworks(FlatParameters):
                     layer.initialise(tensors, gain if index == len(placed) - 1 else HIDDEN_GAIN, generator)
 
     def initialise_uniform(self, generator: torch.Generator) -> None:
-        """Set uniform weights and biases, as those of torch's layers. Extra parameters do not change."""
         for k, views in enumerate(self.views(self.flat)):
             with torch.no_grad():
                 for layer, tensors in self._placed(k, views):
                     layer.initialise_uniform(tensors, generator)
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
-        """Adapt the first layers to a new standardisation of the inputs, as `MLPStack.change_inputs` describes."""
         gradient = torch.ones_like(self.flat)
         pairs = zip(self.views(self.flat), self.views(gradient), strict=True)
         for k, (views, factors) in enumerate(pairs):

@@ -12,8 +12,8 @@ from rl4sys_zmq.policies.onnx_policy import onnx_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec
 
 if TYPE_CHECKING:
+    from rl4sys_zmq.algorithms.networks.interface import ActorCriticNetwork
     from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
-    from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import ActorCriticNetwork
 
 __all__ = ["module_network"]
 

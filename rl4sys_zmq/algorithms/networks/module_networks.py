@@ -47,25 +47,16 @@ class ModuleNetworks(FlatParameters):
 
         builder = critic if actions else build
         self._builders = [partial(build_module, "network", builder, options, space, size) for size in outputs]
-        self._space, self._has_extras = space, bool(extras)
+        self._space = space
         self._modules = [make(0) for make in self._builders]
         self._names = [[name for name, _ in module.named_parameters()] for module in self._modules]
         shapes = [[tuple(tensor.shape) for tensor in module.parameters()] for module in self._modules]
-        if extras:
-            shapes[0].append((extras,))
-        super().__init__(shapes)
-
-    @property
-    def extras(self) -> Tensor | None:
-        """The parameters that follow those of the first module, as a view ``[n]``; None if there are none."""
-        return self.leaves[0][-1] if self._has_extras else None
+        super().__init__(shapes, extras)
 
     def __call__(self, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> list[Tensor]:
-        """Compute all networks, as `ActorCriticNetwork` and `ReplayNetwork` describe."""
         return [self.one(k, x, sequences, actions) for k in range(len(self._modules))]
 
     def one(self, k: int, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> Tensor:
-        """Compute one network, as `ActorCriticNetwork` and `ReplayNetwork` describe."""
         parameters = dict(zip(self._names[k], self.leaves[k], strict=False))
         inputs = (x.view(len(x), *self._space.shape), *(() if actions is None else (actions,)))
         outputs: Tensor = functional_call(self._modules[k], parameters, inputs)
@@ -86,7 +77,6 @@ class ModuleNetworks(FlatParameters):
                     view.copy_(tensor)
 
     def initialise_uniform(self, generator: torch.Generator) -> None:
-        """Set the initial values that the modules give themselves, as `initialise` does."""
         self.initialise(generator, ())
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.algorithms.networks import ReplayShape
+from rl4sys_zmq.algorithms.networks.interface import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
-from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
 from rl4sys_zmq.algorithms.offpolicy.sequence_sampler import sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head

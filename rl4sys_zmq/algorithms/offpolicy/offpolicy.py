@@ -14,9 +14,9 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.cloning import CloneLoss, clone_policy
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
+from rl4sys_zmq.algorithms.networks.interface import FlatNetwork
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.algorithms.offpolicy.replay_checks import check_replay_size, check_stored_returns, find_failing_rows
-from rl4sys_zmq.algorithms.offpolicy.replay_network import FlatNetwork
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns, ReplaySampler, TransitionSampler
 from rl4sys_zmq.algorithms.offpolicy.sequence_sampler import SequenceSampler
 from rl4sys_zmq.algorithms.offpolicy.unit_pace import UnitPace

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, encode_observations
-from rl4sys_zmq.algorithms.offpolicy.replay_network import SequenceNetwork
+from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import SequenceBatch, SequenceMemory

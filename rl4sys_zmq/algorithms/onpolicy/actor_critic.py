@@ -16,8 +16,8 @@ from torch.nn import functional
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, Distribution
 from rl4sys_zmq.algorithms.action_scale import ActionScale
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
-from rl4sys_zmq.algorithms.networks.inputs import Sequences, standardise
-from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import RecurrentNetwork, initial_states
+from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states, standardise
+from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RolloutBatch, RunningMoments, join_segments
 from rl4sys_zmq.algorithms.optimizer import FlatAdam

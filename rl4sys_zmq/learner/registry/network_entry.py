@@ -15,8 +15,7 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
 if TYPE_CHECKING:
     from torch import nn
 
-    from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork, SequenceNetwork
-    from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import ActorCriticNetwork
+    from rl4sys_zmq.algorithms.networks.interface import ActorCriticNetwork, ReplayNetwork, SequenceNetwork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

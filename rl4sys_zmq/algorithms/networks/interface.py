@@ -1,4 +1,4 @@
-"""The interfaces of the networks of replay algorithms such as DQN and SAC."""
+"""The interfaces of the networks that algorithms train."""
 
 from __future__ import annotations
 
@@ -58,6 +58,58 @@ class ReplayNetwork(FlatNetwork, Protocol):
 
     def one(self, k: int, x: Tensor, *, actions: Tensor | None = None) -> Tensor:
         """Compute network `k` alone, with the arguments of a call. Return its outputs."""
+
+
+class ActorCriticNetwork(FlatNetwork, Protocol):
+    """A policy (network 0) and an estimate of values (network 1), which are trained together.
+
+    Attributes:
+        parts: The consecutive slices of `flat` that belong to network 0 and to network 1. The first one has no ``obs_mean`` and
+            ``obs_scale``, which come first in `PolicySpec.tensors`.
+    """
+
+    parts: tuple[slice, ...]
+
+    @property
+    def extras(self) -> Tensor | None:
+        """The parameters that do not depend on the observation: the logarithms of standard deviations, as a view ``[n]``."""
+
+    def __call__(self, x: Tensor, sequences: Sequences | None = None) -> Sequence[Tensor]:
+        """Compute both networks on features ``[B, F]``. Return the policy's outputs ``[B, n]`` and the values ``[B, 1]``.
+
+        Args:
+            x: The features of ``B`` observations, standardised if the algorithm does so.
+            sequences: The division of the rows into sequences. A network without a recurrent state ignores it.
+        """
+
+    def one(self, k: int, x: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """Compute network `k` alone, with the arguments of a call. Return the policy's outputs, or the values ``[B, 1]``."""
+
+    def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
+        """Adapt the first layers to a new standardisation of the features, so that the outputs stay the same.
+
+        `MLPStack.change_inputs` describes the arguments. This is only called if the policy standardises observations.
+
+        Returns:
+            The factor by which the scale of each parameter's gradient changes, float32 ``[size]``.
+        """
+
+
+@runtime_checkable
+class RecurrentNetwork(ActorCriticNetwork, Protocol):
+    """An `ActorCriticNetwork` whose outputs depend on a state that is carried from row to row of a sequence.
+
+    Attributes:
+        state_column: The name of the extra column (`PolicySpec.columns`, one value per segment) with the state before the first
+            step of a segment, as the actor had it.
+        sequence_length: Largest number of steps of a sequence in training; None for whole segments.
+    """
+
+    state_column: ClassVar[str]
+    sequence_length: int | None
+
+    def states(self, x: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """Return the recurrent state after each row, ``[B, n]``, with the arguments of a call."""
 
 
 @runtime_checkable

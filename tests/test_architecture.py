@@ -51,8 +51,7 @@ CORE = (
     ("values",),
     ("config", "wire", "weights"),
     ("layers", "transports", "delivery", "replay"),
-    ("policies",),
-    ("security",),
+    ("policies", "security"),
     ("rpc",),
     ("actor", "learner"),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class FeatureLayout:
         features = np.zeros((rows, self.size), np.float32)
         at = np.arange(rows)[:, None]
         for part, array in zip(self.parts, arrays, strict=True):
-            flat = np.asarray(array).reshape(rows, -1)
+            flat = np.asarray(array).reshape(rows, prod(np.shape(array)[1:]))
             if part.lowest is None:
                 features[:, part.columns] = flat
             else:

@@ -22,7 +22,6 @@ from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import RandomSource, bind, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.policies.network import MOST_WEIGHTS
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
@@ -34,7 +33,7 @@ SPACES = [DiscreteSpace(3), BoxSpace((2,), low=-1.0, high=1.0)]
 
 def policy_of(spec: PolicySpec, scale: float = 0.3, seed: int = 0) -> Any:
     flat = np.random.default_rng(seed).normal(0, scale, spec.size).astype(np.float32)
-    if spec.document["normalise_observations"]:
+    if spec.tensors[0].name == "obs_mean":
         spec.views(flat)["obs_scale"][:] = 1.0
     return build_policy(spec, PolicySnapshot(generation=1, version=0, flat=flat, digest=0))
 
@@ -97,11 +96,6 @@ def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
                 assert got[0] == want[0]
                 np.testing.assert_allclose(got[2], want[2], rtol=1e-3, atol=1e-3)
             assert all(0 <= action < 3 and (log_prob <= 0 or np.isnan(log_prob)) for _, action, log_prob in (got, want))
-
-
-def test_large_networks_keep_their_one_copy() -> None:
-    spec = mlp_spec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (MOST_WEIGHTS, 1))
-    assert policy_of(spec)._network.fused is None
 
 
 # ---- the agent

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.action_distributions import Categorical, DiagonalGaussian
-from rl4sys_zmq.algorithms.networks.cnn import CNNOptions, cnn_layers
-from rl4sys_zmq.algorithms.networks.cnn_actor_critic import CNNActorCritic
+from rl4sys_zmq.algorithms.networks import choose_network
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
+from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.policies import RandomSource, build_policy
@@ -50,7 +50,10 @@ CAR = DictSpace(
 SMALL: dict[str, Any] = {"kind": "cnn", "channels": [3, 4], "kernels": [3, 2], "strides": [2, 1], "hidden_sizes": [6]}
 
 
-OPTIONS = {key: value for key, value in SMALL.items() if key != "kind"}
+def network_of(spec: PolicySpec, network: dict[str, Any] = SMALL) -> LayerNetworks:
+    found = choose_network(network, {}).actor_critic(spec)
+    assert isinstance(found, LayerNetworks)
+    return found
 
 
 def image(*shape: int, dtype: str = "|u1") -> BoxSpace:
@@ -119,7 +122,7 @@ def test_the_actor_and_the_learner_compute_what_the_slow_twin_does(space: BoxSpa
     expected = slow_outputs(space, tensors, images, first)
 
     def outputs(views: Any, observations: Any) -> Any:
-        network = CNNActorCritic(CNNOptions(**OPTIONS), spec)
+        network = network_of(spec)
         for leaf, name in zip(network.views(network.flat)[0], views, strict=True):
             leaf.copy_(torch.from_numpy(views[name].copy()))
         with torch.no_grad():
@@ -141,7 +144,7 @@ def test_continuous_actions_have_the_log_probabilities_of_the_learner() -> None:
     pytest.importorskip("onnxruntime")
     space = image(6, 6)
     spec = spec_of(space, CONTINUOUS)
-    network = CNNActorCritic(CNNOptions(**OPTIONS), spec)
+    network = network_of(spec)
 
     def log_probs(views: Any, observed: Any, raw: Any) -> Any:
         network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))
@@ -163,8 +166,10 @@ def test_continuous_actions_have_the_log_probabilities_of_the_learner() -> None:
     ],
 )
 def test_the_layers_follow_from_the_size_of_the_image(shape: Any, channels: tuple[int, ...], features: int) -> None:
-    layers = cnn_layers(CNNOptions(), image(*shape))
-    assert (tuple(layer.out for layer in layers.convolutions), layers.dense) == (channels, (features, 128))
+    spec = spec_of(image(*shape), network="cnn")
+    layers = [layer["filters"] for layer in spec.document["layers"] if layer["kind"] == "conv"]
+    assert tuple(layers) == channels
+    assert {t.name: t.shape for t in spec.tensors}["layers.0.weight"] == (128, features)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +195,15 @@ def test_a_network_that_does_not_fit_is_refused(network: Any, space: Any, proble
 def test_a_large_image_without_convolutions_is_told_about_them() -> None:
     with pytest.raises(ConfigError, match="choose network: cnn"):
         planned_policy("PPO", image(96, 96, 3), ACTED, {})
-    assert spec_of(image(96, 96, 3), network="cnn").kind == "onnx"
+    assert spec_of(image(96, 96, 3), network="cnn").kind == "layers"
 
 
 def test_features_beside_an_image_are_joined_after_the_convolutions() -> None:
     pytest.importorskip("onnxruntime")
-    layers = cnn_layers(CNNOptions(**OPTIONS), CAR)
-    assert (layers.shape, layers.start, layers.beside, layers.image) == ((6, 6, 2), 0, 13, 0)
     spec = spec_of(CAR)
+    assert spec.document["layers"][-4] == {"kind": "concat", "columns": [[72, 85]]}
     assert [tensor.shape for tensor in spec.tensors][4] == (6, 4 + 13)
-    network = CNNActorCritic(CNNOptions(**OPTIONS), spec)
+    network = network_of(spec)
 
     def log_probs(views: Any, observed: Any, raw: Any) -> Any:
         others = feature_layout(CAR).batch(observed)[:, 72:]  # after 6 x 6 x 2 pixels
@@ -228,7 +232,7 @@ def test_features_beside_an_image_are_joined_after_the_convolutions() -> None:
 def test_an_image_can_stand_anywhere_in_an_observation(space: Any) -> None:
     pytest.importorskip("onnxruntime")
     spec = spec_of(space, network="cnn")
-    network = CNNActorCritic(CNNOptions(), spec)
+    network = network_of(spec, {"kind": "cnn"})
 
     def log_probs(views: Any, observed: Any, raw: Any) -> Any:
         network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.algorithms.networks.gru import GRUOptions
-from rl4sys_zmq.algorithms.networks.gru_actor_critic import GRUActorCritic
+from rl4sys_zmq.algorithms.networks import choose_network
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states
 from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
+from rl4sys_zmq.algorithms.networks.layer_networks import RecurrentNetworks
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO, TrainingTensors, equal_groups
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.compute import Compute
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy
-from rl4sys_zmq.policies.gru import STATE, GRUParameters, gru_spec
+from rl4sys_zmq.policies.layer_policy import STATE
 from rl4sys_zmq.testing import check_algorithm
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, PolicySnapshot, Segment, TupleSpace
 
@@ -34,10 +34,12 @@ SMALL: dict[str, Any] = {"steps_per_update": 40, "rollout_length": 8, "network":
 LENGTHS = [3, 1, 6, 2]
 
 
-def network_of(hidden_sizes: tuple[int, ...] = (5,), seed: int = 0) -> GRUActorCritic:
-    options = GRUOptions(units=4, hidden_sizes=hidden_sizes, activation="relu")
-    spec = gru_spec(BOX, NUMBERS, GRUParameters(head="gaussian", units=4, hidden_sizes=hidden_sizes, activation="relu"))
-    network = GRUActorCritic(options, spec)
+def network_of(hidden_sizes: tuple[int, ...] = (5,), seed: int = 0, **options: Any) -> RecurrentNetworks:
+    chosen = {**NETWORK, "hidden_sizes": hidden_sizes, "activation": "relu", **options}
+    spec = planned_policy("PPO", BOX, NUMBERS, {"network": chosen})
+    assert spec is not None
+    network = choose_network(chosen, {}).actor_critic(spec)
+    assert isinstance(network, RecurrentNetworks)
     network.initialise(torch.Generator().manual_seed(seed), (0.5, 1.0))
     return network
 
@@ -48,7 +50,7 @@ def batch_of(seed: int = 0) -> tuple[Tensor, Sequences]:
     return x, Sequences(LENGTHS, torch.randn(len(LENGTHS), 4, generator=generator).tanh())
 
 
-def slow(network: GRUActorCritic, flat: Tensor, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+def slow(network: RecurrentNetworks, flat: Tensor, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
     """Return the outputs and values of the twin. It computes step by step with torch's cell, from a vector of parameters."""
     policy, value = network.views(flat)
     outputs, values = [], []
@@ -237,10 +239,10 @@ def test_what_was_seen_before_changes_the_gradient() -> None:
     """The weights of the state are trained. With a batch of one segment of one step, their gradient is not zero either."""
     algorithm = PPO(BOX, DISCRETE, {**SMALL, "steps_per_update": 1}, 0)
     [segment] = segments_of(algorithm, 1, steps=1)
-    before = algorithm.snapshot()["gru.weight_hh"]
+    before = algorithm.snapshot()["gru.0.weight_hh"]
     algorithm.observe(replace(segment, initial={STATE: np.full(4, 0.5, np.float32)}))
     algorithm.update()
-    assert not np.array_equal(before, algorithm.snapshot()["gru.weight_hh"])
+    assert not np.array_equal(before, algorithm.snapshot()["gru.0.weight_hh"])
 
 
 def test_a_segment_without_its_state_is_named() -> None:
@@ -291,8 +293,7 @@ def test_the_short_form_of_an_mlp_is_refused() -> None:
 
 def test_the_values_can_leave_the_unit_as_it_is() -> None:
     network, (x, sequences) = network_of(), batch_of()
-    spec = gru_spec(BOX, NUMBERS, GRUParameters(head="gaussian", units=4, hidden_sizes=(5,), activation="relu"))
-    apart = GRUActorCritic(GRUOptions(units=4, hidden_sizes=(5,), activation="relu", value_gradient=False), spec)
+    apart = network_of(value_gradient=False)
     apart.flat.copy_(network.flat)
     for each, reached in ((network, True), (apart, False)):
         outputs, values = each(x, sequences)

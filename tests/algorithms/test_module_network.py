@@ -18,8 +18,8 @@ from rl4sys_zmq.algorithms import make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.action_distributions import Categorical
 from rl4sys_zmq.algorithms.networks import NETWORKS, register_network
 from rl4sys_zmq.algorithms.networks.module import module_network
-from rl4sys_zmq.algorithms.networks.module_actor_critic import ModuleActorCritic
 from rl4sys_zmq.algorithms.networks.module_export import export_module
+from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
 from rl4sys_zmq.config.options import integer, option
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.testing import check_policy
@@ -67,7 +67,7 @@ def test_an_actor_computes_what_the_module_does() -> None:
     algorithm = make_algorithm("PPO", OBSERVED, ACTED, {"network": {"kind": "residual", "width": 6}}, 1)
     spec = algorithm.spec()
     assert [tensor.shape for tensor in spec.tensors][:2] == [(6, 3), (6,)]
-    network = ModuleActorCritic(residual, Options(width=6), spec)
+    network = ModuleNetworks(residual, Options(width=6), OBSERVED, (4, 1))
 
     def log_probs(views: Any, observed: Any, raw: Any) -> Any:
         network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))
@@ -124,8 +124,7 @@ def test_a_module_trains_in_evaluation_mode() -> None:
         return Dropping(3, outputs)
 
     register_network(module_network("dropping", Options, build))
-    algorithm = make_algorithm("PPO", OBSERVED, ACTED, {"network": "dropping"}, 1)
-    network = ModuleActorCritic(build, Options(), algorithm.spec())
+    network = ModuleNetworks(build, Options(), OBSERVED, (4, 1))
     network.initialise(torch.Generator().manual_seed(1), (0.01, 1.0))
     with torch.no_grad():
         outputs = [network.one(0, torch.ones(1, 3)) for _ in range(8)]

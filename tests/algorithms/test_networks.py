@@ -126,10 +126,10 @@ def test_a_scale_that_jumps_changes_a_weight_by_a_bounded_factor() -> None:
     """The weights of a nearly constant feature that begins to vary must not grow as much as its range."""
     network = stack()
     ones, mean = torch.ones(5), torch.zeros(5)
-    weights = network.leaves[0].detach().clone()
+    weights = network.views(network.flat)[0][0].detach().clone()
     there = network(mean[None])
     network.change_inputs(mean, ones * 1e6, mean, ones)
-    torch.testing.assert_close(network.leaves[0].detach(), weights * MAX_RESCALE)
+    torch.testing.assert_close(network.views(network.flat)[0][0].detach(), weights * MAX_RESCALE)
     for was, now in zip(there, network(mean[None]), strict=True):
         torch.testing.assert_close(now, was)
 
@@ -142,8 +142,8 @@ def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alo
     c.initialise(torch.Generator().manual_seed(4), (0.01, 1.0))
     assert torch.equal(a.flat, b.flat) and not torch.equal(a.flat, c.flat)
     assert torch.equal(before, torch.get_rng_state())
-    weight = a.leaves[2].detach()
-    assert weight.shape == (2, 64, 64)
+    weight = [views[2] for views in a.views(a.flat)]
+    assert [matrix.shape for matrix in weight] == [(64, 64)] * 2
     for matrix in weight:
         torch.testing.assert_close(matrix @ matrix.T, 2.0 * torch.eye(64), atol=1e-4, rtol=0)
     assert not torch.equal(weight[0], weight[1])

@@ -17,15 +17,15 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy  # noqa: E402
-from rl4sys_zmq.algorithms.networks.gru import GRUOptions  # noqa: E402
-from rl4sys_zmq.algorithms.networks.gru_replay import GRUReplay  # noqa: E402
+from rl4sys_zmq.algorithms.networks import choose_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork  # noqa: E402
+from rl4sys_zmq.algorithms.networks.layer_networks import RecurrentNetworks  # noqa: E402
 from rl4sys_zmq.algorithms.optimizer import FlatAdam  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions  # noqa: E402
 from rl4sys_zmq.learner.registry.compute import Compute  # noqa: E402
 from rl4sys_zmq.policies import RandomSource, build_policy  # noqa: E402
-from rl4sys_zmq.policies.gru import STATE  # noqa: E402
+from rl4sys_zmq.policies.layer_policy import STATE  # noqa: E402
 from rl4sys_zmq.replay import StatePiece  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, PolicySnapshot, Segment  # noqa: E402
@@ -196,7 +196,8 @@ def test_the_network_is_that_of_the_actor() -> None:
 
 
 def test_uniform_initial_weights_are_those_of_torch() -> None:
-    network = GRUReplay(GRUOptions(units=50, hidden_sizes=(40,)), BoxSpace((9,)), 7)
+    network = choose_network({"kind": "gru", "units": 50, "hidden_sizes": (40,)}, {}).sequence_replay(BoxSpace((9,)), 7)
+    assert isinstance(network, RecurrentNetworks)
     network.initialise_uniform(torch.Generator().manual_seed(0))
     first, *_, last = network.views(network.flat)[0]
     unit = network.views(network.flat)[0][2]

@@ -14,20 +14,19 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy  # noqa: E402
-from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, ReplayShape, register_network  # noqa: E402
-from rl4sys_zmq.algorithms.networks.cnn import CNNOptions  # noqa: E402
-from rl4sys_zmq.algorithms.networks.cnn_replay import CNNReplay  # noqa: E402
+from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, ReplayShape, choose_network, register_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations  # noqa: E402
+from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks  # noqa: E402
 from rl4sys_zmq.algorithms.networks.mlp import ENTRY as MLP  # noqa: E402
 from rl4sys_zmq.algorithms.networks.module import module_network  # noqa: E402
-from rl4sys_zmq.algorithms.networks.module_replay import JOINED_UNITS, ModuleReplay  # noqa: E402
+from rl4sys_zmq.algorithms.networks.module_networks import JOINED_UNITS, ModuleNetworks  # noqa: E402
 from rl4sys_zmq.config.options import integer, option  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.policies import RandomSource, build_policy  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot  # noqa: E402
 from rl4sys_zmq.values.spaces import FlatSpace  # noqa: E402
 
-from .test_cnn import OPTIONS, SMALL, image, pictures, slow_convolutions  # noqa: E402
+from .test_cnn import SMALL, image, pictures, slow_convolutions  # noqa: E402
 from .test_resume import assert_equal, flat_of, through_disk, updates  # noqa: E402
 
 IMAGE, FOUR, BOX = image(6, 6, 2), DiscreteSpace(4, 1), BoxSpace((2,), low=-2.0, high=2.0)
@@ -81,9 +80,14 @@ def make(case: str, seed: int = 0, network: Any = SMALL) -> Any:
     return make_algorithm(name, IMAGE, actions, {**REPLAY, **parameters, "network": network}, seed)
 
 
+def replay_of(shape: ReplayShape) -> LayerNetworks:
+    network = choose_network(SMALL, {}).replay(IMAGE, shape)
+    assert isinstance(network, LayerNetworks)
+    return network
+
+
 def test_critics_share_convolutions_and_get_the_action_after_them() -> None:
-    options = CNNOptions(**OPTIONS)
-    network = CNNReplay(options, IMAGE, ReplayShape(outputs=(1, 1), actions=2, extras=3))
+    network = replay_of(ReplayShape(outputs=(1, 1), actions=2, extras=3))
     network.initialise_uniform(torch.Generator().manual_seed(1))
     assert not network.leaves[0][-1].any() and len(network.leaves[1]) == 4
     rng = np.random.default_rng(2)
@@ -95,13 +99,12 @@ def test_critics_share_convolutions_and_get_the_action_after_them() -> None:
         hidden = np.maximum(joined @ layers[0].T + layers[1], 0.0)
         expected = hidden @ layers[2].T + layers[3]
         with torch.no_grad():
-            np.testing.assert_allclose(network(x, acted)[k], expected, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(network.one(k, x, acted), expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(network(x, actions=acted)[k], expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(network.one(k, x, actions=acted), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_gradient_of_one_critic_is_zero_for_the_layers_of_the_other() -> None:
-    options = CNNOptions(**OPTIONS)
-    network = CNNReplay(options, IMAGE, ReplayShape(outputs=(2, 2)))
+    network = replay_of(ReplayShape(outputs=(2, 2)))
     network.initialise(torch.Generator().manual_seed(1), (1.0, 1.0))
     x = torch.rand(3, IMAGE.size, generator=torch.Generator().manual_seed(2))
     gradient = network.gradient(network.one(0, x).sum())
@@ -109,7 +112,7 @@ def test_a_gradient_of_one_critic_is_zero_for_the_layers_of_the_other() -> None:
 
 
 def test_an_action_is_joined_to_the_features_of_a_module() -> None:
-    network = ModuleReplay(pooled, Options(width=4), IMAGE, ReplayShape(outputs=(1, 1), actions=2))
+    network = ModuleNetworks(pooled, Options(width=4), IMAGE, (1, 1), actions=2)
     network.initialise_uniform(torch.Generator().manual_seed(3))
     assert not torch.equal(network.leaves[0][0], network.leaves[1][0])
     body = Pooled(4, JOINED_UNITS)
@@ -120,7 +123,7 @@ def test_an_action_is_joined_to_the_features_of_a_module() -> None:
         weight, bias, last_weight, last_bias = network.leaves[1][-4:]
         hidden = torch.relu(torch.cat((torch.relu(body(images)), actions), 1) @ weight.T + bias)
         expected = hidden @ last_weight.T + last_bias
-        torch.testing.assert_close(network(images.flatten(1), actions)[1], expected)
+        torch.testing.assert_close(network(images.flatten(1), actions=actions)[1], expected)
 
 
 def greedy_by_torch(algorithm: Any, case: str, images: Any) -> Any:
@@ -150,9 +153,10 @@ def test_an_actor_acts_as_the_networks_in_training(case: str, kind: str, module:
     source = pictures(IMAGE, CASES[case][1], 4)
     updates(algorithm, source, 3)
     spec = algorithm.spec()
-    assert spec.kind == "onnx" and spec == planned_policy(CASES[case][0], IMAGE, CASES[case][1], {
-        **REPLAY, **CASES[case][2], "network": SMALL if kind == "cnn" else kind,
-    })  # fmt: skip
+    assert spec.kind == ("layers" if kind == "cnn" else "onnx")
+    name, acts, parameters = CASES[case]
+    network = SMALL if kind == "cnn" else kind
+    assert spec == planned_policy(name, IMAGE, acts, {**REPLAY, **parameters, "network": network})
     flat, others = spec.flatten(algorithm.snapshot())
     policy = build_policy(spec, PolicySnapshot(1, 1, 0, flat, others))
     images = np.random.default_rng(1).integers(0, 256, (20, *IMAGE.shape)).astype(np.uint8)

@@ -11,7 +11,7 @@ from kit import drained, play, play_batch
 
 from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO
-from rl4sys_zmq.policies.gru import STATE
+from rl4sys_zmq.policies.layer_policy import STATE
 from rl4sys_zmq.replay import SequenceMemory
 
 from .conftest import Lab

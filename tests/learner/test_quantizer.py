@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rl4sys_zmq.layers.gru import GRU
+from rl4sys_zmq.layers.normalise import Normalise
 from rl4sys_zmq.learner.training.publishing import WeightQuantizer
-from rl4sys_zmq.policies.gru import GRUParameters, gru_spec
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.layer_policy import layers_spec
 from rl4sys_zmq.policies.linear_bandit import linear_bandit_spec
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
@@ -15,7 +18,7 @@ OBS, BOX, DISCRETE = BoxSpace((3,)), BoxSpace((2,), low=-1.0, high=1.0), Discret
 SPECS = {
     "statistics": (mlp_spec(OBS, DISCRETE, "categorical", (4,), normalise_observations=True), {"obs_mean", "obs_scale"}),
     "recurrent": (
-        gru_spec(OBS, DISCRETE, GRUParameters(head="categorical", normalise_observations=True)), {"obs_mean", "obs_scale"}
+        layers_spec(OBS, DISCRETE, HeadParameters(head="categorical"), [Normalise(), GRU(units=64)]), {"obs_mean", "obs_scale"}
     ),
     "noise": (mlp_spec(OBS, BOX, "deterministic", (4,)), {"noise_std", "epsilon"}),
     "epsilon": (mlp_spec(OBS, DISCRETE, "q_values", (4,)), {"epsilon"}),

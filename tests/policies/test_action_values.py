@@ -10,7 +10,9 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import RandomSource, bind, build_policy
-from rl4sys_zmq.policies.mlp import MLPParameters, mlp_spec
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.layer_policy import layers_spec
+from rl4sys_zmq.policies.mlp import hidden_layers, mlp_spec
 from rl4sys_zmq.testing import check_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
@@ -18,8 +20,7 @@ OBSERVED, ACTED = BoxSpace((4,)), DiscreteSpace(3, 5)
 
 
 def spec_of(head: str, hidden: tuple[int, ...] = (8,), **options: Any) -> PolicySpec:
-    document = MLPParameters(head=head, hidden_sizes=hidden, **options)
-    return PolicySpec(OBSERVED, ACTED, "mlp", document.plain(), document.tensors(OBSERVED, ACTED))
+    return layers_spec(OBSERVED, ACTED, HeadParameters(head=head, **options), hidden_layers(hidden, "tanh"))
 
 
 def policy_of(spec: PolicySpec, epsilon: float, seed: int = 0) -> Any:
@@ -88,8 +89,8 @@ def test_each_actor_has_its_own_epsilon(place: float, epsilon: float) -> None:
 
 
 def test_a_document_is_as_before_without_a_ladder() -> None:
-    assert spec_of("q_values", activation="relu") == mlp_spec(OBSERVED, ACTED, "q_values", (8,), "relu")
-    assert set(spec_of("q_values").document) == {"head", "hidden_sizes", "activation", "normalise_observations", "squash"}
+    assert spec_of("q_values") == mlp_spec(OBSERVED, ACTED, "q_values", (8,))
+    assert set(spec_of("q_values").document) == {"head", "squash", "layers_version", "layers"}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from rl4sys_zmq.layers.gru import GRU
 from rl4sys_zmq.policies import AssessingPolicy, ExtraColumnPolicy, RandomSource, build_policy
 from rl4sys_zmq.policies.action_bounds import bounder, unbounder
-from rl4sys_zmq.policies.gru import GRUParameters, gru_spec
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.layer_policy import layers_spec
 from rl4sys_zmq.policies.linear_bandit import linear_bandit_spec
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.check_policy import random_observations
@@ -41,10 +43,10 @@ SPECS: dict[str, PolicySpec] = {
     "squashed_gaussian, many": mlp_spec(FOUR, WIDE, "squashed_gaussian", (8,)),
     "deterministic": mlp_spec(FOUR, ARM, "deterministic", (8,)),
     "q_values": mlp_spec(FOUR, FEW, "q_values", (8,)),
-    "q_values, ladder": gru_spec(FOUR, FEW, GRUParameters(head="q_values", units=5, epsilon_ladder=3.0)),
-    "q_distribution": gru_spec(FOUR, FEW, GRUParameters(head="q_distribution", units=5, atoms=5)),
-    "gru": gru_spec(FOUR, FEW, GRUParameters(head="categorical", units=5)),
-    "gru, gaussian": gru_spec(FOUR, ARM, GRUParameters(head="gaussian", units=5)),
+    "q_values, ladder": layers_spec(FOUR, FEW, HeadParameters(head="q_values", epsilon_ladder=3.0), [GRU(units=5)]),
+    "q_distribution": layers_spec(FOUR, FEW, HeadParameters(head="q_distribution", atoms=5), [GRU(units=5)]),
+    "gru": layers_spec(FOUR, FEW, HeadParameters(head="categorical"), [GRU(units=5)]),
+    "gru, gaussian": layers_spec(FOUR, ARM, HeadParameters(head="gaussian"), [GRU(units=5)]),
     "ucb": linear_bandit_spec(FOUR, FEW, "ucb"),
     "softmax": linear_bandit_spec(FOUR, FEW, "softmax"),
 }

@@ -11,7 +11,8 @@ import pytest
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.policies.bounded import LEAST_STD, PYTHON_MAX_SIZE
-from rl4sys_zmq.policies.mlp import mlp_document, mlp_spec
+from rl4sys_zmq.policies.layer_policy import read_network
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import check_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
@@ -168,4 +169,4 @@ def test_the_range_of_the_standard_deviation_belongs_to_one_head() -> None:
     with pytest.raises(ConfigError, match="log_std_min 1 is above log_std_max 0"):
         mlp_spec(FOUR, ARM, "squashed_gaussian", log_std_range=(1.0, 0.0))
     plain = mlp_spec(FOUR, ARM, "gaussian")
-    assert "log_std_min" not in plain.document and mlp_document(plain).log_std_min == -20.0
+    assert "log_std_min" not in plain.document and read_network(plain)[0].log_std_min == -20.0

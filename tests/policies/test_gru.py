@@ -10,10 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
+from rl4sys_zmq.layers.gru import GRU
+from rl4sys_zmq.layers.normalise import OBS_CLIP, Normalise
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy, local_only_reason
-from rl4sys_zmq.policies.gru import STATE, GRUParameters, gru_spec
-from rl4sys_zmq.policies.head_parameters import stochastic_head
-from rl4sys_zmq.policies.mlp import OBS_CLIP
+from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
+from rl4sys_zmq.policies.layer_policy import STATE, layers_spec
+from rl4sys_zmq.policies.mlp import hidden_layers
 from rl4sys_zmq.testing import check_policy
 from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import (
@@ -46,7 +48,11 @@ FORMS: list[tuple[Any, Any, dict[str, Any]]] = [
 
 
 def spec_of(form: tuple[Any, Any, dict[str, Any]]) -> PolicySpec:
-    return gru_spec(form[0], form[1], GRUParameters(**{"head": stochastic_head(form[1]), **form[2]}))
+    head = {"head": stochastic_head(form[1]), **form[2]}
+    units, sizes, activation = head.pop("units"), head.pop("hidden_sizes", ()), head.pop("activation", "tanh")
+    first = [Normalise()] if head.pop("normalise_observations", False) else []
+    hidden = [*first, *hidden_layers(sizes, activation), GRU(units=units)]
+    return layers_spec(form[0], form[1], HeadParameters(**head), hidden)
 
 
 def weights_of(spec: PolicySpec, seed: int = 0) -> NDArray[np.float32]:
@@ -71,7 +77,6 @@ def observations_of(spec: PolicySpec, count: int, seed: int = 1) -> Any:
 def torch_outputs(spec: PolicySpec, flat: NDArray[np.float32], observations: Any) -> tuple[Any, Any]:
     """Return the outputs and the states of one episode, computed by `torch.nn.GRU` as the slow twin."""
     tensors = {name: torch.from_numpy(tensor.copy()) for name, tensor in spec.views(flat).items()}
-    document = GRUParameters(**{**spec.document, "hidden_sizes": tuple(spec.document["hidden_sizes"])})
     space = spec.observation_space
     if isinstance(space, DiscreteSpace):
         x = torch.nn.functional.one_hot(torch.from_numpy(observations - space.start), space.n).float()
@@ -79,16 +84,24 @@ def torch_outputs(spec: PolicySpec, flat: NDArray[np.float32], observations: Any
         x = torch.from_numpy(observations).reshape(len(observations), -1)
     else:
         x = torch.from_numpy(feature_layout(space).batch(observations))
-    if document.normalise_observations:
-        x = ((x - tensors["obs_mean"]) * tensors["obs_scale"]).clamp(-OBS_CLIP, OBS_CLIP)
-    activation = {"tanh": torch.tanh, "relu": torch.relu, "silu": torch.nn.functional.silu}[document.activation]
-    for index in range(len(document.hidden_sizes)):
-        x = activation(x @ tensors[f"layers.{index}.weight"].T + tensors[f"layers.{index}.bias"])
-    gru = torch.nn.GRU(x.shape[1], document.units)
-    gru.load_state_dict({f"{part}_l0": tensors[f"gru.{part}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")})
-    with torch.no_grad():
-        states = gru(x[:, None])[0][:, 0]
-    return states @ tensors["output.weight"].T + tensors["output.bias"], states
+    activations = {"tanh": torch.tanh, "relu": torch.relu, "silu": torch.nn.functional.silu}
+    dense = 0
+    for layer in spec.document["layers"]:
+        match layer["kind"]:
+            case "normalise":
+                x = ((x - tensors["obs_mean"]) * tensors["obs_scale"]).clamp(-OBS_CLIP, OBS_CLIP)
+            case "dense":
+                x = x @ tensors[f"layers.{dense}.weight"].T + tensors[f"layers.{dense}.bias"]
+                dense += 1
+            case "activation":
+                x = activations[layer["function"]](x)
+            case "gru":
+                gru = torch.nn.GRU(x.shape[1], layer["units"])
+                parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+                gru.load_state_dict({f"{part}_l0": tensors[f"gru.0.{part}"] for part in parts})
+                with torch.no_grad():
+                    x = states = gru(x[:, None])[0][:, 0]
+    return x, states
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -202,20 +215,39 @@ def test_invalid_input() -> None:
 
 
 def test_the_service_of_actions_is_refused_by_name() -> None:
-    assert "a policy of kind 'gru' has extra columns" in local_only_reason(spec_of(FORMS[0]))
+    assert "a policy of kind 'layers' has extra columns" in local_only_reason(spec_of(FORMS[0]))
+
+
+def document(**head: Any) -> dict[str, Any]:
+    """Return the document of the first form with other parameters of the head."""
+    plain = spec_of(FORMS[0]).document
+    return {**{"head": "categorical"}, **head, **{name: plain[name] for name in ("layers_version", "layers")}}
+
+
+def with_unit(**options: Any) -> dict[str, Any]:
+    layers = [{"kind": "gru", "units": 5, **options}, {"kind": "dense", "units": 4}]
+    return {"document": {**document(), "layers": layers}}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"document": {"head": "categorical", "units": 6}}, "tensors of a gru policy do not match"),
-        ({"document": {"head": "categorical", "units": 0}}, "units: expected an integer from 1 to 4096"),
-        ({"document": {"head": "categorical", "units": 5, "depth": 2}}, "depth: no such key"),
-        ({"columns": ()}, "extra column 'state' with 5 elements"),
+        (with_unit(units=6), "tensors of a policy of kind 'layers' do not match"),
+        (with_unit(units=0), "units: expected an integer from 1 to 4096"),
+        (with_unit(depth=2), "depth: a layer of kind 'gru' has no such option"),
+        ({"columns": ()}, "extra columns .* recurrent state of 5 elements"),
         ({"blob": b"x"}, "blob of 1 bytes"),
-        ({"document": {"head": "deterministic", "units": 5}, "action_space": BOUNDED}, "a gru policy has no deterministic head"),
-        ({"document": {"units": 5}}, "head"),
-        ({"document": {"head": "gaussian", "units": 5, "squash": "tanh"}, "action_space": BoxSpace((4,))}, "needs a bounded Box"),
+        ({"document": {**document(), "layers_version": 2}}, "layers of version 2; this release reads version 1"),
+        ({"document": {**document(), "layers": [{"kind": "lstm"}]}}, "unknown kind of layer 'lstm'"),
+        ({"document": {**document(), "layers": [{"kind": "gru", "units": 4}] * 2}}, "several recurrent layers"),
+        ({"document": {**document(), "layers": "gru"}}, "layers is not a list"),
+        ({"document": {**document(), "layers": [5]}}, "expected a mapping with a kind"),
+        (
+            {"document": {**document(), "layers": [{"kind": "dense", "units": 5}]}},
+            r"outputs of shape \(5,\)",
+        ),
+        ({"document": {**document(), "head": "none"}}, "head"),
+        ({"document": document(head="gaussian", squash="tanh"), "action_space": BoxSpace((4,))}, "needs a bounded Box"),
     ],
 )
 def test_a_description_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:

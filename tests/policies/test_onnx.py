@@ -13,7 +13,9 @@ from rl4sys_zmq.algorithms import planned_policy
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.policies.graphs.export import encode_onnx
-from rl4sys_zmq.policies.mlp import MLPParameters, mlp_spec
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.layer_policy import layers_spec
+from rl4sys_zmq.policies.mlp import hidden_layers, mlp_spec
 from rl4sys_zmq.values import (
     ACTIVATIONS,
     BoxSpace,
@@ -70,8 +72,8 @@ def test_discrete_actions_agree(activation: str, head: str) -> None:
 
 
 def test_the_means_of_distributions_agree() -> None:
-    document = MLPParameters(head="q_distribution", hidden_sizes=(8,), atoms=7, v_min=-1.0, v_max=3.0)
-    spec = PolicySpec(OBSERVED, ACTED, "mlp", document.plain(), document.tensors(OBSERVED, ACTED))
+    head = HeadParameters(head="q_distribution", atoms=7, v_min=-1.0, v_max=3.0)
+    spec = layers_spec(OBSERVED, ACTED, head, hidden_layers((8,), "tanh"))
     out, policy = run(spec, batch())
     assert_near(out["q_values"], policy._head._means.batch(policy._network.batch(batch())))
     np.testing.assert_array_equal(out["action"], policy.act_batch(batch(), None, RandomSource(0), False)[1])

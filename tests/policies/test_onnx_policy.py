@@ -61,7 +61,8 @@ def perceptron(head: str = "categorical", action: Any = ACTED) -> PolicySpec:
 def test_it_acts_as_the_mlp_with_the_same_weights(head: str) -> None:
     spec = perceptron(head, HEADS[head])
     check_policy(spec, masks=head in ("categorical", "q_values"))
-    twin = replace(spec, kind="mlp", blob=b"", document=mlp_spec(OBSERVED, HEADS[head], head, hidden_sizes=(HIDDEN,)).document)
+    twin = mlp_spec(OBSERVED, HEADS[head], head, hidden_sizes=(HIDDEN,))
+    assert twin.tensors == spec.tensors
     snapshot = stored(spec).snapshot
     ours, theirs = build_policy(spec, snapshot), build_policy(twin, snapshot)
     observations = np.random.default_rng(1).standard_normal((16, WIDTH)).astype(np.float32)

@@ -13,10 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
+from rl4sys_zmq.layers.activation import erf
+from rl4sys_zmq.layers.dense import NumpyDense
+from rl4sys_zmq.layers.normalise import OBS_CLIP
 from rl4sys_zmq.policies import RandomSource, build_policy, register_policy
-from rl4sys_zmq.policies.activations import erf
 from rl4sys_zmq.policies.draws import LOOP_MAX_LOGITS, PYTHON_MAX_ACTIONS, draw
-from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_spec
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 
 FORBIDDEN = -np.inf
@@ -129,14 +131,16 @@ def torch_outputs(torch: Any, spec: Any, flat: Any, observations: Any) -> tuple[
         h = f.one_hot(index, spec.observation_space.n).to(torch.float32)
     else:
         h = torch.as_tensor(np.asarray(observations)).to(torch.float32).reshape(len(observations), -1)
-    if spec.document["normalise_observations"]:
+    if "obs_mean" in tensors:
         h = ((h - tensors["obs_mean"]) * tensors["obs_scale"]).clamp(-OBS_CLIP, OBS_CLIP)
     activations = {"tanh": torch.tanh, "relu": f.relu, "elu": f.elu, "silu": f.silu, "gelu": f.gelu, "leaky_relu": f.leaky_relu}
-    last = len(spec.document["hidden_sizes"])
+    layers = spec.document["layers"]
+    last = sum(layer["kind"] == "dense" for layer in layers) - 1
+    function = next((layer["function"] for layer in layers if layer["kind"] == "activation"), "identity")
     for i in range(last + 1):
         h = f.linear(h, tensors[f"layers.{i}.weight"], tensors[f"layers.{i}.bias"])
         if i < last:
-            h = activations.get(spec.document["activation"], lambda x: x)(h)
+            h = activations.get(function, lambda x: x)(h)
     return h, tensors
 
 
@@ -382,7 +386,7 @@ def test_views_share_the_snapshot_and_never_write_to_it() -> None:
         spec = mlp_spec(observation_space, DiscreteSpace(4), "categorical", activation="relu")
         policy = policy_of(spec)
         before = policy.snapshot.flat.copy()
-        for weight in policy._network._weights:
+        for weight in (layer.weight for layer in policy._network._layers if isinstance(layer, NumpyDense)):
             assert np.shares_memory(weight, policy.snapshot.flat)
         observations = observations_of(observation_space, 3, np.random.default_rng(0))
         policy.act(observations[0], None, RandomSource(0), True)
@@ -488,7 +492,7 @@ def test_other_kinds_are_registered_by_name() -> None:
     with pytest.raises(ConfigError, match="already"):
         register_policy("test-kind", lambda spec, snapshot: logits_policy([0.0]))
     with pytest.raises(ConfigError, match="already"):
-        register_policy("mlp", factory)
+        register_policy("layers", factory)
 
 
 @pytest.mark.parametrize("space", [BoxSpace((3,)), DiscreteSpace(3)])

@@ -59,11 +59,11 @@ def ppo_log_probs(algorithm: Any, segment: Segment) -> Any:
     """Return the log-probabilities that PPO's own network gives."""
     import torch
 
-    from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations, standardise
+    from rl4sys_zmq.algorithms.networks.inputs import encode_observations, standardise
 
     space = algorithm.spec().observation_space
     features = encode_observations(space, segment.observations[: segment.steps])
-    if algorithm.spec().document["normalise_observations"]:
+    if algorithm.spec().tensors[0].name == "obs_mean":
         features = standardise(features, algorithm._mean, algorithm._scale)
     with torch.no_grad():
         outputs, _ = algorithm._network(features)
@@ -216,7 +216,7 @@ def mlp_log_probs(spec: PolicySpec) -> Callable[..., Any]:
 
     def of(tensors: Mapping[str, Any], observations: Any, raw: Any) -> Any:
         h = observations.reshape(len(observations), -1).astype(np.float64)
-        count = len(spec.document["hidden_sizes"]) + 1
+        count = sum(layer["kind"] == "dense" for layer in spec.document["layers"])
         for i in range(count):
             h = h @ tensors[f"layers.{i}.weight"].T + tensors[f"layers.{i}.bias"]
             h = np.tanh(h) if i < count - 1 else h
@@ -232,7 +232,7 @@ def mlp_log_probs(spec: PolicySpec) -> Callable[..., Any]:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.document["head"])
 def test_the_policies_that_ship_keep_the_contract(spec: PolicySpec) -> None:
     plain = isinstance(spec.observation_space, BoxSpace) and spec.observation_space.dtype == "<f4"
-    twin = mlp_log_probs(spec) if plain and not spec.document["normalise_observations"] else None
+    twin = mlp_log_probs(spec) if plain and spec.tensors[0].name != "obs_mean" else None
     check_policy(spec, log_probs=twin)
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.mlp import mlp_document, mlp_spec
+from rl4sys_zmq.policies.layer_policy import read_network
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, TensorSpec, feature_size
 
 FOUR, TWO, ARM = BoxSpace((4,)), DiscreteSpace(2), BoxSpace((3,), low=-1.0, high=1.0)
@@ -43,10 +44,10 @@ def test_the_tensors_of_an_mlp_follow_from_its_layers() -> None:
         ({"head": "other"}, "head"),
         ({"head": "gaussian"}, "head"),
         ({"action_space": ARM}, "head"),
-        ({"activation": "other"}, "activation"),
+        ({"activation": "other"}, "function"),
         ({"squash": "other"}, "squash"),
         ({"squash": "tanh"}, "squash"),
-        ({"hidden_sizes": (0,)}, "hidden_sizes"),
+        ({"hidden_sizes": (0,)}, "units"),
     ],
 )
 def test_impossible_policies_are_refused(kwargs: dict[str, Any], key: str) -> None:
@@ -74,20 +75,22 @@ def test_impossible_specs_of_other_kinds_are_refused(kind: str, document: dict[s
 @pytest.mark.parametrize(
     ("document", "key"),
     [
-        ({}, "head"),
+        ({}, "layers_version"),
+        ({"head": None}, "head"),
         ({"head": "other"}, "head"),
         ({"head": "gaussian"}, "head"),
-        ({"head": "categorical", "hidden_sizes": [4], "more": 1}, "more"),
-        ({"head": "categorical", "hidden_sizes": [8]}, "tensors"),
-        ({"head": "categorical", "hidden_sizes": [4], "activation": "os.system"}, "activation"),
+        ({"more": 1}, "more"),
+        ({"layers": [{"kind": "dense", "units": 8}, {"kind": "dense", "units": 2}]}, "tensors"),
+        ({"layers": [{"kind": "activation", "function": "os.system"}]}, "function"),
     ],
 )
-def test_the_document_of_an_mlp_is_checked(document: dict[str, Any], key: str) -> None:
+def test_the_document_of_layers_is_checked(document: dict[str, Any], key: str) -> None:
     whole = mlp_spec(FOUR, TWO, "categorical", (4,))
+    changed = {name: value for name, value in {**whole.document, **document}.items() if value is not None} if document else {}
     with pytest.raises(ConfigError) as caught:
-        mlp_document(dataclasses.replace(whole, document=document))
+        read_network(dataclasses.replace(whole, document=changed))
     assert caught.value.key == key
-    assert mlp_document(whole).hidden_sizes == (4,)
+    assert read_network(whole)[1].shapes == ((4,), (4,), (4,), (2,))
 
 
 def test_an_unbounded_action_cannot_be_squashed() -> None:

@@ -2,6 +2,7 @@
 
 - `NetworkEntry`: the description of one kind: its options, the policy in the actors, and the factories of its torch forms.
 - `PolicyRequirements`: the requirements of an algorithm, from which an entry plans a policy.
+- `LayerPlan`: the hidden layers of a kind that is a list of layers (`layer_kind.layer_network`).
 - `NetworkChoice`: a kind with its options, as a configuration chooses them.
 - `ReplayShape`: the inputs and outputs of the networks of a replay algorithm.
 - `register_network`: adds a kind to the registry `NETWORKS`.
@@ -9,7 +10,7 @@
 The entries import no torch. The module `interface` has the interfaces of the torch forms.
 """
 
-from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntry, PolicyRequirements, ReplayShape
+from rl4sys_zmq.learner.registry.network_entry import LayerPlan, NetworkChoice, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.learner.registry.networks import (
     NETWORKS,
     check_trainable,
@@ -22,6 +23,7 @@ from rl4sys_zmq.learner.registry.networks import (
 
 __all__ = [
     "NETWORKS",
+    "LayerPlan",
     "NetworkChoice",
     "NetworkEntry",
     "PolicyRequirements",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4sys_zmq.algorithms.networks.layer_kind import LayerPlan, layer_network
+from rl4sys_zmq.algorithms.networks.layer_kind import layer_network
 from rl4sys_zmq.config.options import check_fields, one_of, option, optional, sizes
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.activation import ActivationLayer
@@ -13,6 +13,7 @@ from rl4sys_zmq.layers.concat import Concat
 from rl4sys_zmq.layers.conv import Conv
 from rl4sys_zmq.layers.image import Image
 from rl4sys_zmq.layers.layer import Layer
+from rl4sys_zmq.learner.registry.network_entry import LayerPlan
 from rl4sys_zmq.policies.mlp import hidden_layers
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace
 from rl4sys_zmq.values.features import feature_layout

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl4sys_zmq.algorithms.networks.layer_kind import LayerPlan, check_not_image, layer_network
+from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image, layer_network
 from rl4sys_zmq.config.options import flag, integer, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.gru import GRU, MAX_UNITS
-from rl4sys_zmq.learner.registry.network_entry import PolicyRequirements
+from rl4sys_zmq.learner.registry.network_entry import LayerPlan, PolicyRequirements
 from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
 from rl4sys_zmq.policies.mlp import hidden_layers
 from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.layers.layer import Layer
 from rl4sys_zmq.layers.normalise import Normalise
-from rl4sys_zmq.learner.registry.network_entry import NetworkEntry, PolicyRequirements, ReplayShape
+from rl4sys_zmq.learner.registry.network_entry import LayerPlan, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.policies.layer_policy import layers_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec
 from rl4sys_zmq.values.observations import leaves_of
@@ -20,29 +18,6 @@ if TYPE_CHECKING:
 
 MAX_IMAGE_WEIGHTS = 1_000_000
 """The largest number of weights of a first layer that gets a flattened image."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlan:
-    """The hidden layers of all networks of an algorithm. A dense layer with the outputs follows in each network.
-
-    Attributes:
-        shared: The first layers, which all networks share.
-        own: Further layers. Each network of a replay algorithm has its own; they get the action beside the outputs of the shared
-            layers. In an actor-critic with `values`, policy and values share them, too.
-        values: The hidden layers of the value network of an actor-critic, after those of the policy. None for a value network of
-            its own, with the layers of the policy.
-        normalises: False if observations are never standardised, whatever the algorithm wants.
-        value_gradient: False if the values do not train the shared layers where both networks are trained together.
-        sequence_length: The largest number of steps of a sequence in training; None for whole segments.
-    """
-
-    shared: Sequence[Layer] = ()
-    own: Sequence[Layer] = ()
-    values: Sequence[Layer] | None = None
-    normalises: bool = True
-    value_gradient: bool = True
-    sequence_length: int | None = None
 
 
 LayerPlanner = Callable[[Any, ObservationSpace], LayerPlan]

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
-from rl4sys_zmq.algorithms.networks.layer_kind import LayerPlan
 from rl4sys_zmq.algorithms.networks.mlp_stack import MLPStack, input_change
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import Dense
 from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Layer, Rows, Sequences
 from rl4sys_zmq.layers.layer_list import LayerList
-from rl4sys_zmq.learner.registry.network_entry import ReplayShape
+from rl4sys_zmq.learner.registry.network_entry import LayerPlan, ReplayShape
 from rl4sys_zmq.policies.layer_policy import STATE, read_network
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, feature_size
 

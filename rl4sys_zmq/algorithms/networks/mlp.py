@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl4sys_zmq.algorithms.networks.layer_kind import LayerPlan, check_not_image, layer_network
+from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image, layer_network
 from rl4sys_zmq.config.options import one_of, option, sizes
-from rl4sys_zmq.learner.registry.network_entry import PolicyRequirements
+from rl4sys_zmq.learner.registry.network_entry import LayerPlan, PolicyRequirements
 from rl4sys_zmq.policies.mlp import hidden_layers
 from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace
 

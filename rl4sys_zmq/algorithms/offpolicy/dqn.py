@@ -145,7 +145,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         if isinstance(network, SequenceNetwork):
             raise ConfigError(
                 f"demonstrations.clone_steps: {self._name} clones only policies without a recurrent state, not "
-                f"{self._spec.kind}; use another kind of network",
+                f"{self.parameters.chosen_network().entry.name}; use another kind of network",
                 key="demonstrations.clone_steps",
             )
         columns = cloned_columns(segments, self._observation_space, self._spec.action_space)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.layers.layer import Layer
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.policies.head_parameters import HeadParameters
@@ -64,6 +65,29 @@ class ReplayShape:
     outputs: tuple[int, ...]
     actions: int = 0
     extras: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """The hidden layers of all networks of an algorithm. A dense layer with the outputs follows in each network.
+
+    Attributes:
+        shared: The first layers, which all networks share.
+        own: Further layers. Each network of a replay algorithm has its own; they get the action beside the outputs of the shared
+            layers. In an actor-critic with `values`, policy and values share them, too.
+        values: The hidden layers of the value network of an actor-critic, after those of the policy. None for a value network of
+            its own, with the layers of the policy.
+        normalises: False if observations are never standardised, whatever the algorithm wants.
+        value_gradient: False if the values do not train the shared layers where both networks are trained together.
+        sequence_length: The largest number of steps of a sequence in training; None for whole segments.
+    """
+
+    shared: Sequence[Layer] = ()
+    own: Sequence[Layer] = ()
+    values: Sequence[Layer] | None = None
+    normalises: bool = True
+    value_gradient: bool = True
+    sequence_length: int | None = None
 
 
 ReplayFactory = Callable[[Any, ObservationSpace, ReplayShape], "ReplayNetwork"]

@@ -98,7 +98,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """What a layer in torch can read beside its inputs.
+    """The batch that a layer in torch can read beside its inputs.
 
     Attributes:
         features: The features of the ``B`` observations, ``[B, F]``.

@@ -191,4 +191,3 @@ def test_any_list_is_a_network_or_a_refusal(document: list[Any], inputs: int) ->
     except ConfigError:
         return
     assert len(layers.shapes) == len(document) + 1 and read_layers(layers.plain(), inputs) == layers
-    assert len({tensor.name for tensor in layers.tensors()}) == len(layers.tensors())

@@ -151,7 +151,7 @@ def test_the_page_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NETWORKS, "_entries", {})
     block = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
     exec(compile(block, str(PAGE), "exec", dont_inherit=True), {"__name__": "page"})
-    assert len(spec_of({"network": "narrow"}).tensors) == 4
+    assert len(spec_of({"network": "narrow"}).tensors) == 6  # with the statistics of observations
     assert make_algorithm("PPO", BOX, DISCRETE, {"network": "narrow"}, 0).spec() == spec_of({"network": "narrow"})
 
 

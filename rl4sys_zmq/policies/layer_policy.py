@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
@@ -37,6 +38,7 @@ def layers_spec(
     return PolicySpec(observation_space, action_space, "layers", document, tensors, columns=_columns(layers))
 
 
+@lru_cache(maxsize=16)  # each version of the weights has the same spec
 def read_network(spec: PolicySpec) -> tuple[HeadParameters, LayerList]:
     """Check a spec of the kind ``layers``, and return the parameters of its head, and its layers.
 

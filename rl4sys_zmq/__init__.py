@@ -5,8 +5,8 @@ process or machine. `FrozenAgent` acts with a policy that was exported from a le
 
 The rooms, each of which imports only from itself and from rooms before it:
 
-- The core: `errors`, `interfaces` and other small modules; `values`; `config`, `wire`, `weights`; `transports`, `delivery`,
-  `policies`, `layers`, `replay`; `security`; `rpc`; `actor` and `learner`, which exchange only messages.
+- The core: `errors`, `interfaces` and other small modules; `values`; `config`, `wire`, `weights`; `layers`, `transports`,
+  `delivery`, `replay`; `policies`, `security`; `rpc`; `actor` and `learner`, which exchange only messages.
 - Batteries, which reach the core through registries: `algorithms`, `remote`, `relay`, `serving`, `compat`; `fleet`, `capacity`.
 - Tools: `ops`, `testing`; `cli`.
 

@@ -95,7 +95,7 @@ def weights_of(layers: LayerList) -> dict[str, Array]:
     return {t.name: rng.normal(0.0, 0.5, t.shape).astype(np.float32) for t in layers.tensors()}
 
 
-def observations_of(space: ObservationSpace, count: int = 5) -> Any:
+def observations_of(space: Any, count: int = 5) -> Any:
     rng = np.random.default_rng(2)
     if isinstance(space, DictSpace):
         return {key: observations_of(inner, count) for key, inner in dict(space.spaces).items()}

@@ -227,7 +227,6 @@ LAYERS = Registry(
         "dense": "rl4sys_zmq.layers.dense:ENTRY",
         "gru": "rl4sys_zmq.layers.gru:ENTRY",
         "image": "rl4sys_zmq.layers.image:ENTRY",
-        "layer_norm": "rl4sys_zmq.layers.layer_norm:ENTRY",
         "normalise": "rl4sys_zmq.layers.normalise:ENTRY",
     },
     noun="kind of layer",

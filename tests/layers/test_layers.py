@@ -17,7 +17,6 @@ from rl4sys_zmq.layers import LAYERS, Layer, LayerEntry, LayerList, NumpyLayer, 
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import MOST_COPIED, Dense
 from rl4sys_zmq.layers.layer import Array, Nodes, Shape, State, Step, TorchForm
-from rl4sys_zmq.layers.layer_norm import LayerNorm
 from rl4sys_zmq.layers.normalise import Normalise
 from rl4sys_zmq.policies.network import LayerNetwork
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, ObservationSpace
@@ -87,7 +86,6 @@ LISTS = {
     "two in a row": layers_of(Dense(units=5), Dense(units=3), ActivationLayer(function="tanh"), ActivationLayer(function="relu")),
     "normalised": layers_of(Normalise(), Dense(units=5), ActivationLayer(function="tanh")),
     "large": layers_of(Dense(units=MOST_COPIED // 6 + 1), ActivationLayer(function="relu"), Dense(units=8)),
-    "layer norm": layers_of(Dense(units=5), LayerNorm(), ActivationLayer(function="tanh")),
     "a plugin's": layers_of(Gain(first=0.5), Dense(units=5), Gain(), ActivationLayer(function="leaky_relu")),
 }
 

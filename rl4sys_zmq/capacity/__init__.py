@@ -10,8 +10,16 @@ All of these but the functions for the file are pure. `rl4sys_zmq.capacity.measu
 
 from __future__ import annotations
 
-from rl4sys_zmq.capacity.constants import RECORDED, Constants, FanoutCost, IngressCost, Measured
-from rl4sys_zmq.capacity.files import constants_path, read_constants, write_constants
+from rl4sys_zmq.capacity.constants import (
+    RECORDED,
+    Constants,
+    FanoutCost,
+    IngressCost,
+    Measured,
+    constants_path,
+    read_constants,
+    write_constants,
+)
 from rl4sys_zmq.capacity.layout import Proposal, propose
 from rl4sys_zmq.capacity.resources import ResourceLoad, first_limit, predict
 from rl4sys_zmq.capacity.workload import Traffic, Training, Workload, traffic

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.capacity.processes import PATIENCE_S, child
-from rl4sys_zmq.capacity.untrained import UntrainedAlgorithm
+from rl4sys_zmq.capacity.harness import PATIENCE_S, UntrainedAlgorithm, child
 from rl4sys_zmq.config import AgentConfig, WeightsConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec

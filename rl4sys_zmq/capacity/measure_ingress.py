@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rl4sys_zmq.capacity.processes import START_S, senders
-from rl4sys_zmq.capacity.senders import TrajectoryKind, body_bytes, send
-from rl4sys_zmq.capacity.untrained import UntrainedAlgorithm
+from rl4sys_zmq.capacity.harness import START_S, TrajectoryKind, UntrainedAlgorithm, body_bytes, send, senders
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec

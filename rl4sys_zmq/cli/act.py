@@ -23,7 +23,7 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.fleet.engine import REPORT_S, ActorReport
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.ops.episodes import make_environment, mask_in
 from rl4sys_zmq.plugins import import_plugins

@@ -21,8 +21,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.child_process import ChildProcess, end_text
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.progress import make_progress
-from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
-from rl4sys_zmq.cli.serve import await_status, warm_up
+from rl4sys_zmq.cli.serve import await_status, fresh_run_dir, print_saved_at_stop, warm_up
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError

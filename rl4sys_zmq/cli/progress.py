@@ -15,7 +15,7 @@ from time import strftime
 from typing import Any
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.ops.status import HEADINGS, ClientStatusRow, client_rows, text_table
+from rl4sys_zmq.ops.report import HEADINGS, ClientStatusRow, client_rows, text_table
 from rl4sys_zmq.resource import Resource
 
 RATE_WINDOW_S = 3.0

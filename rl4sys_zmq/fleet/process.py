@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rl4sys_zmq.child_process import ChildProcess, child_environment
-from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
-from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
+from rl4sys_zmq.fleet.engine import MAX_REPORT_BYTES, TERMINATE_S, ActorEngine, ActorHandle, ActorReport
 from rl4sys_zmq.logs import get_logger
 
 log = get_logger(__name__)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, ActorEngine, ActorHandle
-from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, REPORT_S, ActorEngine, ActorHandle, ActorReport
 from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingMemory, next_size
 from rl4sys_zmq.resource import Resource
 

@@ -28,8 +28,7 @@ from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.report import worker_text
-from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
-from rl4sys_zmq.ops.status import handshake_error
+from rl4sys_zmq.ops.requests import ask, evaluating_hello, handshake_error, next_beacon, until
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up

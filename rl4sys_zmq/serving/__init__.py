@@ -25,7 +25,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import BatchLimits
     from rl4sys_zmq.serving.action import ActionClient, ActionServer
-    from rl4sys_zmq.serving.action_config import ActionConfig
+    from rl4sys_zmq.serving.config import ActionConfig, TrainerConfig
     from rl4sys_zmq.serving.data import (
         DataShape,
         DataStoreBase,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
     from rl4sys_zmq.serving.stacking import stack, unstack
     from rl4sys_zmq.serving.trainer_client import TrainerClient
-    from rl4sys_zmq.serving.trainer_config import TrainerConfig
     from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
     from rl4sys_zmq.serving.trainer_server import TrainerServer
     from rl4sys_zmq.serving.trainer_transfer import UpdateResult
@@ -93,7 +92,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "action": ("ActionClient", "ActionServer"),
-        "action_config": ("ActionConfig",),
+        "config": ("ActionConfig", "TrainerConfig"),
         "data": (
             "DataShape",
             "DataStoreBase",
@@ -116,7 +115,6 @@ __getattr__ = lazy_getattr(
         "remote_vector": ("RemoteVectorEnv",),
         "stacking": ("stack", "unstack"),
         "trainer_client": ("TrainerClient",),
-        "trainer_config": ("TrainerConfig",),
         "trainer_local": ("TrainerSMInterface",),
         "trainer_server": ("TrainerServer",),
         "trainer_transfer": ("UpdateResult",),

@@ -22,7 +22,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
-from rl4sys_zmq.serving.action_config import ActionConfig
+from rl4sys_zmq.serving.config import ActionConfig
 from rl4sys_zmq.serving.image_coding import code_images, read_images
 from rl4sys_zmq.values.trees import Tree, copy_tree
 

@@ -26,7 +26,7 @@ from rl4sys_zmq.liveness import ENV_LEASE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
-from rl4sys_zmq.serving.addresses import bind_address
+from rl4sys_zmq.serving.config import bind_address
 from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, clipped
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.values.space_conversion import any_space_from, space_to_text

@@ -10,7 +10,7 @@ from typing import Any
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import BatchLimits, Caller, Server
-from rl4sys_zmq.serving.addresses import bind_address, connect_address
+from rl4sys_zmq.serving.config import bind_address, connect_address
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.values.trees import Tree
 

@@ -14,8 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rl4sys_zmq.config.options import check_value, integer, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
-from rl4sys_zmq.serving.env_lease import LEASE_ENDED, EnvLease
-from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
+from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, EnvLease, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 

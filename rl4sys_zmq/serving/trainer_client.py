@@ -29,11 +29,10 @@ from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.serving.config import TrainerConfig
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_config import TrainerConfig
-from rl4sys_zmq.serving.trainer_items import pack_items
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult
+from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult, pack_items
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)

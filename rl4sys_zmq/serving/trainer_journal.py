@@ -22,7 +22,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback
-from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
+from rl4sys_zmq.serving.trainer_transfer import pack_items, unpack_items
 from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
 log = get_logger(__name__)

@@ -19,12 +19,11 @@ from rl4sys_zmq.names import MAX_NAME, check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.serving.config import TrainerConfig
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
-from rl4sys_zmq.serving.trainer_config import TrainerConfig
-from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
-from rl4sys_zmq.serving.trainer_params import params_as_arrays
+from rl4sys_zmq.serving.trainer_transfer import params_as_arrays, payload_bytes, unpack_items
 from rl4sys_zmq.values.trees import Tree
 
 log = get_logger(__name__)

@@ -65,7 +65,7 @@ def test_the_traffic_of_a_load() -> None:
 def test_a_segment_has_the_predicted_size() -> None:
     """The formula agrees with the size of a real message."""
     pytest.importorskip("torch")
-    from rl4sys_zmq.capacity.senders import SMALL, body_bytes
+    from rl4sys_zmq.capacity.harness import SMALL, body_bytes
 
     for steps, size, batch in ((10, 4, 1), (10, 4, 16), (200, 64, 4)):
         kind = replace(SMALL, steps=steps, observation_space=BoxSpace((size,)), action_space=DiscreteSpace(4))

@@ -190,7 +190,7 @@ def test_a_killed_actor_is_replaced_and_ctrl_c_drains_all(spawn: Spawn, address:
     assert all(ended(pid) for pid in actors)
     assert "draining 2 actors, at most 30 s" in command.errors
     assert sorted(path.name for path in (tmp_path / "spools").iterdir()) == ["actor-0", "actor-1"]
-    from rl4sys_zmq.ops.status import request_status
+    from rl4sys_zmq.ops.requests import request_status
 
     luna = request_status(address, 30.0)["clients"]["luna"]
     assert sorted(luna["actors"]) == ["pool-0", "pool-1"]

@@ -12,7 +12,8 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_error, request_status, text_table
+from rl4sys_zmq.ops.report import HEADINGS, client_rows, text_table
+from rl4sys_zmq.ops.requests import handshake_error, request_status
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys
 from rl4sys_zmq.transports import MonitorEvent
 

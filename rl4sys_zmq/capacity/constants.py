@@ -37,19 +37,12 @@ class IngressCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutCost:
-    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds.
+    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds."""
 
-    Attributes:
-        version_s: Per version.
-        actor_s: Per version and actor.
-        model_byte_s: Per byte of the weights: copying, checksums.
-        sent_byte_s: Per byte that is sent to one actor.
-    """
-
-    version_s: float
-    actor_s: float
-    model_byte_s: float
-    sent_byte_s: float
+    version_s: float  # per version
+    actor_s: float  # per version and actor
+    model_byte_s: float  # per byte of the weights: copying, checksums
+    sent_byte_s: float  # per byte that is sent to one actor
 
     def seconds(self, model_bytes: float, update_bytes: float, actors: float) -> float:
         """Return the time of one version, in seconds: ``version_s + model_bytes * model_byte_s + actors * (...)``.
@@ -108,13 +101,10 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Constants with their origin.
-
-    Attributes:
-        machine: The result of `machine_record`; empty if the constants were not measured here.
-    """
+    """Constants with their origin."""
 
     constants: Constants
+    # the result of `machine_record`; empty if the constants were not measured here
     machine: Mapping[str, Any] = field(default_factory=dict)
 
 

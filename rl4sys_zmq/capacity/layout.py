@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rl4sys_zmq.capacity.constants import Constants
@@ -26,17 +26,11 @@ HOW_TO = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A change that reduces the load of a resource.
+    """A change that reduces the load of a resource."""
 
-    Attributes:
-        resource: Name of the resource, as in `ResourceLoad.name`.
-        text: The change, for people.
-        needs: The key of `HOW_TO` that says how to set it up; empty if there is none.
-    """
-
-    resource: str
-    text: str
-    needs: str = ""
+    resource: str  # name of the resource, as in `ResourceLoad.name`
+    text: str  # the change, for people
+    needs: str = ""  # the key of `HOW_TO` that says how to set it up; empty if there is none
 
 
 def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> list[Proposal]:
@@ -44,49 +38,44 @@ def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> l
 
     `rows` are the loads that `predict` returned for the workload and the constants.
     """
-    proposals: list[Proposal] = []
-    for row in sorted(rows, key=lambda row: row.share, reverse=True):
-        if row.share > COMFORTABLE:
-            proposals += _for_resource(row, load, costs)
-    return proposals
+    loaded = [row for row in sorted(rows, key=lambda row: row.share, reverse=True) if row.share > COMFORTABLE]
+    return [Proposal(resource=row.name, text=text, needs=needs) for row in loaded for text, needs in _changes(row, load, costs)]
 
 
-def _for_resource(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
+def _changes(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
+    """Yield the `text` and `needs` of each proposal for a resource."""
+    enough = row.used / COMFORTABLE
     match row.name:
         case "interpreter (ingress)" | "gateway thread":
-            return [*_fewer_messages(row, load, costs), *_own_processes(row, load), *_more_processes(row, load)]
+            yield from _fewer_messages(row, load, costs)
+            if load.clients > 1 or load.training is not None:
+                yield f"engine process: {load.clients} training process{'es' * (load.clients > 1)} beside the gateway", "engine"
+            yield _more_processes(row, load)
         case "learner thread (each)":
-            return _ranks(row, load, costs)
+            yield from _ranks(load, costs)
         case "fan-out of weights" | "network, sent":
+            yield from _relays(row, load, costs)
             slower = COMFORTABLE * load.publish_per_s / row.share
-            text = f"at most {slower:.2g} versions of the weights a second (publish_every_updates)"
-            return [*_relays(row, load, costs), Proposal(resource=row.name, text=text)]
+            yield f"at most {slower:.2g} versions of the weights a second (publish_every_updates)", ""
         case "journal":
-            return [*_fewer_messages(row, load, costs), *_more_processes(row, load)]
+            yield from _fewer_messages(row, load, costs)
+            yield _more_processes(row, load)
         case "journal's disk":
             fits = load.checkpoint_every_s / row.share * COMFORTABLE
-            text = f"journal_max_bytes of {row.used / COMFORTABLE / 1e9:,.1f} GB, or checkpoint_every_s of {fits:.2g}"
-            return [Proposal(resource=row.name, text=text)]
+            yield f"journal_max_bytes of {enough / 1e9:,.1f} GB, or checkpoint_every_s of {fits:.2g}", ""
         case "open files":
-            return [
-                Proposal(resource=row.name, text=f"a hard limit of {math.ceil(row.used / COMFORTABLE):,} open files (ulimit -Hn)")
-            ]
+            yield f"a hard limit of {math.ceil(enough):,} open files (ulimit -Hn)", ""
         case "memory":
-            return [
-                Proposal(resource=row.name, text=f"{row.used / COMFORTABLE / 1e9:,.1f} GB of memory"),
-                *_more_processes(row, load),
-            ]
+            yield f"{enough / 1e9:,.1f} GB of memory", ""
+            yield _more_processes(row, load)
         case "processor cores":
-            text = f"{math.ceil(row.used / COMFORTABLE)} cores for the learner"
-            return [Proposal(resource=row.name, text=text)]
+            yield f"{math.ceil(enough)} cores for the learner", ""
         case _:
-            return [
-                Proposal(resource=row.name, text="compression: zstd for large observations, longer segments, or a faster link")
-            ]
+            yield "compression: zstd for large observations, longer segments, or a faster link", ""
 
 
-def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
-    """Return a larger number of segments in a message, if that is a remedy."""
+def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
+    """Yield a larger number of segments in a message, if that is a remedy."""
     for count in (4, 16, MAX_SEGMENTS):
         if count <= load.segments_per_message:
             continue
@@ -94,50 +83,40 @@ def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> list
         flow = traffic(other, costs.diff_ratio)
         measure = journal(other, flow, costs) if row.name == "journal" else ingress(other, flow, costs)
         if measure is not None and measure.share <= COMFORTABLE:
-            text = f"send_frequency {count} at the actors: {count} segments in a message take {measure.share:.0%}"
-            return [Proposal(resource=row.name, text=text)]
-    return []
+            yield f"send_frequency {count} at the actors: {count} segments in a message take {measure.share:.0%}", ""
+            return
 
 
-def _own_processes(row: ResourceLoad, load: Workload) -> list[Proposal]:
-    """Return the engine that moves learner threads out of the gateway's process."""
-    if load.clients == 1 and load.training is None:
-        return []
-    text = f"engine process: {load.clients} training process{'es' * (load.clients > 1)} beside the gateway"
-    return [Proposal(resource=row.name, text=text, needs="engine")]
-
-
-def _more_processes(row: ResourceLoad, load: Workload) -> list[Proposal]:
+def _more_processes(row: ResourceLoad, load: Workload) -> tuple[str, str]:
     """Return the number of separate learners that divide the clients, or the actors of one client, among them."""
     count = math.ceil(row.share / COMFORTABLE)
     if count <= load.clients:
-        text = f"{count} learner processes, each with a part of the {load.clients} clients"
-    else:
-        text = f"less data for each client: one process carries {1 / row.share:.2g} of this load, and a client cannot be divided"
-    return [Proposal(resource=row.name, text=text)]
+        return f"{count} learner processes, each with a part of the {load.clients} clients", ""
+    return f"less data for each client: one process carries {1 / row.share:.2g} of this load, and a client cannot be divided", ""
 
 
-def _ranks(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
-    """Return the smallest number of processes that share the gradient steps and are enough, or the reason that none is."""
+def _ranks(load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
+    """Yield the smallest number of processes that share the gradient steps and are enough, or the reason that none is."""
     training = load.training
     if training is None:
-        return []
+        return
     alone = gradient_s(load, costs)
     for count in range(2, MAX_LEARNERS + 1):
         other = replace(load, training=replace(training, learners=count))
         share = learner_thread(other, traffic(other, costs.diff_ratio), costs).share
         if share <= COMFORTABLE:
-            text = f"learners {count}: a gradient step of {1e3 * alone:.1f} ms takes {1e3 * gradient_s(other, costs):.1f} ms"
-            return [Proposal(resource=row.name, text=text, needs="learners")]
-    text = (
+            took = f"a gradient step of {1e3 * alone:.1f} ms takes {1e3 * gradient_s(other, costs):.1f} ms"
+            yield f"learners {count}: {took}", "learners"
+            return
+    yield (
         f"larger minibatches or fewer epochs: a gradient step takes {1e3 * alone:.1f} ms, and a sum over processes "
-        f"{1e3 * costs.all_reduce_s:.1f} ms, so more processes do not help"
+        f"{1e3 * costs.all_reduce_s:.1f} ms, so more processes do not help",
+        "",
     )
-    return [Proposal(resource=row.name, text=text)]
 
 
-def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
-    """Return the number of relays below the learner that divide its actors. Each version is sent once to each relay."""
+def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
+    """Yield the number of relays below the learner that divide its actors. Each version is sent once to each relay."""
     everyone = math.ceil(load.actors / load.clients)
     for count in range(2, max(3, everyone)):
         below = math.ceil(everyone / count)
@@ -147,6 +126,6 @@ def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposa
         ratio = widest * load.clients / load.actors
         share = fanout(other, flow, costs).share if row.name == "fan-out of weights" else row.share * ratio
         if share <= COMFORTABLE:
-            text = f"{count} relays with {below} actors each: the learner sends {count} copies of a version instead of {everyone}"
-            return [Proposal(resource=row.name, text=text, needs="relay")]
-    return []
+            sent = f"the learner sends {count} copies of a version instead of {everyone}"
+            yield f"{count} relays with {below} actors each: {sent}", "relay"
+            return

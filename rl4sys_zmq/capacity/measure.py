@@ -17,8 +17,6 @@ from rl4sys_zmq.capacity.measure_ingress import IngressMeasurement, append_rate,
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import HEADER_BYTES, EncodingOptions, WireDtype, digest, encode_update
 
-__all__ = ["measure_constants"]
-
 SIMULATED = 32
 """Number of actors for the cost of a message: so many that each gets an acknowledgement for each of its messages."""
 LARGE = replace(SMALL, name="large", steps=512, observation_space=BoxSpace((1024,)))
@@ -76,15 +74,11 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One measurement of messages.
+    """One measurement of messages."""
 
-    Attributes:
-        amounts: Number of messages, segments and bytes of a message: the first two are 1 and the size of its batch.
-        seconds: Time of a message.
-    """
-
+    # number of messages, segments and bytes of a message: the first two are 1 and the size of its batch
     amounts: tuple[float, float, float]
-    seconds: float
+    seconds: float  # time of a message
     measured: IngressMeasurement
 
 

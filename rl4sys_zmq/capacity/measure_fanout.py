@@ -22,26 +22,20 @@ from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 
-__all__ = ["follow_versions", "measure_fanout", "policy_bytes"]
-
 ALGORITHM = "WALKS"
 STEP = 1e-3
 """The largest change of a weight in an update, which changes all of them. They begin with a standard deviation of 0.1."""
 
 
 class _WalkingAlgorithm(UntrainedAlgorithm):
-    """An algorithm that updates after each step, and changes its weights at random at each snapshot.
-
-    Attributes:
-        given_at: Time of each snapshot, from `time.monotonic`.
-    """
+    """An algorithm that updates after each step, and changes its weights at random at each snapshot."""
 
     kind: ClassVar[str] = "onpolicy"
     rollout_length = 1
 
     def __init__(self, spec: PolicySpec, seed: int) -> None:
         super().__init__(spec)
-        self.given_at: list[float] = []
+        self.given_at: list[float] = []  # time of each snapshot, from `time.monotonic`
         self._pending = 0
         self._rng = np.random.default_rng(seed)
         self._weights = self._rng.normal(0.0, 0.1, spec.size).astype(np.float32)

@@ -18,8 +18,6 @@ from rl4sys_zmq.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, Space, space_to_json
 
-__all__ = ["IngressMeasurement", "append_rate", "measure", "measure_ingress", "wait_for"]
-
 T = TypeVar("T")
 
 WARM_UP_S = 0.4
@@ -28,20 +26,13 @@ ALGORITHM = "COUNTS"
 
 @dataclass(frozen=True)
 class IngressMeasurement:
-    """The measured speed of a process that receives trajectories.
-
-    Attributes:
-        cpu: CPU time of the receiving process divided by wall time. 1.0 is one full core.
-        items_per_commit: Mean number of trajectories that are written to disk together. 0: none is written.
-        gateway_cpu: The same as `cpu` of the gateway thread. 0 for a reference.
-        trainer_cpu: The same of the learner thread. 0 for a reference.
-    """
+    """The measured speed of a process that receives trajectories."""
 
     steps_per_s: float
-    cpu: float
-    items_per_commit: float = 0.0
-    gateway_cpu: float = 0.0
-    trainer_cpu: float = 0.0
+    cpu: float  # CPU time of the receiving process divided by wall time. 1.0 is one full core
+    items_per_commit: float = 0.0  # mean number of trajectories that are written to disk together. 0: none is written
+    gateway_cpu: float = 0.0  # the same as `cpu` of the gateway thread. 0 for a reference
+    trainer_cpu: float = 0.0  # the same of the learner thread. 0 for a reference
 
 
 def measure_ingress(

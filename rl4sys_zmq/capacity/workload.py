@@ -21,22 +21,14 @@ UPDATE_HEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The gradient steps of one client.
+    """The gradient steps of one client."""
 
-    Attributes:
-        algorithm: For the output.
-        gradients_per_step: Gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps of a unit of
-            training / train frequency.
-        minibatch: Rows of a gradient step.
-        replay_steps: Transitions in memory. 0 without a replay.
-        learners: Processes that share each gradient step.
-    """
-
-    algorithm: str
+    algorithm: str  # for the output
+    # gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps / train frequency
     gradients_per_step: float
-    minibatch: int
-    replay_steps: int = 0
-    learners: int = 1
+    minibatch: int  # rows of a gradient step
+    replay_steps: int = 0  # transitions in memory. 0 without a replay
+    learners: int = 1  # processes that share each gradient step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,27 +104,18 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages and bytes per second of a workload. All rates are of the whole learner.
-
-    Attributes:
-        messages_s: Messages with segments.
-        heartbeats_s: An actor sends one when it has sent nothing else for `HEARTBEAT_S`.
-        data_bytes_s: Of all messages with segments.
-        versions_s: Versions of all clients' weights.
-        update_bytes: Size of one update of the weights.
-        updates_s: Updates to all actors together.
-    """
+    """The messages and bytes per second of a workload. All rates are of the whole learner."""
 
     steps_s: float
     segments_s: float
-    messages_s: float
-    heartbeats_s: float
+    messages_s: float  # messages with segments
+    heartbeats_s: float  # an actor sends one when it has sent nothing else for `HEARTBEAT_S`
     segment_bytes: float
-    data_bytes_s: float
+    data_bytes_s: float  # of all messages with segments
     received_bytes_s: float
-    versions_s: float
-    update_bytes: float
-    updates_s: float
+    versions_s: float  # versions of all clients' weights
+    update_bytes: float  # size of one update of the weights
+    updates_s: float  # updates to all actors together
     sent_bytes_s: float
 
 

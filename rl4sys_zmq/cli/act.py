@@ -211,23 +211,17 @@ def make_environments(env_id: str, count: int, render_mode: str | None = None) -
 
 
 class EpisodeCounts:
-    """The counts of episodes and steps of one run.
-
-    Attributes:
-        returns: Of the last `RECENT_EPISODES`.
-        episodes: Number of episodes that have ended.
-        began_s: The monotonic time of the start.
-    """
+    """The counts of episodes and steps of one run."""
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
         self.steps = 0
-        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
-        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)  # of the last `RECENT_EPISODES`
+        self.episodes = 0  # number of episodes that have ended
         self._limit = episodes
         self._every_s = every_s
         self._ended: set[int] | None = None
         self._width = 0
-        self.began_s = self._said = time.monotonic()
+        self.began_s = self._said = time.monotonic()  # the monotonic time of the start
 
     @property
     def done(self) -> bool:

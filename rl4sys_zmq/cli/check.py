@@ -216,18 +216,15 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
     about = f"{entry.summary} ({entry.kind})" if entry.kind else entry.summary
     if about:
         yield f"  {about}"
-    if entry.spaces:
-        yield f"  spaces: {entry.spaces}"
-    if entry.takes_masks is not None:
-        yield f"  action masks: {'yes' if entry.takes_masks else 'no'}"
-    if entry.staleness is not None:
-        yield f"  staleness: {entry.staleness}"
-    if entry.reference:
-        yield f"  reference: {entry.reference}"
-    if entry.chooses_network:
-        yield f"  networks: {', '.join(network_names(*entry.network_forms))}"
-    if entry.isolated:
-        yield "  needs engine: process"
+    rows = {
+        "spaces": entry.spaces,
+        "action masks": {True: "yes", False: "no", None: ""}[entry.takes_masks],
+        "staleness": entry.staleness,
+        "reference": entry.reference,
+        "networks": ", ".join(network_names(*entry.network_forms)) if entry.chooses_network else "",
+        "needs engine": "process" if entry.isolated else "",
+    }
+    yield from (f"  {name}: {value}" for name, value in rows.items() if value)
     if entry.parameters is None:
         yield "  (the entry of this algorithm does not list its parameters)"
     else:

@@ -58,16 +58,12 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """The task that a demo trains.
-
-    Attributes:
-        target: The mean return to reach. None: unknown. The demo then runs until its time limit.
-    """
+    """The task that a demo trains."""
 
     env_id: str
     algorithm: str
     preset: TaskPreset
-    target: float | None
+    target: float | None  # the mean return to reach. None: unknown. The demo then runs until its time limit
 
     @property
     def client_id(self) -> str:
@@ -218,15 +214,11 @@ class ActorProcesses(Resource):
 
 
 class DemoProgress:
-    """The progress of a demo towards its target return.
-
-    Attributes:
-        reached_steps: The number of steps at which the target was reached, or None before that.
-        client: The entry of the trained policy in the newest status report. Empty before the report has one.
-    """
+    """The progress of a demo towards its target return."""
 
     def __init__(self) -> None:
-        self.reached_steps: int | None = None
+        self.reached_steps: int | None = None  # the number of steps at which the target was reached, or None before that
+        # the entry of the trained policy in the newest status report. Empty before the report has one
         self.client: Mapping[str, Any] = {}
 
     def update(self, report: Mapping[str, Any], task: DemoTask) -> None:
@@ -237,10 +229,6 @@ class DemoProgress:
         enough = self.client and self.client["episodes"] >= WINDOW and task.target is not None
         if self.reached_steps is None and enough and self.client["mean_return"] >= task.target:
             self.reached_steps = self.client["steps"]
-
-    @property
-    def reached(self) -> bool:
-        return self.reached_steps is not None
 
     def done(self, options: DemoOptions) -> bool:
         """Return True if the target was reached, and with ``--hold`` twice as many steps were made."""
@@ -282,7 +270,7 @@ def summarise(task: DemoTask, options: DemoOptions, run_dir: Path, outcome: Demo
     if task.target is None:
         print_line(f"{task.env_id} has no known target (--target sets one); the {options.max_seconds:g} s are over")
         return 0
-    if outcome.reached:
+    if outcome.reached_steps is not None:
         return 0
     print_line(f"the target of {task.target:g} was not reached within {options.max_seconds:g} s")
     return FAILED

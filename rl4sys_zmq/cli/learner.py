@@ -337,13 +337,12 @@ def capacity(**options: Any) -> None:
     The prediction needs --actors, --steps-per-s and --model-bytes. It uses constants that --measure has measured on this machine,
     or else constants that are recorded in this package. For loads above 70 % it proposes a change.
     """
-    from rl4sys_zmq.cli.capacity import CapacityOptions
     from rl4sys_zmq.cli.capacity import capacity as run
 
     needed = [options[name] is not None for name in ("actors", "steps_per_s", "model_bytes")]
     if not all(needed) and (any(needed) or not options["measure"]):
         raise click.UsageError("give --actors, --steps-per-s and --model-bytes, or --measure")
-    run(CapacityOptions(**options))
+    run(**options)
 
 
 @main.command()

@@ -70,15 +70,10 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class SavedAtStopData:
-    """The data for the message of `print_saved_at_stop`.
+    """The data for the message of `print_saved_at_stop`."""
 
-    Attributes:
-        run_dir: None for a learner without files.
-        again: Says how to continue the run.
-    """
-
-    run_dir: Path | None = None
-    again: str = "the same command continues"
+    run_dir: Path | None = None  # None for a learner without files
+    again: str = "the same command continues"  # says how to continue the run
 
 
 @contextmanager

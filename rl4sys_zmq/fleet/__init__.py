@@ -10,7 +10,7 @@ This package imports neither torch nor Gymnasium.
 
 from rl4sys_zmq.fleet.engine import ActorEngine, ActorHandle, ActorReport
 from rl4sys_zmq.fleet.process import ProcessEngine
-from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingMemory, next_size
+from rl4sys_zmq.fleet.sizing import SizeLimits
 from rl4sys_zmq.fleet.supervisor import Fleet, FleetConfig, FleetStatus
 
 __all__ = [
@@ -19,10 +19,7 @@ __all__ = [
     "ActorReport",
     "Fleet",
     "FleetConfig",
-    "FleetLoad",
     "FleetStatus",
     "ProcessEngine",
     "SizeLimits",
-    "SizingMemory",
-    "next_size",
 ]

@@ -20,29 +20,18 @@ CONFIG_EXIT_CODE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorReport:
-    """The figures of one actor since its start.
-
-    Attributes:
-        state: The state of its session with the learner: ``joining``, ``joined``, ``refused`` or ``closed``.
-        version: The version of its policy; -1 before the first.
-        uptime_s: By the actor's clock.
-        episodes: Number of episodes that have ended.
-        returns: Number of episodes in `mean_return`, at most 100.
-        mean_return: Mean return of the last `returns` episodes. None before the first.
-        credit_wait_s: Seconds that it has waited for credit or for newer weights.
-        done: True if the actor has ended in order: it has run all episodes that were requested, or it was drained.
-    """
+    """The figures of one actor since its start."""
 
     actor_id: str
-    state: str
-    version: int
-    uptime_s: float
+    state: str  # the state of its session with the learner: ``joining``, ``joined``, ``refused`` or ``closed``
+    version: int  # the version of its policy; -1 before the first
+    uptime_s: float  # by the actor's clock
     steps: int
-    episodes: int
-    returns: int
-    mean_return: float | None
-    credit_wait_s: float
-    done: bool
+    episodes: int  # number of episodes that have ended
+    returns: int  # number of episodes in `mean_return`, at most 100
+    mean_return: float | None  # mean return of the last `returns` episodes. None before the first
+    credit_wait_s: float  # seconds that it has waited for credit or for newer weights
+    done: bool  # True if the actor has ended in order: it has run all episodes that were requested, or it was drained
 
     def to_json(self) -> str:
         """Return the report as one line of JSON."""
@@ -59,15 +48,8 @@ class ActorReport:
             return None
         if not isinstance(values, dict) or values.keys() != {field.name for field in fields(cls)}:
             return None
-        numbers = [values[name] for name in ("version", "uptime_s", "steps", "episodes", "returns", "credit_wait_s")]
-        texts = [values[name] for name in ("actor_id", "state")]
-        mean = values["mean_return"]
-        valid = (
-            all(isinstance(number, int | float) for number in numbers)
-            and all(isinstance(text, str) for text in texts)
-            and (mean is None or isinstance(mean, int | float))
-            and isinstance(values["done"], bool)
-        )
+        kinds = {"actor_id": str, "state": str, "mean_return": int | float | None, "done": bool}
+        valid = all(isinstance(value, kinds.get(name, int | float)) for name, value in values.items())
         return cls(**values) if valid else None
 
 

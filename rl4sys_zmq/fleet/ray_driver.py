@@ -28,22 +28,15 @@ LOST, KILLED = 1, -9
 
 @dataclass(slots=True, kw_only=True)
 class _Placement:
-    """One actor of the fleet, from its start until its end.
+    """One actor of the fleet, from its start until its end."""
 
-    Attributes:
-        number: The number with which the fleet names it.
-        call: The call of the Ray actor that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`.
-        host: The address of its node; empty until it runs there.
-        grace_s: The grace with which the next call stops the actor. None: it does not.
-    """
-
-    number: int
+    number: int  # the number with which the fleet names it
     actor: Any
-    call: Any
+    call: Any  # the call of the Ray actor that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`
     node: str
     since: float
-    host: str = ""
-    grace_s: float | None = None
+    host: str = ""  # the address of its node; empty until it runs there
+    grace_s: float | None = None  # the grace with which the next call stops the actor. None: it does not
     kill_at: float = float("inf")
 
 

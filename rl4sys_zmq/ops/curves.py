@@ -16,8 +16,6 @@ from rl4sys_zmq.learner.run import log_files
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.limits import RECENT_EPISODES
 
-__all__ = ["WINDOW", "LearningCurve", "draw_curves", "moving_mean", "read_curves"]
-
 WINDOW = RECENT_EPISODES
 """Number of episodes in a moving mean of returns."""
 
@@ -64,19 +62,14 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 @dataclass(slots=True)
 class _ClientCurve:
-    """The learning curve of one client while the log of a run is read.
+    """The learning curve of one client while the log of a run is read."""
 
-    Attributes:
-        rows: Return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone.
-        lags: The policy lag in each record of metrics.
-        evaluations: Mean return, steps and seconds of each evaluation, without undone ones.
-        began_s: The log's time at which the curve begins. None before the first actor joined.
-    """
-
+    # return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone
     rows: list[tuple[float, float, float]] = field(default_factory=list)
-    lags: list[float] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)  # the policy lag in each record of metrics
+    # mean return, steps and seconds of each evaluation, without undone ones
     evaluations: list[tuple[float, float, float]] = field(default_factory=list)
-    began_s: float | None = None
+    began_s: float | None = None  # the log's time at which the curve begins. None before the first actor joined
 
     def seconds(self, at: float) -> float:
         """Return the time from the beginning of the curve to the log's time `at`. The first call sets the beginning."""

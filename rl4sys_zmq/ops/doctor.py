@@ -53,18 +53,12 @@ BEACON_WAIT_S = 2 * BEACON_S
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The result of one stage.
-
-    Attributes:
-        state: ``ok``, ``FAIL``, ``skipped`` or ``not reached``.
-        text: The result, or the cause of a failure.
-        remedy: What to do about a failure, otherwise empty.
-    """
+    """The result of one stage."""
 
     stage: str
-    state: str
-    text: str = ""
-    remedy: str = ""
+    state: str  # ``ok``, ``FAIL``, ``skipped`` or ``not reached``
+    text: str = ""  # the result, or the cause of a failure
+    remedy: str = ""  # what to do about a failure, otherwise empty
 
 
 class _StageSkipped(Exception):

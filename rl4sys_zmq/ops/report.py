@@ -268,30 +268,23 @@ def byte_text(count: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatusRow:
-    """The main figures of one client in a status report.
-
-    Attributes:
-        mean_return: Over the last 100 episodes. None before the first has ended.
-        mean_reward: Per step, over the last 10,000 steps. None before the first data, and if the learner does not report it.
-        actors: The number of actors that are connected now.
-        pending: In segments, as `unfit` and `stale`.
-        unfit: Refused or quarantined.
-    """
+    """The main figures of one client in a status report."""
 
     client_id: str
     state: str
     algorithm: str
     episodes: int
-    mean_return: float | None
+    mean_return: float | None  # over the last 100 episodes. None before the first has ended
+    # per step, over the last 10,000 steps. None before the first data, and if the learner does not report it
     mean_reward: float | None
     steps: int
     steps_per_s: float
     version: int
     updates: int
     policy_lag: float
-    pending: int
-    actors: int
-    unfit: int
+    pending: int  # in segments, as `unfit` and `stale`
+    actors: int  # the number of actors that are connected now
+    unfit: int  # refused or quarantined
     stale: int
     error: str
 
@@ -328,12 +321,9 @@ class ClientStatusRow:
         state = f"state {self.state}, " if self.state != "running" else ""
         unused = f", unfit/stale {cells['unfit/stale']}" if self.unfit or self.stale else ""
         pace = f"{cells['steps']} steps, {cells['steps/s']}/s, version {cells['version']}"
+        error = f"; {self.error}" if self.error else ""
         means = f"return {cells['return']}, reward/step {cells['reward/step']}"
-        return f"{self.client_id}: {state}{means}, {pace}{unused}{self._error}"
-
-    @property
-    def _error(self) -> str:
-        return f"; {self.error}" if self.error else ""
+        return f"{self.client_id}: {state}{means}, {pace}{unused}{error}"
 
 
 HEADINGS = (

@@ -47,6 +47,21 @@ def address_of(name: str, port: int | str, host: str = "") -> Address:
         raise ConfigError(f"{name}: {exc}", key=name) from exc
 
 
+def _dial_address(server_ip: str, port: int | str, server: str) -> Address:
+    """Return the address that a client connects to, from a URI, or from a host and a port or the URI that the server binds."""
+    if type(server_ip) is not str or not server_ip:
+        raise ConfigError(f"server_ip is {server_ip!r:.60}; expected a host or a URI", key="server_ip")
+    if "://" in server_ip:
+        address = address_of("server_ip", server_ip)
+    else:
+        address = address_of("port_number", port, server_ip)
+        if address.scheme == "tcp" and isinstance(port, str):
+            address = address_of("server_ip", address.port, server_ip)
+    if address.is_fresh:
+        raise ConfigError(f"{address.uri} is only an address to bind; connect to {server}.address", key="server_ip")
+    return address
+
+
 def _checked(port: int) -> int:
     if type(port) is not int or not 0 <= port <= 65535:
         raise ConfigError(f"{port!r} is not a port; expected a number from 0 to 65535 (0: the system picks one)", key="port")
@@ -98,9 +113,7 @@ class ActionConfig:
         if not isinstance(self.version, str):
             raise ConfigError(f"version is {self.version!r}; expected a string", key="version")
         object.__setattr__(self, "timeout_s", check_value("timeout_s", self.timeout_s, CALL_TIMEOUT_S))
-        self._address("port_number", self.bind)
-        if self.broadcast_port is not None:
-            self._address("broadcast_port", self.bind)
+        self.bind_address(), self.broadcast_address()  # raise here if one is invalid
         if not isinstance(self.image_codecs, Mapping):
             raise ConfigError(f"image_codecs is {self.image_codecs!r:.60}, not a map of keys to codecs", key="image_codecs")
         object.__setattr__(self, "image_codecs", {key: _codec(key, codec) for key, codec in self.image_codecs.items()})
@@ -124,11 +137,11 @@ class ActionConfig:
 
     def bind_address(self) -> Address:
         """Return the address that the server binds for calls."""
-        return self._address("port_number", self.bind)
+        return address_of("port_number", self.port_number, self.bind)
 
     def broadcast_address(self) -> Address | None:
         """Return the address at which the server publishes observations, or None if observations are not published."""
-        return None if self.broadcast_port is None else self._address("broadcast_port", self.bind)
+        return None if self.broadcast_port is None else address_of("broadcast_port", self.broadcast_port, self.bind)
 
     def dial_address(self, server_ip: str, port: int | str | None = None) -> Address:
         """Return the address that a client connects to.
@@ -140,21 +153,7 @@ class ActionConfig:
         Raises:
             ConfigError: If a client cannot connect to the address, for example because the port is 0.
         """
-        if type(server_ip) is not str or not server_ip:
-            raise ConfigError(f"server_ip is {server_ip!r}; expected a host or a URI", key="server_ip")
-        if "://" in server_ip:
-            address = address_of("server_ip", server_ip)
-        else:
-            where = self.port_number if port is None else port
-            address = address_of("port_number", where, server_ip)
-            if address.scheme == "tcp" and isinstance(where, str):
-                address = address_of("server_ip", address.port, server_ip)  # the port of a URI that the server binds
-        if address.is_fresh:
-            raise ConfigError(f"{address.uri} is only an address to bind; connect to ActionServer.address", key="server_ip")
-        return address
-
-    def _address(self, name: str, host: str) -> Address:
-        return address_of(name, getattr(self, name), host)
+        return _dial_address(server_ip, self.port_number if port is None else port, "ActionServer")
 
 
 def _keys(name: str, names: object) -> list[str]:
@@ -257,13 +256,4 @@ class TrainerConfig:
         Raises:
             ConfigError: If a client cannot connect to the address, for example because the port is 0.
         """
-        if type(server_ip) is not str or not server_ip:
-            raise ConfigError(f"server_ip is {server_ip!r:.60}; expected a host or a URI", key="server_ip")
-        bound = self.bind_address()
-        if "://" in server_ip:
-            address = address_of("server_ip", server_ip)
-        else:
-            address = address_of("server_ip", bound.port, server_ip) if bound.scheme == "tcp" else bound
-        if address.is_fresh:
-            raise ConfigError(f"{address.uri} is only an address to bind; connect to TrainerServer.address", key="server_ip")
-        return address
+        return _dial_address(server_ip, self.port_number, "TrainerServer")

@@ -47,16 +47,11 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(slots=True)
 class _EnvSlot:
-    """One environment of the server.
-
-    Attributes:
-        pending: The reason why the environment must be reset before the next step, or "".
-        token: That of the lease of the last caller.
-    """
+    """One environment of the server."""
 
     env: Env
-    pending: str = "it has not been reset"
-    token: int = 0
+    pending: str = "it has not been reset"  # the reason why the environment must be reset before the next step, or ""
+    token: int = 0  # that of the lease of the last caller
     steps: int = 0
     episodes: int = 0
 

@@ -15,7 +15,52 @@ from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.values.trees import Tree
 
 
-class InferenceServer(Resource):
+class ThreadedServer(Resource):
+    """A server that runs in background threads, or in the thread that calls `start`."""
+
+    _server: Server
+
+    @property
+    def address(self) -> str:
+        """The bound address, as a URI. Raises `Closed` before `start`."""
+        return self._server.address
+
+    def start(self, threaded: bool = False) -> None:
+        """Bind the address and serve.
+
+        Args:
+            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
+                Ctrl-C is pressed.
+
+        Raises:
+            AddressInUse: If another process has bound the address.
+            ConfigError: If keys are missing, invalid, or readable by others.
+            TransportError: If the address cannot be bound.
+            Closed: After `stop`.
+        """
+        if threaded:
+            self._server.start()
+        else:
+            self._server.run()
+
+    def status(self) -> dict[str, Any]:
+        """Return the address, the registered functions, the callers, the queues and the counters."""
+        return self._server.status()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Refuse waiting calls with the code ``closing``, join the threads and close the sockets. A second call does nothing.
+
+        Raises:
+            CallbackStuck: If a function still runs after `timeout_s` seconds. Its thread ends when the function returns.
+        """
+        self._server.stop(timeout_s)
+
+    def close(self) -> None:
+        """Call `stop` with its default timeout."""
+        self.stop()
+
+
+class InferenceServer(ThreadedServer):
     """A server that offers named functions (*interfaces*), such as a policy's forward pass, to any number of callers.
 
     The interfaces run independently, so a slow interface delays only its own callers. A request is skipped if its caller no
@@ -83,44 +128,6 @@ class InferenceServer(Resource):
     def interfaces(self) -> set[str]:
         """Return the names of the registered functions."""
         return set(self._names)
-
-    @property
-    def address(self) -> str:
-        """The bound address, as a URI. Raises `Closed` before `start`."""
-        return self._server.address
-
-    def start(self, threaded: bool = False) -> None:
-        """Bind the address and serve.
-
-        Args:
-            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
-                Ctrl-C is pressed.
-
-        Raises:
-            AddressInUse: If another process has bound the address.
-            ConfigError: If keys are missing, invalid, or readable by others.
-            TransportError: If the address cannot be bound.
-        """
-        if threaded:
-            self._server.start()
-        else:
-            self._server.run()
-
-    def status(self) -> dict[str, Any]:
-        """Return the address, the registered functions, the callers, the queues and the counters."""
-        return self._server.status()
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuse waiting calls, join the threads, and close the sockets. A second call does nothing.
-
-        Raises:
-            CallbackStuck: If a function still runs after `timeout_s` seconds.
-        """
-        self._server.stop(timeout_s)
-
-    def close(self) -> None:
-        """Call `stop` with its default timeout."""
-        self.stop()
 
 
 class InferenceClient(Resource):

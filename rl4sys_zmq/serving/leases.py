@@ -25,18 +25,13 @@ ENDED_LEASES = 1024
 
 @dataclass(slots=True)
 class ServerEnvironmentLease:
-    """The right of one remote caller to one or more environments of a server.
-
-    Attributes:
-        call_started_s: None while no call runs.
-        returned: True if the caller returned the lease while a call ran. The lease then ends with the call.
-    """
+    """The right of one remote caller to one or more environments of a server."""
 
     token: int
     slots: tuple[int, ...]
     last_message_s: float
-    call_started_s: float | None = None
-    returned: bool = False
+    call_started_s: float | None = None  # None while no call runs
+    returned: bool = False  # True if the caller returned the lease while a call ran. The lease then ends with the call
 
 
 class LeaseTable:

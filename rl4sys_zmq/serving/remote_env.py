@@ -45,15 +45,11 @@ _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews a lease, and returns it if the `EnvLease` is garbage-collected without `close`.
-
-    Attributes:
-        token: Identifies the lease at the server. 0 while there is none.
-    """
+    """The thread that renews a lease, and returns it if the `EnvLease` is garbage-collected without `close`."""
 
     def __init__(self, env_lease: EnvLease) -> None:
         super().__init__("rl4sys-lease")
-        self.token = 0
+        self.token = 0  # identifies the lease at the server. 0 while there is none
         self.every_s = 1.0
         self._client = env_lease.client
         over: SimpleQueue[None] = SimpleQueue()  # reentrant: the garbage collector can `put` at any point
@@ -101,6 +97,7 @@ class EnvLease(Resource):
         slots: Indices of the environments at the server.
         actions: The action space as a space of this library.
         read_observation: Converts a received payload to an observation.
+        is_leased: True if the server has answered the last request for a lease. It can have ended the lease since.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class EnvLease(Resource):
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.slots: list[int] = []
         self._renewer = _LeaseRenewer(self)
-        self._leased = False
+        self.is_leased = False
         self._unsure = ""
         self._index = index
         try:
@@ -131,11 +128,6 @@ class EnvLease(Resource):
             self.close()
             raise
 
-    @property
-    def is_leased(self) -> bool:
-        """True if the server has answered the last request for a lease. It can have ended the lease since."""
-        return self._leased
-
     def spec(self) -> EnvSpec | None:
         """Return the `EnvSpec` that this process has registered for the id of the server's environments, or None."""
         id_, kwargs = self._description.get("id"), self._description.get("kwargs")
@@ -149,8 +141,8 @@ class EnvLease(Resource):
     def acquire(self) -> None:
         """Lease environments. An unanswered request is repeated with its token, so that the server does not lease twice."""
         renewer = self._renewer
-        if self._leased or not renewer.token:
-            renewer.token, self._leased = _rng.getrandbits(63), False
+        if self.is_leased or not renewer.token:
+            renewer.token, self.is_leased = _rng.getrandbits(63), False
         self._unsure = "no environment was reset since the lease was requested"
         try:
             slots = self.client.call("take", {"token": renewer.token, "count": self._count, "index": self._index})
@@ -159,11 +151,11 @@ class EnvLease(Resource):
             raise
         if not isinstance(slots, list) or len(slots) != self._count or not all(type(i) is int for i in slots):
             raise ConfigError(f"the server returned the environments {slots!r:.60}; {self._count} were requested", key="count")
-        self.slots, self._leased = slots, True
+        self.slots, self.is_leased = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
         """Reset the environments. If the server has ended the lease, lease again first."""
-        if self._leased:
+        if self.is_leased:
             try:
                 return self.call("reset", payload)
             except CallRefused as refused:
@@ -175,7 +167,7 @@ class EnvLease(Resource):
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
         """Call a method, at most once, and wait for the reply. After a failed step or reset, refuse steps until a reset."""
         before = self._unsure
-        if not self._leased or (before and verb == "step"):
+        if not self.is_leased or (before and verb == "step"):
             text = f"{before}, so the state of the episode is unknown; call reset()"
             raise CallRefused(verb, self.client.address, CallRefusalReason.GONE, text)
         if verb in ("reset", "step"):

@@ -140,19 +140,13 @@ class UpdateResult:
 
 
 class StoreUploadState:
-    """The transfer of one data store's items to a `TrainerServer`.
-
-    Attributes:
-        lock: Held while items are sent.
-        known: Largest item number that the server has acknowledged, or -1.
-        items: Number of items to read for the next message. 0 before the first.
-    """
+    """The transfer of one data store's items to a `TrainerServer`."""
 
     def __init__(self, store: DataStoreBase) -> None:
         self.store = store
-        self.lock = threading.Lock()
-        self.known = -1
-        self.items = 0
+        self.lock = threading.Lock()  # held while items are sent
+        self.known = -1  # largest item number that the server has acknowledged, or -1
+        self.items = 0  # number of items to read for the next message. 0 before the first
 
     def latest(self) -> int:
         """Return the number of the store's newest item."""

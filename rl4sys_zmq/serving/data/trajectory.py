@@ -332,15 +332,12 @@ class TrajectoryBuffer(ColumnStore):
             blocks[_START_COLUMN] = np.asarray(starts) | np.concatenate([[self._ended], last[:-1]])
             for first in range(0, len(rows), self.capacity):
                 piece = {path: block[first : first + self.capacity] for path, block in blocks.items()}
-                self._append(piece, len(piece[_START_COLUMN]))
+                end, count = self._ring.end, len(piece[_START_COLUMN])
+                self._ring.make_room(count)
+                self._ring.append(piece, count)
+                self._spans.extend(end + np.flatnonzero(piece[_START_COLUMN]))
+                self._spans.drop_before(self._ring.begin)
             self._ended = bool(last[-1])
-
-    def _append(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
-        end = self._ring.end
-        self._ring.make_room(count)
-        self._ring.append(blocks, count)
-        self._spans.extend(end + np.flatnonzero(blocks[_START_COLUMN]))
-        self._spans.drop_before(self._ring.begin)
 
     def _find_spans(self) -> None:
         """Find the first steps of the trajectories that were loaded."""

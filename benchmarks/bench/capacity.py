@@ -9,8 +9,7 @@ import numpy as np
 
 from rl4sys_zmq.capacity import Constants, ResourceLoad, Traffic, Workload, traffic
 from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind
-from rl4sys_zmq.capacity.measure_fanout import measure_fanout, policy_bytes
-from rl4sys_zmq.capacity.measure_ingress import measure_ingress
+from rl4sys_zmq.capacity.measure_paths import measure_fanout, measure_ingress, policy_bytes
 from rl4sys_zmq.capacity.resources import fanout, ingress, journal
 from rl4sys_zmq.values import BoxSpace
 

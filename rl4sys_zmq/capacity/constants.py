@@ -58,45 +58,27 @@ class FanoutCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """The constants of the predictions. All times are in seconds, all sizes in bytes.
+    """The constants of the predictions. All times are in seconds, all sizes in bytes."""
 
-    Attributes:
-        ingress: Wall time of the whole way of a message in memory, at saturation: gateway, learner thread, and their switches
-            of the interpreter lock.
-        gateway: CPU time of the gateway for a message.
-        trainer: CPU time of the learner thread for a message, without training.
-        processor: CPU time of the learner's process for a message, over all threads.
-        durable: As `ingress`, with the journal on disk, by value of the option ``fsync``.
-        commit_s: One write and flush of a small message to the disk.
-        fanout: A version of the weights.
-        encode_byte_s: The encoding of a diff at level 1, per byte of the weights.
-        diff_ratio: Size of the weights divided by that of a diff at level 1.
-        gradient_s: A gradient step of PPO, besides `gradient_unit_s`.
-        gradient_unit_s: A gradient step per parameter of the policy and row of the minibatch.
-        all_reduce_s: The sum of a small gradient over two processes. Not measured here, as all that follow.
-        crypt_message_s, crypt_byte_s: The encryption of a message, and of a byte.
-        connection_bytes: Memory of a bare ROUTER and XPUB for the two connections of an actor.
-        session_bytes: Memory of the learner's records for a resting actor.
-        learner_bytes: Memory of a learner process with torch and without actors.
-    """
-
+    # wall time of the whole way of a message in memory, at saturation: gateway, learner thread, and their switches of the
+    # interpreter lock
     ingress: IngressCost
-    gateway: IngressCost
-    trainer: IngressCost
-    processor: IngressCost
-    durable: Mapping[str, IngressCost]
-    commit_s: float
-    fanout: FanoutCost
-    encode_byte_s: float
-    diff_ratio: float
-    gradient_s: float
-    gradient_unit_s: float
-    all_reduce_s: float = 3.5e-3
-    crypt_message_s: float = 2.5e-6
-    crypt_byte_s: float = 2e-9
-    connection_bytes: float = 53e3
-    session_bytes: float = 6.5e3
-    learner_bytes: float = 250e6
+    gateway: IngressCost  # CPU time of the gateway for a message
+    trainer: IngressCost  # CPU time of the learner thread for a message, without training
+    processor: IngressCost  # CPU time of the learner's process for a message, over all threads
+    durable: Mapping[str, IngressCost]  # as `ingress`, with the journal on disk, by value of the option ``fsync``
+    commit_s: float  # one write and flush of a small message to the disk
+    fanout: FanoutCost  # a version of the weights
+    encode_byte_s: float  # the encoding of a diff at level 1, per byte of the weights
+    diff_ratio: float  # size of the weights divided by that of a diff at level 1
+    gradient_s: float  # a gradient step of PPO, besides `gradient_unit_s`
+    gradient_unit_s: float  # a gradient step per parameter of the policy and row of the minibatch
+    all_reduce_s: float = 3.5e-3  # the sum of a small gradient over two processes. Not measured here, as all that follow
+    crypt_message_s: float = 2.5e-6  # the encryption of a message
+    crypt_byte_s: float = 2e-9  # the encryption of a byte
+    connection_bytes: float = 53e3  # memory of a bare ROUTER and XPUB for the two connections of an actor
+    session_bytes: float = 6.5e3  # memory of the learner's records for a resting actor
+    learner_bytes: float = 250e6  # memory of a learner process with torch and without actors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ from rl4sys_zmq.algorithms import make_algorithm
 from rl4sys_zmq.capacity.constants import Constants, Measured, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.measure_fanout import measure_fanout, policy_bytes
-from rl4sys_zmq.capacity.measure_ingress import IngressMeasurement, append_rate, measure_ingress
+from rl4sys_zmq.capacity.measure_paths import IngressMeasurement, append_rate, measure_fanout, measure_ingress, policy_bytes
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import HEADER_BYTES, EncodingOptions, WireDtype, digest, encode_update
 

@@ -35,43 +35,30 @@ class Training:
 class Workload:
     """A planned load: actors, the data that they send, the weights that they receive, and the limits of the machine.
 
-    Attributes:
-        actors: Of all clients together.
-        steps_per_s: Environment steps per second of each actor.
-        model_bytes: Size of a policy's weights in float32.
-        publish_per_s: Versions of the weights per second that each client publishes.
-        weights_level, fsync, journal_max_bytes, checkpoint_every_s: The options of these names.
-        journal: True if the learner records accepted segments on disk.
-        keys: True if connections are encrypted.
-        training: The gradient steps of a client; None to leave training out.
-        memory_bytes: Memory that the learner can use.
-        descriptors: Largest number of open files of the learner's process.
-        bandwidth_bits_s: Speed of the learner's network link in each direction; None to leave it out.
-
     Raises:
         ConfigError: If a number is out of range.
     """
 
-    actors: int
-    steps_per_s: float
-    model_bytes: int
+    actors: int  # of all clients together
+    steps_per_s: float  # environment steps per second of each actor
+    model_bytes: int  # size of a policy's weights in float32
     observation_bytes: int = 32
     action_bytes: int = 8
     segment_steps: int = 128
     segments_per_message: int = 1
-    publish_per_s: float = 1.0
-    weights_level: int = 1
+    publish_per_s: float = 1.0  # versions of the weights per second that each client publishes
+    weights_level: int = 1  # the option of this name, as `fsync`, `journal_max_bytes` and `checkpoint_every_s`
     clients: int = 1
-    journal: bool = True
+    journal: bool = True  # True if the learner records accepted segments on disk
     fsync: str = "normal"
     journal_max_bytes: int = 4 << 30
     checkpoint_every_s: float = 10.0
-    keys: bool = False
-    training: Training | None = None
+    keys: bool = False  # True if connections are encrypted
+    training: Training | None = None  # the gradient steps of a client; None to leave training out
     cores: int = 2
-    memory_bytes: int = 8 << 30
-    descriptors: int = 20_000
-    bandwidth_bits_s: float | None = None
+    memory_bytes: int = 8 << 30  # memory that the learner can use
+    descriptors: int = 20_000  # largest number of open files of the learner's process
+    bandwidth_bits_s: float | None = None  # of the learner's network link in each direction; None to leave it out
 
     def __post_init__(self) -> None:
         least = {

@@ -74,7 +74,7 @@ def act(run: RunOptions) -> None:
     if run.exit_with_stdin:
         end_with_stdin(lambda line: tally.drain() if line == "drain" else None)
     seeds = np.random.SeedSequence(run.seed).spawn(2)
-    envs = make_environments(run.env_id, run.num_envs)
+    envs = [make_environment({"id": run.env_id}) for _ in range(run.num_envs)]
     try:
         config = agent_config(run, envs[0], _number(seeds[0]))
         library = logging.getLogger("rl4sys_zmq")
@@ -203,11 +203,6 @@ def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
         "observation_space": observations,
         "action_space": check_value(f"{env_id}: action_space", env.action_space, space_from),
     }
-
-
-def make_environments(env_id: str, count: int, render_mode: str | None = None) -> list[Any]:
-    arguments = {"id": env_id} | ({} if render_mode is None else {"render_mode": render_mode})
-    return [make_environment(arguments) for _ in range(count)]
 
 
 class EpisodeCounts:

@@ -93,8 +93,8 @@ def demo(options: DemoOptions) -> int:
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = DemoProgress()
-    with print_saved_at_stop() as saved, learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
-        saved.run_dir, saved.again = run_dir, f"rl4sys-learner plot {run_dir} draws the curve so far"
+    saved = print_saved_at_stop(run_dir, f"rl4sys-learner plot {run_dir} draws the curve so far")
+    with saved, learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             if learner.config.engine == "thread":  # a worker process imports the algorithm itself
@@ -126,9 +126,10 @@ def find_task(options: DemoOptions) -> DemoTask:
 
 def _probe(env_id: str, algorithm: str) -> float | None:
     """Create the environment once to check it, and return the mean return at which it counts as solved, if it has one."""
-    from rl4sys_zmq.cli.act import environment_spaces, make_environments
+    from rl4sys_zmq.cli.act import environment_spaces
+    from rl4sys_zmq.ops.episodes import make_environment
 
-    (env,) = make_environments(env_id, 1)
+    env = make_environment({"id": env_id})
     try:
         spaces = environment_spaces(env, env_id)
         planned_policy(algorithm, spaces["observation_space"], spaces["action_space"], {})

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,33 +68,24 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
         raise
 
 
-@dataclass(slots=True)
-class SavedAtStopData:
-    """The data for the message of `print_saved_at_stop`."""
-
-    run_dir: Path | None = None  # None for a learner without files
-    again: str = "the same command continues"  # says how to continue the run
-
-
 @contextmanager
-def print_saved_at_stop() -> Iterator[SavedAtStopData]:
+def print_saved_at_stop(run_dir: Path | None, again: str = "the same command continues") -> Iterator[None]:
     """Print what was saved where, if a signal ends the ``with`` block, which has that of the learner in it."""
-    saved = SavedAtStopData()
     try:
-        yield saved
+        yield
     except StopSignalReceived as exc:
-        for line in saved_lines(saved, str(exc)):
+        for line in saved_lines(run_dir, str(exc), again):
             print_line(line)
         raise
 
 
-def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
-    """Yield lines about the newest checkpoint of each client in a run directory."""
-    if saved.run_dir is None:
+def saved_lines(run_dir: Path | None, signal: str, again: str) -> Iterator[str]:
+    """Yield lines about the newest checkpoint of each client in a run directory, and on how to continue."""
+    if run_dir is None:
         yield f"{signal}: the learner has ended; nothing was saved, because it had no run directory"
         return
-    yield f"{signal}: the learner has ended; files in {saved.run_dir}"
-    for folder in sorted((saved.run_dir / CHECKPOINTS).glob("*")):
+    yield f"{signal}: the learner has ended; files in {run_dir}"
+    for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         try:
             newest = next(iter(CheckpointStore(folder).newest()), None)
             manifest = read_manifest(newest) if newest is not None else None
@@ -104,8 +95,8 @@ def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
         if manifest is not None:
             counts = f"version {manifest.version:,}, {manifest.steps:,} steps, {manifest.episodes:,} episodes"
             yield f"  {manifest.client_id}: checkpoint {manifest.number:,} with {counts}"
-    if (saved.run_dir / JOURNAL).exists():
-        yield f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {saved.again}"
+    if (run_dir / JOURNAL).exists():
+        yield f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {again}"
 
 
 log = get_logger(__name__)
@@ -143,8 +134,8 @@ def serve(
         signals.patience_s = config.shutdown_timeout_s + 0.35
     if "thread" in config.engines:  # the other engines import the algorithm in a process of its own
         warm_up(_likely(config))  # before the learner listens: connections could take the descriptors that an import needs
-    with print_saved_at_stop() as saved, start(config) as learner:
-        saved.run_dir = learner.config.run_dir
+    learner = start(config)
+    with print_saved_at_stop(learner.config.run_dir), learner:
         inference = f", inference {learner.inference_address}" if learner.inference_address else ""
         print_line(f"learner at {learner.address} (weights {learner.pub_address}{inference})")
         files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"

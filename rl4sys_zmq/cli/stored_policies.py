@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import FrozenAgent
-from rl4sys_zmq.cli.act import make_environments
 from rl4sys_zmq.cli.app import one_line, print_line, require
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
@@ -86,12 +85,11 @@ def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[floa
 
 def _environment(env_id: str, render: bool, video: Path | None) -> Any:
     if video is None:
-        [env] = make_environments(env_id, 1, "human" if render else None)
-        return env
+        return make_environment({"id": env_id} | ({"render_mode": "human"} if render else {}))
     require("video", "gymnasium", "moviepy")
     import gymnasium
 
-    [env] = make_environments(env_id, 1, "rgb_array")
+    env = make_environment({"id": env_id, "render_mode": "rgb_array"})
     try:
         return gymnasium.wrappers.RecordVideo(
             env, str(video), episode_trigger=lambda _: True, name_prefix="episode", disable_logger=True

@@ -22,24 +22,18 @@ WINDOW = RECENT_EPISODES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningCurve:
-    """The learning curve of one client: ``N`` episodes in the order in which they ended.
+    """The learning curve of one client: ``N`` episodes in the order in which they ended."""
 
-    Attributes:
-        label: The name of the curve in a picture.
-        returns: The return of each episode, float64 ``[N]``.
-        steps: The number of environment steps that the learner had received at the end of each episode, ``[N]``.
-        seconds: The time from the join of the client's first actor to the end of each episode, ``[N]``, without the time during
-            which no learner ran. It is measured at the learner, at most 0.1 s late.
-        policy_lag: The mean lag of the training data. None: nothing was trained.
-        evaluations: The learner's evaluations of versions, ``[M, 3]``: mean return, steps at the publication, seconds.
-    """
-
-    label: str
+    label: str  # the name of the curve in a picture
     client_id: str
-    returns: NDArray[np.float64]
+    returns: NDArray[np.float64]  # the return of each episode, float64 ``[N]``
+    # the number of environment steps that the learner had received at the end of each episode, ``[N]``
     steps: NDArray[np.float64]
+    # the time from the join of the client's first actor to the end of each episode, ``[N]``, without the time during
+    # which no learner ran. It is measured at the learner, at most 0.1 s late
     seconds: NDArray[np.float64]
-    policy_lag: float | None
+    policy_lag: float | None  # the mean lag of the training data. None: nothing was trained
+    # the learner's evaluations of versions, ``[M, 3]``: mean return, steps at the publication, seconds
     evaluations: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
 
     def reached(self, target: float) -> tuple[float, int] | None:

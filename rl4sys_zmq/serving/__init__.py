@@ -43,10 +43,9 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClient, GymEnvClientWrapper, GymEnvServerWrapper
     from rl4sys_zmq.serving.image_coding import jpeg_to_mat, mat_to_jpeg
-    from rl4sys_zmq.serving.inference import InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.inference import InferenceClient, InferenceServer, stack, unstack
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
-    from rl4sys_zmq.serving.stacking import stack, unstack
     from rl4sys_zmq.serving.trainer_client import TrainerClient
     from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
     from rl4sys_zmq.serving.trainer_server import TrainerServer
@@ -110,10 +109,9 @@ __getattr__ = lazy_getattr(
         "environments": ("GymEnvServer",),
         "gym_wrappers": ("GymEnvClient", "GymEnvClientWrapper", "GymEnvServerWrapper"),
         "image_coding": ("jpeg_to_mat", "mat_to_jpeg"),
-        "inference": ("BatchLimits", "InferenceClient", "InferenceServer"),
+        "inference": ("BatchLimits", "InferenceClient", "InferenceServer", "stack", "unstack"),
         "remote_env": ("RemoteEnv",),
         "remote_vector": ("RemoteVectorEnv",),
-        "stacking": ("stack", "unstack"),
         "trainer_client": ("TrainerClient",),
         "trainer_local": ("TrainerSMInterface",),
         "trainer_server": ("TrainerServer",),

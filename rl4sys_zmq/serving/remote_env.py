@@ -92,28 +92,23 @@ class EnvLease(Resource):
     """A lease of environments of a `GymEnvServer`, which a thread renews.
 
     One thread at a time uses it. Any thread can call `close`.
-
-    Attributes:
-        slots: Indices of the environments at the server.
-        actions: The action space as a space of this library.
-        read_observation: Converts a received payload to an observation.
-        is_leased: True if the server has answered the last request for a lease. It can have ended the lease since.
     """
 
     def __init__(
         self, address: str, *, count: int | None, index: int | None, timeout_s: float, keys: str | Path | None = None
     ) -> None:
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
-        self.slots: list[int] = []
+        self.slots: list[int] = []  # indices of the environments at the server
         self._renewer = _LeaseRenewer(self)
+        # True if the server has answered the last request for a lease. It can have ended the lease since
         self.is_leased = False
         self._unsure = ""
         self._index = index
         try:
             description = self.client.call("describe")
             observations = space_from_text(_of(description, "observation_space", str))
-            self.actions = space_from_text(_of(description, "action_space", str))
-            self.read_observation = SpaceElementReader(observations)
+            self.actions = space_from_text(_of(description, "action_space", str))  # the action space as a space of this library
+            self.read_observation = SpaceElementReader(observations)  # converts a received payload to an observation
             self.observation_space: GymSpace = to_gymnasium(observations)
             self.action_space: GymSpace = to_gymnasium(self.actions)
             self.metadata: dict[str, Any] = copy_tree(_of(description, "metadata", dict))

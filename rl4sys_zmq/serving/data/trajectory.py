@@ -15,8 +15,7 @@ from rl4sys_zmq.replay.layout import ArraySpec, DataShape, StoreLayout, as_leaf,
 from rl4sys_zmq.replay.priorities import RowPriorities
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.replay.spans import TrajectorySpans
-from rl4sys_zmq.serving.data.base import as_batch
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
+from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names

@@ -83,8 +83,6 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Constants with their origin."""
-
     constants: Constants
     # the result of `machine_record`; empty if the constants were not measured here
     machine: Mapping[str, Any] = field(default_factory=dict)

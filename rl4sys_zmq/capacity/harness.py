@@ -88,7 +88,6 @@ SMALL = TrajectoryKind(name="small", steps=10, observation_space=BoxSpace((4,)),
 
 
 def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
-    """Return a segment of random numbers that is a whole episode."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
     assert isinstance(obs, BoxSpace) and isinstance(act, BoxSpace | DiscreteSpace)
@@ -167,7 +166,6 @@ class _Actor:
                 raise RuntimeError(f"refused: {answer}")
 
     def send(self) -> None:
-        """Send messages until the credit is used up."""
         while self._ready is not None:
             ack, end = self._ack, self._seq + self._batch
             if (

@@ -26,8 +26,6 @@ HOW_TO = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A change that reduces the load of a resource."""
-
     resource: str  # name of the resource, as in `ResourceLoad.name`
     text: str  # the change, for people
     needs: str = ""  # the key of `HOW_TO` that says how to set it up; empty if there is none

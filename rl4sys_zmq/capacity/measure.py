@@ -73,8 +73,6 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One measurement of messages."""
-
     # number of messages, segments and bytes of a message: the first two are 1 and the size of its batch
     amounts: tuple[float, float, float]
     seconds: float  # time of a message

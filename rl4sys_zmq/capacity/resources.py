@@ -240,7 +240,6 @@ def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def descriptors(load: Workload) -> ResourceLoad:
-    """Return the open files of the learner."""
     used = DESCRIPTORS_PER_ACTOR * load.actors + OTHER_DESCRIPTORS
     return ResourceLoad(name="open files", used=used, limit=load.descriptors, unit="files")
 

@@ -43,8 +43,6 @@ CHECK_STEPS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of ``rl4sys-actor run``; see its help."""
-
     env_id: str
     learner: str | None
     client_id: str | None
@@ -234,7 +232,6 @@ class EpisodeCounts:
             self._ended = set()
 
     def ended(self, environment: int, total: float) -> None:
-        """Count an episode."""
         self.episodes += 1
         self.returns.append(total)
         if self._ended is not None:

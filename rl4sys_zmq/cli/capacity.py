@@ -10,22 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.capacity import (
-    RECORDED,
-    Constants,
-    Measured,
-    Proposal,
-    ResourceLoad,
-    Training,
-    Workload,
-    constants_path,
-    first_limit,
-    predict,
-    propose,
-    read_constants,
-    write_constants,
-)
-from rl4sys_zmq.capacity.layout import HOW_TO
+from rl4sys_zmq.capacity.constants import RECORDED, Constants, Measured, constants_path, read_constants, write_constants
+from rl4sys_zmq.capacity.layout import HOW_TO, Proposal, propose
+from rl4sys_zmq.capacity.resources import ResourceLoad, first_limit, predict
+from rl4sys_zmq.capacity.workload import Training, Workload
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.memory_watch import available_bytes

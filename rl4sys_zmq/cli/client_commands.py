@@ -67,7 +67,6 @@ def _client_options(command: Callable[..., None]) -> Callable[..., None]:
 def _run(
     target: CommandTarget, command: str, options: Mapping[str, Any], *, actor_id: str = "", values: Sequence[str] = ()
 ) -> None:
-    """Carry out a command, and print the result."""
     from rl4sys_zmq.wire.messages import OperatorCommand
 
     message = OperatorCommand(command, target.client_id, actor_id, _parameters(values))

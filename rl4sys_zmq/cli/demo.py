@@ -42,8 +42,6 @@ SHUTDOWN_S = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """The options of ``rl4sys-learner demo``; see its help."""
-
     env_id: str
     algorithm: str
     seed: int
@@ -58,8 +56,6 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """The task that a demo trains."""
-
     env_id: str
     algorithm: str
     preset: TaskPreset
@@ -215,8 +211,6 @@ class ActorProcesses(Resource):
 
 
 class DemoProgress:
-    """The progress of a demo towards its target return."""
-
     def __init__(self) -> None:
         self.reached_steps: int | None = None  # the number of steps at which the target was reached, or None before that
         # the entry of the trained policy in the newest status report. Empty before the report has one

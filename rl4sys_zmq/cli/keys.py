@@ -135,7 +135,6 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
 
 
 def revoke_user(folder: Path, name: str) -> None:
-    """Remove a user from the access list."""
     users = folder / USERS_FILE
     with _locked(folder):
         text, mode = _read(users)

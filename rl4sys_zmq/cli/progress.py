@@ -28,8 +28,6 @@ LINE_COLUMNS = 100
 
 
 class StatusDisplay(Resource):
-    """The display of a running learner's status."""
-
     def __init__(self) -> None:
         self._rates = _StepRates()
 

@@ -137,7 +137,6 @@ class ProcessEngine(ActorEngine):
         self._closed = False
 
     def start(self, index: int, start: int) -> ActorProcess:
-        """Start an actor process."""
         command = self._command(index, start)
         process = ActorProcess(command, self._environment, lambda line: self._on_output(index, line))
         self._processes.append(process)
@@ -145,7 +144,6 @@ class ProcessEngine(ActorEngine):
         return process
 
     def poll(self, timeout_s: float) -> None:
-        """Read all reports, do the steps that end processes, and record their ends."""
         for key, _ in self._selector.select(timeout_s):
             process: ActorProcess = key.data
             if not process.read():

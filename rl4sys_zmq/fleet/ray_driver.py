@@ -28,8 +28,6 @@ LOST, KILLED = 1, -9
 
 @dataclass(slots=True, kw_only=True)
 class _Placement:
-    """One actor of the fleet, from its start until its end."""
-
     number: int  # the number with which the fleet names it
     actor: Any
     call: Any  # the call of the Ray actor that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`

@@ -54,7 +54,6 @@ class RayActorHandle(ActorHandle):
         self._start, self._send = start, send
 
     def request_start(self) -> None:
-        """Tell the driver to start the actor."""
         self.sent = True
         self._send(self._start)
 

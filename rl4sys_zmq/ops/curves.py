@@ -72,12 +72,10 @@ class _ClientCurve:
         return at - self.began_s
 
     def pause(self, pause_s: float) -> None:
-        """Leave out a time during which no learner ran."""
         if self.began_s is not None:
             self.began_s += pause_s
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Add one record of the log."""
         match record["event"]:
             case "actor_joined":
                 self.seconds(record["t"])

@@ -53,8 +53,6 @@ BEACON_WAIT_S = 2 * BEACON_S
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The result of one stage."""
-
     stage: str
     state: str  # ``ok``, ``FAIL``, ``skipped`` or ``not reached``
     text: str = ""  # the result, or the cause of a failure

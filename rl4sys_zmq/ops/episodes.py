@@ -59,8 +59,6 @@ def mask_in(info: Mapping[str, Any], layout: ActionLayout) -> Any:
 
 
 class _Step(NamedTuple):
-    """An action, with what follows it."""
-
     action: Any
     observation: Any
     reward: float
@@ -69,7 +67,6 @@ class _Step(NamedTuple):
 
 
 def _steps(agent: FrozenAgent, env: Any, seed: int, layout: ActionLayout, check: Callable[[], None] | None) -> Iterator[_Step]:
-    """Play one episode."""
     observation, info = env.reset(seed=seed)
     traj, length, ended = None, 0, False
     while not ended:

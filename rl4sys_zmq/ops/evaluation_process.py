@@ -49,7 +49,6 @@ def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Answer requests until the socket is closed."""
     begin_child(signal.SIGINT, signal.SIGTERM)  # the learner closes the socket to end this process
     _guard = end_group_with_process()
     os.nice(NICENESS)

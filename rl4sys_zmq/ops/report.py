@@ -91,7 +91,6 @@ def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _whole(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about the learner as a whole."""
     if journal := report.get("journal"):
         limit = f" of {byte_text(journal['max_bytes'])}" if journal["max_bytes"] else ""
         kind = "on disk" if journal["durable"] else "in memory: untrained data is lost when the process ends"

@@ -47,8 +47,6 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(slots=True)
 class _EnvSlot:
-    """One environment of the server."""
-
     env: Env
     pending: str = "it has not been reset"  # the reason why the environment must be reset before the next step, or ""
     token: int = 0  # that of the lease of the last caller
@@ -214,7 +212,6 @@ class GymEnvServer(Resource):
                 closing.callback(slot.env.close)
 
     def _describe(self, env: Env, lease_s: float) -> Tree:
-        """Return the reply of ``describe``."""
         spec = env.spec
         metadata, _ = drop_unsupported(dict(env.metadata), "metadata", 1)
         modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]

@@ -51,7 +51,6 @@ class LeaseTable:
 
     @property
     def in_use(self) -> bool:
-        """True while a call of any caller runs."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
     def holders(self) -> list[ServerEnvironmentLease | None]:
@@ -108,7 +107,6 @@ class LeaseTable:
                     self._end(lease)
 
     def renew(self, token: int, now: float | None = None) -> bool:
-        """Renew a lease. Return False if there is none with this token."""
         with self._lock:
             lease = self._held(token)
             if lease is None:

@@ -176,7 +176,6 @@ class StoreInserter:
         }
 
     def _fill(self, updates: list[JournaledItems]) -> None:
-        """Insert the items of journal entries that the store lacks, and empty the list."""
         for update in updates:
             items, place = update.items, update.place
             if place.lineage == self.store.lineage:

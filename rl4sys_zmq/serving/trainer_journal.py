@@ -45,8 +45,6 @@ class NextItemPosition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournaledItems:
-    """Items that one trainer client sent to one data store of the server."""
-
     store: str
     stream: StreamKey
     first_id: int  # number of the first item in the trainer client's data store

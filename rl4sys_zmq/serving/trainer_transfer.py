@@ -149,12 +149,10 @@ class StoreUploadState:
         self.items = 0  # number of items to read for the next message. 0 before the first
 
     def latest(self) -> int:
-        """Return the number of the store's newest item."""
         with _as_store_error(self.store):
             return self.store.latest_data_id()
 
     def read_after(self, from_id: int) -> tuple[int, list[Any]]:
-        """Read the items for one message."""
         with _as_store_error(self.store):
             if not self.items:
                 _, one = self.store.read_after(from_id, 1)

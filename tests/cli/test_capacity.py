@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rl4sys_zmq.capacity import RECORDED, Measured, write_constants
 from rl4sys_zmq.capacity import measure as measuring
+from rl4sys_zmq.capacity.constants import RECORDED, Measured, write_constants
 from rl4sys_zmq.capacity.harness import SMALL
 from rl4sys_zmq.capacity.layout import HOW_TO
 from rl4sys_zmq.capacity.machine import machine_record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -82,8 +81,7 @@ def act(run: RunOptions) -> None:
         try:
             agent = RL4SysAgent(config=config, debug=run.debug)
         finally:
-            if not run.debug:
-                library.setLevel(level)
+            library.setLevel(level)
         output = _JsonOutput(agent, tally) if run.json else _TextOutput(agent, tally)
         flush_s = SIGNALLED_FLUSH_S
         try:
@@ -117,7 +115,6 @@ class _JsonOutput(Worker):
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         super().__init__("rl4sys-report")
         self._agent, self._tally = agent, tally
-        self._stopped = threading.Event()
 
     def begin(self, _what: str) -> None:
         self.start()
@@ -131,11 +128,8 @@ class _JsonOutput(Worker):
     def run(self) -> None:
         while True:
             self._print()
-            if self._stopped.wait(REPORT_S):
+            if self._stop_asked.wait(REPORT_S):
                 return
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def _print(self) -> None:
         stats, tally = self._agent.stats(), self._tally

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import os
-import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -148,19 +147,16 @@ class _Profiler(Resource):
 class _ProfilerThread(Worker):
     def __init__(self, profiler: _Profiler, process: Any) -> None:
         super().__init__(f"rl4sys-{type(profiler).__name__}")
-        self._profiler, self._process, self._stopped = profiler, process, threading.Event()
+        self._profiler, self._process = profiler, process
 
     def run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stop_asked.is_set():
             try:
                 self._profiler.record(self._process)
             except ConfigError as exc:
                 log.warning("%s ends: %s", self.name, exc)
                 return
-            self._stopped.wait(self._profiler.log_interval)
-
-    def stop(self) -> None:
-        self._stopped.set()
+            self._stop_asked.wait(self._profiler.log_interval)
 
 
 class MemoryProfiler(_Profiler):

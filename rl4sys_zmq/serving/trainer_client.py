@@ -445,24 +445,19 @@ class _UpdateThread(Worker):
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
         super().__init__(f"rl4sys-trainer-update-{client.name}")
         self._client, self._interval_s = client, interval_s
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Update until `stop`."""
         client = self._client
-        while not self._stopping.is_set():
+        while not self._stop_asked.is_set():
             try:
                 result = client._update_all()
             except RL4SysError as exc:
                 result = UpdateResult(error=exc)
-            if self._stopping.is_set():
+            if self._stop_asked.is_set():
                 return
             if result.error is not None:
                 client._failed("update", result.error)
             else:
                 client._conclude(result)
-            self._stopping.wait(self._interval_s)
-
-    def stop(self) -> None:
-        """End the thread. A running call ends when the client's connection closes."""
-        self._stopping.set()
+            self._stop_asked.wait(self._interval_s)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.capacity.constants import RECORDED, Constants, Measured, constants_path, read_constants, write_constants
-from rl4sys_zmq.capacity.layout import HOW_TO, Proposal, propose
-from rl4sys_zmq.capacity.resources import ResourceLoad, first_limit, predict
+from rl4sys_zmq.capacity.resources import HOW_TO, Proposal, ResourceLoad, first_limit, predict, propose
 from rl4sys_zmq.capacity.workload import Training, Workload
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.errors import ConfigError

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rl4sys_zmq.errors import AddressInUse, Closed, TransportError
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.testing.check_policy import require_refusal
 from rl4sys_zmq.transports import (
     LARGE_FRAME_BYTES,
     Address,
@@ -249,12 +250,7 @@ def an_address_is_bound_once(make: Make, via: Via) -> None:
     """Check that a second bind of an address fails without harm to the first, and that `close` frees the address at once."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
-        try:
-            Socket.router(router.bound).close()
-        except AddressInUse:
-            pass
-        else:
-            raise AssertionError(f"{router.bound} was bound twice")
+        require_refusal(AddressInUse, lambda: Socket.router(router.bound).close(), f"{router.bound} was bound twice")
         _send(dealer, [b"are you there?"])
         _recv(router)
         router.close()
@@ -283,8 +279,8 @@ def closing_is_final_and_repeatable(make: Make, via: Via) -> None:
             socket.close()
             socket.close()
             assert time.monotonic() - start < _PROMPT_S, "close waited"
-            _raises(Closed, socket.recv, "recv on a closed socket")
-        _raises(Closed, lambda: dealer.send([b"a"]), "send on a closed socket")
+            require_refusal(Closed, socket.recv, "recv on a closed socket did not raise Closed")
+        require_refusal(Closed, lambda: dealer.send([b"a"]), "send on a closed socket did not raise Closed")
 
 
 def other_threads_are_refused(make: Make, via: Via) -> None:
@@ -292,12 +288,16 @@ def other_threads_are_refused(make: Make, via: Via) -> None:
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         problems: list[AssertionError] = []
+        calls: dict[str, Callable[[], object]] = {
+            "send": lambda: dealer.send([b"x"]),
+            "recv": dealer.recv,
+            "close": dealer.close,
+        }
 
         def intrude() -> None:
             try:
-                _raises(TransportError, lambda: dealer.send([b"x"]), "send from another thread")
-                _raises(TransportError, dealer.recv, "recv from another thread")
-                _raises(TransportError, dealer.close, "close from another thread")
+                for name, call in calls.items():
+                    require_refusal(TransportError, call, f"{name} from another thread did not raise TransportError")
             except AssertionError as exc:
                 problems.append(exc)
 
@@ -391,11 +391,3 @@ def _eventually(condition: Callable[[], bool], complaint: str) -> None:
 def _same(got: Sequence[Frame], expected: Sequence[Frame]) -> None:
     left, right = [bytes(f) for f in got], [bytes(f) for f in expected]
     assert left == right, f"sent frames of {[len(f) for f in right]} bytes, received {[len(f) for f in left]} bytes"
-
-
-def _raises(kind: type[Exception], call: Callable[[], object], what: str) -> None:
-    try:
-        call()
-    except kind:
-        return
-    raise AssertionError(f"{what} did not raise {kind.__name__}")

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.capacity.constants import RECORDED, FanoutCost, IngressCost, fit_fanout, fit_ingress
-from rl4sys_zmq.capacity.layout import HOW_TO, propose
-from rl4sys_zmq.capacity.resources import ResourceLoad, first_limit, gradient_s, predict
+from rl4sys_zmq.capacity.resources import HOW_TO, ResourceLoad, first_limit, gradient_s, predict, propose
 from rl4sys_zmq.capacity.workload import Training, Workload, traffic
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.gateway import gateway

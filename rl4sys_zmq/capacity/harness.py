@@ -28,6 +28,12 @@ PATIENCE_S = 60.0
 """Longest time to wait for a child process, in seconds."""
 START_S = 20.0
 """Longest time until the first steps of senders arrive, in seconds."""
+SEED = 20_240_501
+UNLIMITED = (1 << 63) - 1
+POLL_S = 0.05
+AHEAD = 4
+"""Number of segments for which each of several actors requests credit in advance."""
+DEMAND = 1 << 50
 
 
 @contextlib.contextmanager
@@ -62,13 +68,6 @@ def senders(targets: Sequence[tuple[Callable[..., None], tuple[object, ...]]], s
         for process in running:
             process.terminate()
             process.join()
-
-
-SEED = 20_240_501
-UNLIMITED = (1 << 63) - 1
-POLL_S = 0.05
-AHEAD = 4
-"""Number of segments for which each of several actors requests credit in advance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +176,6 @@ class _Actor:
             want = min(UNLIMITED, end * self._kind.steps + self._ahead)
             self._dealer.send(encode(dataclasses.replace(self._ready, first_seq=self._seq, want_steps=want)))
             self._seq = end
-
-
-DEMAND = 1 << 50
 
 
 class UntrainedAlgorithm:

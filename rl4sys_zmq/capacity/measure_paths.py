@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 WARM_UP_S = 0.4
 COUNTING = "COUNTS"
+WALKING = "WALKS"
+STEP = 1e-3
+"""The largest change of a weight in an update, which changes all of them. They begin with a standard deviation of 0.1."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +150,6 @@ def wait_for(look: Callable[[], T]) -> T:
             raise TimeoutError(f"no steps arrived within {START_S:g} s; measure when the machine is less busy")
         time.sleep(0.01)
     return result
-
-
-WALKING = "WALKS"
-STEP = 1e-3
-"""The largest change of a weight in an update, which changes all of them. They begin with a standard deviation of 0.1."""
 
 
 class _WalkingAlgorithm(UntrainedAlgorithm):

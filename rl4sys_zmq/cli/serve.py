@@ -34,6 +34,12 @@ from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import raise_descriptor_limit
 
+log = get_logger(__name__)
+
+POLL_S = 0.25
+DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
+"""The open files of a learner: one connection of each actor for messages and one for weights, and files and other peers."""
+
 
 @contextmanager
 def fresh_run_dir(preferred: Path) -> Iterator[Path]:
@@ -74,36 +80,27 @@ def print_saved_at_stop(run_dir: Path | None, again: str = "the same command con
     try:
         yield
     except StopSignalReceived as exc:
-        for line in saved_lines(run_dir, str(exc), again):
-            print_line(line)
+        _print_saved(run_dir, str(exc), again)
         raise
 
 
-def saved_lines(run_dir: Path | None, signal: str, again: str) -> Iterator[str]:
-    """Yield lines about the newest checkpoint of each client in a run directory, and on how to continue."""
+def _print_saved(run_dir: Path | None, signal: str, again: str) -> None:
     if run_dir is None:
-        yield f"{signal}: the learner has ended; nothing was saved, because it had no run directory"
+        print_line(f"{signal}: the learner has ended; nothing was saved, because it had no run directory")
         return
-    yield f"{signal}: the learner has ended; files in {run_dir}"
+    print_line(f"{signal}: the learner has ended; files in {run_dir}")
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         try:
             newest = next(iter(CheckpointStore(folder).newest()), None)
             manifest = read_manifest(newest) if newest is not None else None
         except CheckpointError as exc:
-            yield f"  {exc}"
+            print_line(f"  {exc}")
             continue
         if manifest is not None:
             counts = f"version {manifest.version:,}, {manifest.steps:,} steps, {manifest.episodes:,} episodes"
-            yield f"  {manifest.client_id}: checkpoint {manifest.number:,} with {counts}"
+            print_line(f"  {manifest.client_id}: checkpoint {manifest.number:,} with {counts}")
     if (run_dir / JOURNAL).exists():
-        yield f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {again}"
-
-
-log = get_logger(__name__)
-
-POLL_S = 0.25
-DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
-"""The open files of a learner: one connection of each actor for messages and one for weights, and files and other peers."""
+        print_line(f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {again}")
 
 
 def serve(

@@ -24,6 +24,7 @@ from rl4sys_zmq.security import read_user_keys
 
 WATCH_S = 1.0
 CLEAR = "\x1b[H\x1b[J"
+WIDTH = max(map(len, STAGES))
 
 
 def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> dict[str, Any]:
@@ -91,9 +92,6 @@ def _free_name(path: Path) -> Path:
     """Return the first of ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(free for free in itertools.chain([path], others) if not free.exists())
-
-
-WIDTH = max(map(len, STAGES))
 
 
 def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s: float) -> int:

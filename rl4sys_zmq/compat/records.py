@@ -19,6 +19,8 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
 
+log = get_logger(__name__)
+
 
 class SampleFile:
     """A new CSV file in a folder that is named after the time. It is open only while a row is written.
@@ -79,9 +81,6 @@ def compute_field_statistics(summaries: Iterable[Mapping[str, float]]) -> dict[s
         for key, value in summary.items():
             values.setdefault(key, []).append(float(value))
     return {key: (float(np.mean(samples)), float(np.std(samples))) for key, samples in values.items()}
-
-
-log = get_logger(__name__)
 
 
 class _Profiler(Resource):

@@ -26,6 +26,13 @@ from rl4sys_zmq.transports import (
     read_subscription,
 )
 
+Make = Callable[[], str]
+Via = Callable[[str], str]
+_BODY = bytes(range(256)) * 256  # 64 KiB
+_PATIENCE_S = 20.0
+_PROMPT_S = 2.0  # a call that takes longer has blocked, even on a busy machine
+_MANY_SENDS = 20_000
+
 
 def fresh_address(scheme: str, folder: str | Path) -> str:
     """Return an address that a test can bind: tcp port 0, for which the system picks a free port, or a unique name.
@@ -68,15 +75,6 @@ class TransportUnderTest(Resource):
 
     def __repr__(self) -> str:
         return f"<transport {self.scheme}>"
-
-
-Make = Callable[[], str]
-Via = Callable[[str], str]
-
-_BODY = bytes(range(256)) * 256  # 64 KiB
-_PATIENCE_S = 20.0
-_PROMPT_S = 2.0  # a call that takes longer has blocked, even on a busy machine
-_MANY_SENDS = 20_000
 
 
 def check_transport(make: Make, *, via: Via = str) -> None:

@@ -45,13 +45,7 @@ class FanoutCost:
     sent_byte_s: float  # per byte that is sent to one actor
 
     def seconds(self, model_bytes: float, update_bytes: float, actors: float) -> float:
-        """Return the time of one version, in seconds: ``version_s + model_bytes * model_byte_s + actors * (...)``.
-
-        Args:
-            model_bytes: Size of the weights in float32.
-            update_bytes: Size of the message to each actor.
-            actors: Number of actors that receive it.
-        """
+        """Return the time of one version in seconds. `model_bytes` is the size in float32, `update_bytes` that of a message."""
         here = self.version_s + model_bytes * self.model_byte_s
         return here + actors * (self.actor_s + update_bytes * self.sent_byte_s)
 
@@ -146,11 +140,7 @@ def constants_path() -> Path:
 
 
 def write_constants(path: Path, measured: Measured) -> None:
-    """Write constants and the description of their machine to a file with mode 0600. An existing file is replaced as a whole.
-
-    Raises:
-        ConfigError: If the file cannot be written.
-    """
+    """Write constants and the description of their machine to a file with mode 0600. An existing file is replaced as a whole."""
     document = {"format": FORMAT, "machine": dict(measured.machine), "constants": asdict(measured.constants)}
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
@@ -162,11 +152,7 @@ def write_constants(path: Path, measured: Measured) -> None:
 
 
 def read_constants(path: Path) -> Measured:
-    """Read the constants that `write_constants` wrote.
-
-    Raises:
-        ConfigError: If the file cannot be read, is of another version, or has a number that is not finite or is negative.
-    """
+    """Read the constants that `write_constants` wrote."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path} has more than {MAX_BYTES} bytes; {_REMEDY}", key="constants")

@@ -34,13 +34,7 @@ PrintLine = Callable[[str], None]
 
 
 def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> Measured:
-    """Measure all constants on this machine.
-
-    Args:
-        say: Prints a line.
-        seconds: Duration of each measurement of a loop.
-        versions: Number of versions in each measurement of the weights.
-    """
+    """Measure all constants on this machine: each loop for `seconds`, and each publication of weights `versions` times."""
     say("the way of data into the learner")
     in_memory = [_case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
     durable = {}

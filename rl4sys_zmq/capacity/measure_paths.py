@@ -58,16 +58,9 @@ def measure_ingress(
     fsync: str = "",
     folder: Path | None = None,
 ) -> IngressMeasurement:
-    """Measure the steps per second that a learner receives from several sending processes.
+    """Measure the steps per second that a learner receives from several sending processes, each with a number of actors.
 
-    Args:
-        kind: The kind of trajectory to send.
-        batch: Number of trajectories in a message.
-        seconds: Duration of the measurement.
-        processes: Number of sending processes.
-        actors: Number of actors in each of them.
-        fsync: The option ``fsync`` of a journal on disk. Empty: in memory.
-        folder: Folder for the run directory. None: the temporary folder.
+    A message has `batch` trajectories. `fsync` is the option of a journal on disk, or "" for a journal in memory.
     """
     keep_freed_memory()
     made: list[UntrainedAlgorithm] = []

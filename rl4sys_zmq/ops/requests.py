@@ -36,24 +36,19 @@ T = TypeVar("T")
 
 
 def request_status(address: str, timeout_s: float, keys: UserKeys | None = None) -> dict[str, Any]:
-    answer = _request(address, StatusRequest(), timeout_s, keys)
-    if not isinstance(answer, StatusReply):
-        raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
-    if limited := answer.report.get("limited"):
+    report = _request(address, StatusRequest(), StatusReply, timeout_s, keys).report
+    if limited := report.get("limited"):
         raise ProtocolError(RefusalReason.FORBIDDEN, str(limited))
-    return answer.report
+    return report
 
 
 def request_command(
     address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
 ) -> OperatorCommandDone:
-    answer = _request(address, command, timeout_s, keys)
-    if not isinstance(answer, OperatorCommandDone):
-        raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a command was a {type(answer).__name__}")
-    return answer
+    return _request(address, command, OperatorCommandDone, timeout_s, keys)
 
 
-def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: float, keys: UserKeys | None) -> Message:
+def _request(address: str, message: StatusRequest | OperatorCommand, kind: type[T], timeout_s: float, keys: UserKeys | None) -> T:
     """Send a message on a new connection, and return the reply. Raise an exception for a refusal."""
     timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
@@ -86,8 +81,10 @@ def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: 
     with Socket.dealer(parsed, secure=curve_client(keys) if keys is not None else None, watch=True) as dealer:
         dealer.send(encode(message))
         answer = cast(Message | None, until(look, timeout_s, dealer))  # mypy joins a union of many to object
-    if answer is not None:
+    if isinstance(answer, kind):
         return answer
+    if answer is not None:
+        raise ProtocolError(RefusalReason.DIRECTION, f"the reply to {what} was a {type(answer).__name__}")
     hint = hint or explain_silence(uri, has_keys=keys is not None) or "check that it runs and that the address is correct"
     raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -345,20 +345,6 @@ HEADINGS = (
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
-
-
-def text_table(rows: Sequence[ClientStatusRow]) -> list[str]:
-    """Return the table of clients as lines of aligned text, then a line for each error."""
-    table = [HEADINGS, *(row.cells() for row in rows)]
-    widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
-    left = 3  # names are aligned to the left, numbers to the right
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in table
-    ]
-    return [*lines, *(f"{row.client_id}: {row.error}" for row in rows if row.error)]
 
 
 def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:

@@ -113,7 +113,8 @@ class ActionConfig:
         if not isinstance(self.version, str):
             raise ConfigError(f"version is {self.version!r}; expected a string", key="version")
         object.__setattr__(self, "timeout_s", check_value("timeout_s", self.timeout_s, CALL_TIMEOUT_S))
-        self.bind_address(), self.broadcast_address()  # raise here if one is invalid
+        self.bind_address()  # raises here if it is invalid
+        self.broadcast_address()
         if not isinstance(self.image_codecs, Mapping):
             raise ConfigError(f"image_codecs is {self.image_codecs!r:.60}, not a map of keys to codecs", key="image_codecs")
         object.__setattr__(self, "image_codecs", {key: _codec(key, codec) for key, codec in self.image_codecs.items()})

@@ -21,11 +21,11 @@ import numpy as np
 
 from bench.pairs import spread
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.capacity.harness import child
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.processes import child
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 CLIENTS = tuple(f"client{number}" for number in range(4))

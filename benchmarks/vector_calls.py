@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 
 from rl4sys_zmq.serving import GymEnvServer, RemoteVectorEnv
-from rl4sys_zmq.serving.env_lease import EnvLease
+from rl4sys_zmq.serving.remote_env import EnvLease
 
 COUNT, PAIRS, SECONDS = 4, 5, 0.6
 

@@ -58,7 +58,7 @@ class Resource(ABC):
 
 
 class Worker(ABC):
-    """A named daemon thread that stores the exception that ended it. Subclasses define `run` and `stop`.
+    """A named daemon thread that stores the exception that ended it. Subclasses define `run`, and `stop` if it has to do more.
 
     The creator of the thread calls `start`, and later `stop` and `join`. An exception in `run` is stored in `error`, logged once,
     and passed to `on_death` in the same thread.
@@ -71,15 +71,16 @@ class Worker(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.error: BaseException | None = None
+        self._stop_asked = threading.Event()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     @abstractmethod
     def run(self) -> None:
         """Do the work of the thread. This method must return soon after `stop` is called."""
 
-    @abstractmethod
     def stop(self) -> None:
-        """Make `run` return soon. Any thread can call this, more than once."""
+        """Make `run` return soon. Any thread can call this, more than once. By default this sets the event `_stop_asked`."""
+        self._stop_asked.set()
 
     def on_death(self, error: BaseException) -> None:
         """React to an exception that ended `run`, in the same thread. By default this does nothing."""

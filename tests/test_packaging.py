@@ -22,7 +22,7 @@ PACKAGE = Path(rl4sys_zmq.__file__).parent
 ROOT = PACKAGE.parent
 
 TEST_TOOLS = {
-    *("addresses", "chaos", "chaos_loop", "check_algorithm", "check_data_store", "check_policy", "check_transport", "fakes"),
+    *("chaos", "check_algorithm", "check_data_store", "check_policy", "check_transport", "fakes"),
     *("hidden_velocities", "plugin"),
 }
 """The modules of `testing`, which users use in their tests. Helpers for the tests of delivery are in tests/."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rl4sys_zmq.capacity import Constants, ResourceLoad, Traffic, Workload, traffic
-from rl4sys_zmq.capacity.measure_fanout import measure_fanout, policy_bytes
-from rl4sys_zmq.capacity.measure_ingress import measure_ingress
-from rl4sys_zmq.capacity.resources import fanout, ingress, journal
-from rl4sys_zmq.capacity.senders import P1, SEED, SMALL, TrajectoryKind
+from rl4sys_zmq.capacity.constants import Constants
+from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind
+from rl4sys_zmq.capacity.measure_paths import measure_fanout, measure_ingress, policy_bytes
+from rl4sys_zmq.capacity.resources import ResourceLoad, fanout, ingress, journal
+from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
 from rl4sys_zmq.values import BoxSpace
 
 __all__ = ["SETUPS", "MeasuredSetup", "Setup", "measure_setup", "predicted_rate"]

@@ -15,8 +15,8 @@ import numpy as np
 import zmq
 
 from bench.pairs import PairedFigures, measure_pairs
-from rl4sys_zmq.capacity.measure_fanout import follow_versions, measure_fanout, policy_bytes
-from rl4sys_zmq.capacity.processes import PATIENCE_S, child
+from rl4sys_zmq.capacity.harness import PATIENCE_S, child
+from rl4sys_zmq.capacity.measure_paths import follow_versions, measure_fanout, policy_bytes
 
 __all__ = ["CASES", "LEVELS", "compare_fanout"]
 

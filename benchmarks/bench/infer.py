@@ -27,7 +27,7 @@ import zmq
 from numpy.typing import NDArray
 
 from bench.pairs import PairedFigures, measure_pairs
-from rl4sys_zmq.capacity.processes import PATIENCE_S, child
+from rl4sys_zmq.capacity.harness import PATIENCE_S, child
 from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer
 
 __all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "BenchPolicy", "measure_calls", "measure_round_trip"]

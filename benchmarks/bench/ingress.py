@@ -1,4 +1,4 @@
-"""The reference for receiving trajectories: a plain ROUTER loop, beside `rl4sys_zmq.capacity.measure_ingress`."""
+"""The reference for receiving trajectories: a plain ROUTER loop, beside `rl4sys_zmq.capacity.measure_paths`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import zmq
 
-from rl4sys_zmq.capacity.measure_ingress import IngressMeasurement, measure, wait_for
-from rl4sys_zmq.capacity.processes import senders
-from rl4sys_zmq.capacity.senders import P1, SEED, TrajectoryKind, body_bytes
+from rl4sys_zmq.capacity.harness import P1, SEED, TrajectoryKind, body_bytes, senders
+from rl4sys_zmq.capacity.measure_paths import IngressMeasurement, measure, wait_for
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 __all__ = ["PAYLOADS", "bytes_per_item", "raw"]

@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, run_peer
 from bench.ppo_versions import own_pairs
 from bench.step import UNITS, measure_recurrent_step, measure_step
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.measure_ingress import append_rate, measure_ingress
+from rl4sys_zmq.capacity.measure_paths import append_rate, measure_ingress
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 
 __all__ = ["QUESTIONS", "BenchOptions", "measure", "script"]

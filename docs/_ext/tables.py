@@ -25,6 +25,7 @@ from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayCon
 from rl4sys_zmq.config.options import OBSERVATION_SPACE, SPACE, InvalidValue
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.like import our_name
+from rl4sys_zmq.resource import Resource
 
 __all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "like", "options", "parameters"]
 
@@ -156,6 +157,9 @@ def api(module_name: str) -> str:
             signature = "(**options)" if issubclass(found, CONFIGURATIONS) else ""
             kind = "autoexception" if issubclass(found, Exception) else "autoclass"
             lines += [f".. {kind}:: {module_name}.{name}{signature}", "   :members:"]
+            if not issubclass(found, Exception) and _is_internal(found.__mro__[1]):  # describe its methods here
+                described = next(base for base in found.__mro__[1:] if not _is_internal(base))
+                lines.append(f"   :inherited-members: {described.__name__}")
             lines += [""] if found.__bases__ == (object,) else ["   :show-inheritance:", ""]
         elif inspect.isroutine(found):
             lines += [f".. autofunction:: {module_name}.{name}", ""]
@@ -163,6 +167,12 @@ def api(module_name: str) -> str:
             doc = _data_docs().get(name) or f"``{found!r}``"
             lines += [f".. py:data:: {name}", f"   :module: {module_name}", "", f"   {doc}", ""]
     return "\n".join([*lines, "```", ""])
+
+
+def _is_internal(cls: type[Any]) -> bool:
+    """Return True for a base class of this package that no page describes."""
+    own = cls.__module__.startswith("rl4sys_zmq") and cls is not Resource
+    return own and not any(getattr(importlib.import_module(module), cls.__name__, None) is cls for module in PUBLIC)
 
 
 def _home(name: str, found: object) -> str:

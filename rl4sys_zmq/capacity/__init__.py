@@ -1,37 +1,10 @@
 """Predictions of the load of a learner, from constants that were measured on a machine.
 
-- `Workload`: the planned actors, segments, weights and options. `traffic`: its messages and bytes per second.
-- `Constants`: the measured times. `read_constants` and `write_constants` keep them in a file of the user.
-- `predict`: the load of each resource (`ResourceLoad`), such as the interpreter, the journal, memory and network.
-- `propose`: the layout that would carry a load beyond one process.
+- `workload`: the planned actors, segments, weights and options (`Workload`), and its messages and bytes per second (`traffic`).
+- `constants`: the measured times (`Constants`), and a file of the user that keeps them.
+- `resources`: the load of each resource (`predict`), such as the interpreter, the journal, memory and network, and the layout
+  that would carry a load beyond one process (`propose`).
+- `measure`: the measurement of the constants, with `measure_paths` and `harness`.
 
-All of these but the functions for the file are pure. `rl4sys_zmq.capacity.measure` measures the constants.
+All but the functions for the file and the measurements are pure.
 """
-
-from __future__ import annotations
-
-from rl4sys_zmq.capacity.constants import RECORDED, Constants, FanoutCost, IngressCost, Measured
-from rl4sys_zmq.capacity.files import constants_path, read_constants, write_constants
-from rl4sys_zmq.capacity.layout import Proposal, propose
-from rl4sys_zmq.capacity.resources import ResourceLoad, first_limit, predict
-from rl4sys_zmq.capacity.workload import Traffic, Training, Workload, traffic
-
-__all__ = [
-    "RECORDED",
-    "Constants",
-    "FanoutCost",
-    "IngressCost",
-    "Measured",
-    "Proposal",
-    "ResourceLoad",
-    "Traffic",
-    "Training",
-    "Workload",
-    "constants_path",
-    "first_limit",
-    "predict",
-    "propose",
-    "read_constants",
-    "traffic",
-    "write_constants",
-]

@@ -1,12 +1,25 @@
-"""The measured times and sizes from which a load is predicted, and the values recorded with this package."""
+"""The measured times and sizes from which a load is predicted: the recorded values, and the file of those of this machine."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.private import make_private, write_private
+
+FORMAT = 1
+FSYNC = ("normal", "always")
+INGRESS_COSTS = ("ingress", "gateway", "trainer", "processor")
+MAX_BYTES = 1 << 20
+_REMEDY = "run rl4sys-learner capacity --measure again, or remove the file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,84 +37,48 @@ class IngressCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutCost:
-    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds.
+    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds."""
 
-    Attributes:
-        version_s: Per version.
-        actor_s: Per version and actor.
-        model_byte_s: Per byte of the weights: copying, checksums.
-        sent_byte_s: Per byte that is sent to one actor.
-    """
-
-    version_s: float
-    actor_s: float
-    model_byte_s: float
-    sent_byte_s: float
+    version_s: float  # per version
+    actor_s: float  # per version and actor
+    model_byte_s: float  # per byte of the weights: copying, checksums
+    sent_byte_s: float  # per byte that is sent to one actor
 
     def seconds(self, model_bytes: float, update_bytes: float, actors: float) -> float:
-        """Return the time of one version, in seconds: ``version_s + model_bytes * model_byte_s + actors * (...)``.
-
-        Args:
-            model_bytes: Size of the weights in float32.
-            update_bytes: Size of the message to each actor.
-            actors: Number of actors that receive it.
-        """
+        """Return the time of one version in seconds. `model_bytes` is the size in float32, `update_bytes` that of a message."""
         here = self.version_s + model_bytes * self.model_byte_s
         return here + actors * (self.actor_s + update_bytes * self.sent_byte_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """The constants of the predictions. All times are in seconds, all sizes in bytes.
+    """The constants of the predictions. All times are in seconds, all sizes in bytes."""
 
-    Attributes:
-        ingress: Wall time of the whole way of a message in memory, at saturation: gateway, learner thread, and their switches
-            of the interpreter lock.
-        gateway: CPU time of the gateway for a message.
-        trainer: CPU time of the learner thread for a message, without training.
-        processor: CPU time of the learner's process for a message, over all threads.
-        durable: As `ingress`, with the journal on disk, by value of the option ``fsync``.
-        commit_s: One write and flush of a small message to the disk.
-        fanout: A version of the weights.
-        encode_byte_s: The encoding of a diff at level 1, per byte of the weights.
-        diff_ratio: Size of the weights divided by that of a diff at level 1.
-        gradient_s: A gradient step of PPO, besides `gradient_unit_s`.
-        gradient_unit_s: A gradient step per parameter of the policy and row of the minibatch.
-        all_reduce_s: The sum of a small gradient over two processes. Not measured here, as all that follow.
-        crypt_message_s, crypt_byte_s: The encryption of a message, and of a byte.
-        connection_bytes: Memory of a bare ROUTER and XPUB for the two connections of an actor.
-        session_bytes: Memory of the learner's records for a resting actor.
-        learner_bytes: Memory of a learner process with torch and without actors.
-    """
-
+    # wall time of the whole way of a message in memory, at saturation: gateway, learner thread, and their switches of the
+    # interpreter lock
     ingress: IngressCost
-    gateway: IngressCost
-    trainer: IngressCost
-    processor: IngressCost
-    durable: Mapping[str, IngressCost]
-    commit_s: float
-    fanout: FanoutCost
-    encode_byte_s: float
-    diff_ratio: float
-    gradient_s: float
-    gradient_unit_s: float
-    all_reduce_s: float = 3.5e-3
-    crypt_message_s: float = 2.5e-6
-    crypt_byte_s: float = 2e-9
-    connection_bytes: float = 53e3
-    session_bytes: float = 6.5e3
-    learner_bytes: float = 250e6
+    gateway: IngressCost  # CPU time of the gateway for a message
+    trainer: IngressCost  # CPU time of the learner thread for a message, without training
+    processor: IngressCost  # CPU time of the learner's process for a message, over all threads
+    durable: Mapping[str, IngressCost]  # as `ingress`, with the journal on disk, by value of the option ``fsync``
+    commit_s: float  # one write and flush of a small message to the disk
+    fanout: FanoutCost  # a version of the weights
+    encode_byte_s: float  # the encoding of a diff at level 1, per byte of the weights
+    diff_ratio: float  # size of the weights divided by that of a diff at level 1
+    gradient_s: float  # a gradient step of PPO, besides `gradient_unit_s`
+    gradient_unit_s: float  # a gradient step per parameter of the policy and row of the minibatch
+    all_reduce_s: float = 3.5e-3  # the sum of a small gradient over two processes. Not measured here, as all that follow
+    crypt_message_s: float = 2.5e-6  # the encryption of a message
+    crypt_byte_s: float = 2e-9  # the encryption of a byte
+    connection_bytes: float = 53e3  # memory of a bare ROUTER and XPUB for the two connections of an actor
+    session_bytes: float = 6.5e3  # memory of the learner's records for a resting actor
+    learner_bytes: float = 250e6  # memory of a learner process with torch and without actors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Constants with their origin.
-
-    Attributes:
-        machine: The result of `machine_record`; empty if the constants were not measured here.
-    """
-
     constants: Constants
+    # the result of `machine_record`; empty if the constants were not measured here
     machine: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -154,3 +131,63 @@ RECORDED = Constants(
     gradient_unit_s=0.2e-9,
 )
 """Constants of a machine with two cores, used until ``rl4sys-learner capacity --measure`` has measured this one."""
+
+
+def constants_path() -> Path:
+    """Return the file of the user for the constants: ``capacity.json`` in the folder for caches, in ``rl4sys_zmq``."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rl4sys_zmq" / "capacity.json"
+
+
+def write_constants(path: Path, measured: Measured) -> None:
+    """Write constants and the description of their machine to a file with mode 0600. An existing file is replaced as a whole."""
+    document = {"format": FORMAT, "machine": dict(measured.machine), "constants": asdict(measured.constants)}
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        make_private(path.parent)
+        write_private(new, json.dumps(document, indent=2).encode() + b"\n")
+        new.replace(path)
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be written ({exc.strerror}); give --constants FILE", key="constants") from exc
+
+
+def read_constants(path: Path) -> Measured:
+    """Read the constants that `write_constants` wrote."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes; {_REMEDY}", key="constants")
+        document = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read ({exc.strerror}); {_REMEDY}", key="constants") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"{path} is not JSON ({exc}); {_REMEDY}", key="constants") from exc
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ConfigError(f"{path} was not written by this version; {_REMEDY}", key="constants")
+    try:
+        constants = document["constants"]
+        return Measured(constants=_constants(constants), machine=dict(document["machine"]))
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"{path} lacks a constant, or has one that is not a number ({exc}); {_REMEDY}", key="constants"
+        ) from exc
+
+
+def _constants(document: Mapping[str, Any]) -> Constants:
+    values: dict[str, Any] = {
+        "fanout": _group(FanoutCost, document["fanout"]),
+        "durable": {name: _group(IngressCost, document["durable"][name]) for name in FSYNC},
+    }
+    for name in (each.name for each in fields(Constants) if each.name not in values):
+        value = document[name]
+        values[name] = _group(IngressCost, value) if name in INGRESS_COSTS else _number(value)
+    return Constants(**values)
+
+
+def _group(kind: Any, document: Mapping[str, Any]) -> Any:
+    return kind(**{each.name: _number(document[each.name]) for each in fields(kind)})
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is not a finite number of 0 or more")
+    return float(value)

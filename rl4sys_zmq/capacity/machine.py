@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["machine_record"]
-
 PACKAGES = ("rl4sys-zmq", "numpy", "pyzmq", "msgpack", "gymnasium", "torch")
 
 

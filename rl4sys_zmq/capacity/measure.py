@@ -10,14 +10,11 @@ import numpy as np
 
 from rl4sys_zmq.algorithms import make_algorithm
 from rl4sys_zmq.capacity.constants import Constants, Measured, fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.measure_fanout import measure_fanout, policy_bytes
-from rl4sys_zmq.capacity.measure_ingress import IngressMeasurement, append_rate, measure_ingress
-from rl4sys_zmq.capacity.senders import P1, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
+from rl4sys_zmq.capacity.measure_paths import IngressMeasurement, append_rate, measure_fanout, measure_ingress, policy_bytes
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import HEADER_BYTES, EncodingOptions, WireDtype, digest, encode_update
-
-__all__ = ["measure_constants"]
 
 SIMULATED = 32
 """Number of actors for the cost of a message: so many that each gets an acknowledgement for each of its messages."""
@@ -37,13 +34,7 @@ PrintLine = Callable[[str], None]
 
 
 def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> Measured:
-    """Measure all constants on this machine.
-
-    Args:
-        say: Prints a line.
-        seconds: Duration of each measurement of a loop.
-        versions: Number of versions in each measurement of the weights.
-    """
+    """Measure all constants on this machine: each loop for `seconds`, and each publication of weights `versions` times."""
     say("the way of data into the learner")
     in_memory = [_case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
     durable = {}
@@ -76,15 +67,9 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One measurement of messages.
-
-    Attributes:
-        amounts: Number of messages, segments and bytes of a message: the first two are 1 and the size of its batch.
-        seconds: Time of a message.
-    """
-
+    # number of messages, segments and bytes of a message: the first two are 1 and the size of its batch
     amounts: tuple[float, float, float]
-    seconds: float
+    seconds: float  # time of a message
     measured: IngressMeasurement
 
 

@@ -21,65 +21,44 @@ UPDATE_HEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The gradient steps of one client.
+    """The gradient steps of one client."""
 
-    Attributes:
-        algorithm: For the output.
-        gradients_per_step: Gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps of a unit of
-            training / train frequency.
-        minibatch: Rows of a gradient step.
-        replay_steps: Transitions in memory. 0 without a replay.
-        learners: Processes that share each gradient step.
-    """
-
-    algorithm: str
+    algorithm: str  # for the output
+    # gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps / train frequency
     gradients_per_step: float
-    minibatch: int
-    replay_steps: int = 0
-    learners: int = 1
+    minibatch: int  # rows of a gradient step
+    replay_steps: int = 0  # transitions in memory. 0 without a replay
+    learners: int = 1  # processes that share each gradient step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A planned load: actors, the data that they send, the weights that they receive, and the limits of the machine.
 
-    Attributes:
-        actors: Of all clients together.
-        steps_per_s: Environment steps per second of each actor.
-        model_bytes: Size of a policy's weights in float32.
-        publish_per_s: Versions of the weights per second that each client publishes.
-        weights_level, fsync, journal_max_bytes, checkpoint_every_s: The options of these names.
-        journal: True if the learner records accepted segments on disk.
-        keys: True if connections are encrypted.
-        training: The gradient steps of a client; None to leave training out.
-        memory_bytes: Memory that the learner can use.
-        descriptors: Largest number of open files of the learner's process.
-        bandwidth_bits_s: Speed of the learner's network link in each direction; None to leave it out.
-
     Raises:
         ConfigError: If a number is out of range.
     """
 
-    actors: int
-    steps_per_s: float
-    model_bytes: int
+    actors: int  # of all clients together
+    steps_per_s: float  # environment steps per second of each actor
+    model_bytes: int  # size of a policy's weights in float32
     observation_bytes: int = 32
     action_bytes: int = 8
     segment_steps: int = 128
     segments_per_message: int = 1
-    publish_per_s: float = 1.0
-    weights_level: int = 1
+    publish_per_s: float = 1.0  # versions of the weights per second that each client publishes
+    weights_level: int = 1  # the option of this name, as `fsync`, `journal_max_bytes` and `checkpoint_every_s`
     clients: int = 1
-    journal: bool = True
+    journal: bool = True  # True if the learner records accepted segments on disk
     fsync: str = "normal"
     journal_max_bytes: int = 4 << 30
     checkpoint_every_s: float = 10.0
-    keys: bool = False
-    training: Training | None = None
+    keys: bool = False  # True if connections are encrypted
+    training: Training | None = None  # the gradient steps of a client; None to leave training out
     cores: int = 2
-    memory_bytes: int = 8 << 30
-    descriptors: int = 20_000
-    bandwidth_bits_s: float | None = None
+    memory_bytes: int = 8 << 30  # memory that the learner can use
+    descriptors: int = 20_000  # largest number of open files of the learner's process
+    bandwidth_bits_s: float | None = None  # of the learner's network link in each direction; None to leave it out
 
     def __post_init__(self) -> None:
         least = {
@@ -112,27 +91,18 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages and bytes per second of a workload. All rates are of the whole learner.
-
-    Attributes:
-        messages_s: Messages with segments.
-        heartbeats_s: An actor sends one when it has sent nothing else for `HEARTBEAT_S`.
-        data_bytes_s: Of all messages with segments.
-        versions_s: Versions of all clients' weights.
-        update_bytes: Size of one update of the weights.
-        updates_s: Updates to all actors together.
-    """
+    """The messages and bytes per second of a workload. All rates are of the whole learner."""
 
     steps_s: float
     segments_s: float
-    messages_s: float
-    heartbeats_s: float
+    messages_s: float  # messages with segments
+    heartbeats_s: float  # an actor sends one when it has sent nothing else for `HEARTBEAT_S`
     segment_bytes: float
-    data_bytes_s: float
+    data_bytes_s: float  # of all messages with segments
     received_bytes_s: float
-    versions_s: float
-    update_bytes: float
-    updates_s: float
+    versions_s: float  # versions of all clients' weights
+    update_bytes: float  # size of one update of the weights
+    updates_s: float  # updates to all actors together
     sent_bytes_s: float
 
 

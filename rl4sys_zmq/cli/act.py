@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.fleet.engine import REPORT_S, ActorReport
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.ops.episodes import make_environment, mask_in
 from rl4sys_zmq.plugins import import_plugins
@@ -43,8 +42,6 @@ CHECK_STEPS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of ``rl4sys-actor run``; see its help."""
-
     env_id: str
     learner: str | None
     client_id: str | None
@@ -74,7 +71,7 @@ def act(run: RunOptions) -> None:
     if run.exit_with_stdin:
         end_with_stdin(lambda line: tally.drain() if line == "drain" else None)
     seeds = np.random.SeedSequence(run.seed).spawn(2)
-    envs = make_environments(run.env_id, run.num_envs)
+    envs = [make_environment({"id": run.env_id}) for _ in range(run.num_envs)]
     try:
         config = agent_config(run, envs[0], _number(seeds[0]))
         library = logging.getLogger("rl4sys_zmq")
@@ -84,8 +81,7 @@ def act(run: RunOptions) -> None:
         try:
             agent = RL4SysAgent(config=config, debug=run.debug)
         finally:
-            if not run.debug:
-                library.setLevel(level)
+            library.setLevel(level)
         output = _JsonOutput(agent, tally) if run.json else _TextOutput(agent, tally)
         flush_s = SIGNALLED_FLUSH_S
         try:
@@ -119,7 +115,6 @@ class _JsonOutput(Worker):
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         super().__init__("rl4sys-report")
         self._agent, self._tally = agent, tally
-        self._stopped = threading.Event()
 
     def begin(self, _what: str) -> None:
         self.start()
@@ -133,11 +128,8 @@ class _JsonOutput(Worker):
     def run(self) -> None:
         while True:
             self._print()
-            if self._stopped.wait(REPORT_S):
+            if self._stop_asked.wait(REPORT_S):
                 return
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def _print(self) -> None:
         stats, tally = self._agent.stats(), self._tally
@@ -205,29 +197,18 @@ def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
     }
 
 
-def make_environments(env_id: str, count: int, render_mode: str | None = None) -> list[Any]:
-    arguments = {"id": env_id} | ({} if render_mode is None else {"render_mode": render_mode})
-    return [make_environment(arguments) for _ in range(count)]
-
-
 class EpisodeCounts:
-    """The counts of episodes and steps of one run.
-
-    Attributes:
-        returns: Of the last `RECENT_EPISODES`.
-        episodes: Number of episodes that have ended.
-        began_s: The monotonic time of the start.
-    """
+    """The counts of episodes and steps of one run."""
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
         self.steps = 0
-        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
-        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)  # of the last `RECENT_EPISODES`
+        self.episodes = 0  # number of episodes that have ended
         self._limit = episodes
         self._every_s = every_s
         self._ended: set[int] | None = None
         self._width = 0
-        self.began_s = self._said = time.monotonic()
+        self.began_s = self._said = time.monotonic()  # the monotonic time of the start
 
     @property
     def done(self) -> bool:
@@ -245,7 +226,6 @@ class EpisodeCounts:
             self._ended = set()
 
     def ended(self, environment: int, total: float) -> None:
-        """Count an episode."""
         self.episodes += 1
         self.returns.append(total)
         if self._ended is not None:

@@ -131,7 +131,7 @@ def evaluate(**options: Any) -> None:
 
     The interval is a bootstrap interval of the mean. It covers the randomness of the episodes, not of the training.
     """
-    from rl4sys_zmq.cli.evaluate import evaluate as run
+    from rl4sys_zmq.cli.stored_policies import evaluate as run
 
     if (options["policy"] is None) == (options["run"] is None):
         raise click.UsageError("give either --policy DIR or --run RUN")
@@ -155,7 +155,7 @@ def evaluate(**options: Any) -> None:
 @plugin_option(expose_value=False)
 def record(**options: Any) -> None:
     """Write a file of demonstrations, from which a training can start: episodes of a stored policy or of a Minari dataset."""
-    from rl4sys_zmq.cli.record import record as run
+    from rl4sys_zmq.cli.stored_policies import record as run
 
     if sum(options[name] is not None for name in ("policy", "run", "minari")) != 1:
         raise click.UsageError("give one of --policy DIR, --run RUN and --minari ID")
@@ -187,7 +187,7 @@ def serve_env(**options: Any) -> None:
 
     The first line of output has the address. To use an environment, call rl4sys_zmq.serving.RemoteEnv(ADDRESS).
     """
-    from rl4sys_zmq.cli.serve_env import serve_env as run
+    from rl4sys_zmq.cli.servers import serve_env as run
 
     run(**options)
 

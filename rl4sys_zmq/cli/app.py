@@ -38,6 +38,8 @@ from rl4sys_zmq.standard_streams import replace_streams
 from rl4sys_zmq.version import package_version
 
 FAILED, USAGE, ALARMS = 1, 2, 3
+_UNUSABLE = ConfigError, TransportError, RunDirectoryError, JournalError, CheckpointError, PolicyFolderError, SpoolError
+"""The errors for which the exit code is `USAGE`."""
 
 FILE = click.Path(path_type=Path)
 """The path of a file or a folder, which need not exist."""
@@ -211,20 +213,9 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
             print_line(f"{path}: {message.rstrip('.')}{origin}{hint}", err=True)
         return exc.exit_code
-    except (
-        ConfigError,
-        TransportError,
-        RunDirectoryError,
-        JournalError,
-        CheckpointError,
-        PolicyFolderError,
-        SpoolError,
-    ) as exc:
-        print_line(f"{name}: {one_line(exc)}", err=True)
-        return USAGE
     except RL4SysError as exc:
         print_line(f"{name}: {one_line(exc)}", err=True)
-        return FAILED
+        return USAGE if isinstance(exc, _UNUSABLE) else FAILED
     except OSError as exc:
         if exc.filename != "stdout":
             raise

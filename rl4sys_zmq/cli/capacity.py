@@ -6,26 +6,13 @@ import json as json_module
 import os
 import resource
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.capacity import (
-    RECORDED,
-    Constants,
-    Measured,
-    Proposal,
-    ResourceLoad,
-    Training,
-    Workload,
-    constants_path,
-    first_limit,
-    predict,
-    propose,
-    read_constants,
-    write_constants,
-)
-from rl4sys_zmq.capacity.layout import HOW_TO
+from rl4sys_zmq.capacity.constants import RECORDED, Constants, Measured, constants_path, read_constants, write_constants
+from rl4sys_zmq.capacity.resources import HOW_TO, Proposal, ResourceLoad, first_limit, predict, propose
+from rl4sys_zmq.capacity.workload import Training, Workload
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.memory_watch import available_bytes
@@ -33,58 +20,30 @@ from rl4sys_zmq.version import package_version
 
 MEMORY_SHARE = 0.8
 UNLIMITED = 1 << 20
+FIELDS = {"obs_bytes": "observation_bytes", "journal_max": "journal_max_bytes", "bandwidth": "bandwidth_bits_s"}
+"""The fields of `Workload` for options of other names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityOptions:
-    """The options of ``rl4sys-learner capacity``; see its help."""
-
-    actors: int | None
-    steps_per_s: float | None
-    model_bytes: int | None
-    obs_bytes: int
-    action_bytes: int
-    segment_steps: int
-    segments_per_message: int
-    publish_per_s: float
-    weights_level: int
-    clients: int
-    journal: str
-    fsync: str
-    journal_max: int
-    checkpoint_every_s: float
-    keys: bool
-    algorithm: str | None
-    minibatch: int | None
-    epochs: int | None
-    cores: int | None
-    memory: int | None
-    bandwidth: int | None
-    measure: bool
-    constants: Path | None
-    json: bool
-
-
-def capacity(options: CapacityOptions) -> None:
-    """Measure the constants if asked to, and print the predicted loads if a workload is given."""
-    path = options.constants or constants_path()
-    if options.measure:
-        measured = _measure(path, quiet=options.json)
-    elif options.constants is not None or path.exists():
+def capacity(*, measure: bool, constants: Path | None, json: bool, **plan: Any) -> None:
+    """Measure the constants if asked to, and print the predicted loads if a workload is given, by the options of the command."""
+    path = constants or constants_path()
+    if measure:
+        measured = _measure(path, quiet=json)
+    elif constants is not None or path.exists():
         measured = read_constants(path)
     else:
         measured = Measured(constants=RECORDED)
     notes = _notes(measured)
-    if options.actors is None:
-        if options.json:
+    if plan["actors"] is None:
+        if json:
             print_line(json_module.dumps({"notes": notes, "constants": asdict(measured.constants)}, indent=2))
         else:
             _print_constants(measured.constants, notes)
         return
-    load = _workload(options)
+    load = _workload(**plan)
     rows = predict(load, measured.constants)
     proposals = propose(load, measured.constants, rows)
-    if options.json:
+    if json:
         print_line(json_module.dumps(_document(load, rows, proposals, notes), indent=2))
     else:
         _print(rows, proposals, notes)
@@ -123,52 +82,46 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _workload(options: CapacityOptions) -> Workload:
-    assert options.actors is not None and options.steps_per_s is not None and options.model_bytes is not None
+def _workload(
+    *,
+    algorithm: str | None,
+    minibatch: int | None,
+    epochs: int | None,
+    journal: str,
+    cores: int | None,
+    memory: int | None,
+    **plan: Any,
+) -> Workload:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Workload(
-        actors=options.actors,
-        steps_per_s=options.steps_per_s,
-        model_bytes=options.model_bytes,
-        observation_bytes=options.obs_bytes,
-        action_bytes=options.action_bytes,
-        segment_steps=options.segment_steps,
-        segments_per_message=options.segments_per_message,
-        publish_per_s=options.publish_per_s,
-        weights_level=options.weights_level,
-        clients=options.clients,
-        journal=options.journal == "sqlite",
-        fsync=options.fsync,
-        journal_max_bytes=options.journal_max,
-        checkpoint_every_s=options.checkpoint_every_s,
-        keys=options.keys,
-        training=_training(options),
-        cores=options.cores or os.cpu_count() or 1,
-        memory_bytes=round(MEMORY_SHARE * available_bytes()) if options.memory is None else options.memory,
+        **{FIELDS.get(name, name): value for name, value in plan.items()},
+        journal=journal == "sqlite",
+        training=_training(algorithm, minibatch, epochs),
+        cores=cores or os.cpu_count() or 1,
+        memory_bytes=round(MEMORY_SHARE * available_bytes()) if memory is None else memory,
         descriptors=UNLIMITED if hard == resource.RLIM_INFINITY else hard,
-        bandwidth_bits_s=options.bandwidth,
     )
 
 
-def _training(options: CapacityOptions) -> Training | None:
+def _training(algorithm: str | None, minibatch: int | None, epochs: int | None) -> Training | None:
     from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
     from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import DEFAULT_MINIBATCH, PPOParameters
 
-    if options.algorithm is None:
-        if options.minibatch is not None or options.epochs is not None:
+    if algorithm is None:
+        if minibatch is not None or epochs is not None:
             raise ConfigError("minibatch and epochs are parameters of an algorithm; give --algorithm too", key="algorithm")
         return None
-    if options.algorithm == "PPO":
-        minibatch = options.minibatch or DEFAULT_MINIBATCH
-        epochs = options.epochs or PPOParameters().update_epochs
+    if algorithm == "PPO":
+        minibatch = minibatch or DEFAULT_MINIBATCH
+        epochs = epochs or PPOParameters().update_epochs
         return Training(algorithm="PPO", gradients_per_step=epochs / minibatch, minibatch=minibatch)
-    if options.epochs is not None:
+    if epochs is not None:
         raise ConfigError("DQN has no epochs; omit --epochs", key="epochs")
     dqn = DQNParameters()
     return Training(
         algorithm="DQN",
         gradients_per_step=dqn.gradient_steps / dqn.train_frequency,
-        minibatch=options.minibatch or dqn.batch_size,
+        minibatch=minibatch or dqn.batch_size,
         replay_steps=dqn.buffer_size,
     )
 

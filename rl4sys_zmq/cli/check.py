@@ -16,10 +16,9 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.config.rl4sys import default_client_id
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.engines.registry import check_engines
-from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options
+from rl4sys_zmq.learner.gateway.admission import check_learning_options
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters
-from rl4sys_zmq.learner.gateway.static_check import check_demonstrations, entry_parameters, under
+from rl4sys_zmq.learner.gateway.static_check import check_buildable, entry_parameters, under
 from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table, rl4sys_notes
 from rl4sys_zmq.learner.registry.like import ambiguous_names, our_name
 from rl4sys_zmq.ops.episodes import make_environment
@@ -89,9 +88,7 @@ def _learner(document: Mapping[str, object], path: Path) -> Iterator[str]:
             yield from _algorithm(name, parameters, None, None, f"algorithms.{name}")
         else:
             yield f"  algorithms.{name}: this learner does not have this algorithm; the entry is not used"
-    check_engines(config)
-    if config.default_algorithm is not None:
-        ALGORITHMS.get(config.default_algorithm)
+    check_buildable(config)
     for client_id, entry in config.clients.items():
         yield from _client(f"clients.{client_id}", entry.algorithm_name or config.default_algorithm, entry, config)
 
@@ -99,16 +96,12 @@ def _learner(document: Mapping[str, object], path: Path) -> Iterator[str]:
 def _client(where: str, name: str | None, entry: ClientConfig, config: LearnerConfig) -> Iterator[str]:
     try:
         observations, actions = _spaces(entry)
-        if entry.evaluation is not None:
-            yield f"  {where}.evaluation: {entry.evaluation.make_arguments['id']} can be created"
-        if name is None:
-            return
-        kind = ALGORITHMS.get(name)
-        check_engine(kind, entry.engine or config.engine)
-        check_demonstrations(kind, entry, config)
     except ConfigError as exc:
         raise under(where, exc) from exc
-    yield from _algorithm(name, entry_parameters(kind, entry, config), observations, actions, where)
+    if entry.evaluation is not None:
+        yield f"  {where}.evaluation: {entry.evaluation.make_arguments['id']} can be created"
+    if name is not None:
+        yield from _algorithm(name, entry_parameters(ALGORITHMS.get(name), entry, config), observations, actions, where)
 
 
 def _spaces(entry: ClientConfig) -> tuple[ObservationSpace | None, Space | None]:
@@ -216,18 +209,15 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
     about = f"{entry.summary} ({entry.kind})" if entry.kind else entry.summary
     if about:
         yield f"  {about}"
-    if entry.spaces:
-        yield f"  spaces: {entry.spaces}"
-    if entry.takes_masks is not None:
-        yield f"  action masks: {'yes' if entry.takes_masks else 'no'}"
-    if entry.staleness is not None:
-        yield f"  staleness: {entry.staleness}"
-    if entry.reference:
-        yield f"  reference: {entry.reference}"
-    if entry.chooses_network:
-        yield f"  networks: {', '.join(network_names(*entry.network_forms))}"
-    if entry.isolated:
-        yield "  needs engine: process"
+    rows = {
+        "spaces": entry.spaces,
+        "action masks": {True: "yes", False: "no", None: ""}[entry.takes_masks],
+        "staleness": entry.staleness,
+        "reference": entry.reference,
+        "networks": ", ".join(network_names(*entry.network_forms)) if entry.chooses_network else "",
+        "needs engine": "process" if entry.isolated else "",
+    }
+    yield from (f"  {name}: {value}" for name, value in rows.items() if value)
     if entry.parameters is None:
         yield "  (the entry of this algorithm does not list its parameters)"
     else:

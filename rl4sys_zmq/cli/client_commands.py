@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -17,17 +16,11 @@ from rl4sys_zmq.cli.app import ADDRESS, FILE, SECONDS, option, print_line
 from rl4sys_zmq.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class CommandTarget:
+class CommandTarget(NamedTuple):
     """The learner and the client to which a command applies. `address` can be the path of a run directory."""
 
     address: str
     client_id: str
-
-    @property
-    def run_dir(self) -> Path | None:
-        path = Path(self.address)
-        return path if path.is_dir() else None
 
 
 class _ClientCommandGroup(click.Group):
@@ -49,7 +42,7 @@ def client_commands(context: click.Context, address: str, client_id: str) -> Non
     kill -9.
     """
     context.obj = CommandTarget(address, client_id)
-    if context.obj.run_dir is None:
+    if not Path(address).is_dir():
         ADDRESS.convert(address, None, context)
 
 
@@ -67,16 +60,15 @@ def _client_options(command: Callable[..., None]) -> Callable[..., None]:
 def _run(
     target: CommandTarget, command: str, options: Mapping[str, Any], *, actor_id: str = "", values: Sequence[str] = ()
 ) -> None:
-    """Carry out a command, and print the result."""
     from rl4sys_zmq.wire.messages import OperatorCommand
 
     message = OperatorCommand(command, target.client_id, actor_id, _parameters(values))
-    if target.run_dir is not None:
+    if (run_dir := Path(target.address)).is_dir():
         from rl4sys_zmq.learner.gateway.offline import command_on_directory
 
-        done = command_on_directory(target.run_dir, message)
+        done = command_on_directory(run_dir, message)
     else:
-        from rl4sys_zmq.ops.status import request_command
+        from rl4sys_zmq.ops.requests import request_command
         from rl4sys_zmq.security import read_user_keys
 
         keys = read_user_keys(options["keys"])[1] if options["keys"] is not None else None

@@ -52,7 +52,6 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
-    """Print the content of one dead letter."""
     letters, _ = _letters(run, client_id)
     letter: StoredDeadLetter | None
     if which.isascii() and which.isdigit():

@@ -21,8 +21,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.child_process import ChildProcess, end_text
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.progress import make_progress
-from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
-from rl4sys_zmq.cli.serve import await_status, warm_up
+from rl4sys_zmq.cli.serve import await_status, fresh_run_dir, print_saved_at_stop, warm_up
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
@@ -43,8 +42,6 @@ SHUTDOWN_S = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """The options of ``rl4sys-learner demo``; see its help."""
-
     env_id: str
     algorithm: str
     seed: int
@@ -59,16 +56,10 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """The task that a demo trains.
-
-    Attributes:
-        target: The mean return to reach. None: unknown. The demo then runs until its time limit.
-    """
-
     env_id: str
     algorithm: str
     preset: TaskPreset
-    target: float | None
+    target: float | None  # the mean return to reach. None: unknown. The demo then runs until its time limit
 
     @property
     def client_id(self) -> str:
@@ -98,8 +89,8 @@ def demo(options: DemoOptions) -> int:
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = DemoProgress()
-    with print_saved_at_stop() as saved, learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
-        saved.run_dir, saved.again = run_dir, f"rl4sys-learner plot {run_dir} draws the curve so far"
+    saved = print_saved_at_stop(run_dir, f"rl4sys-learner plot {run_dir} draws the curve so far")
+    with saved, learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             if learner.config.engine == "thread":  # a worker process imports the algorithm itself
@@ -131,9 +122,10 @@ def find_task(options: DemoOptions) -> DemoTask:
 
 def _probe(env_id: str, algorithm: str) -> float | None:
     """Create the environment once to check it, and return the mean return at which it counts as solved, if it has one."""
-    from rl4sys_zmq.cli.act import environment_spaces, make_environments
+    from rl4sys_zmq.cli.act import environment_spaces
+    from rl4sys_zmq.ops.episodes import make_environment
 
-    (env,) = make_environments(env_id, 1)
+    env = make_environment({"id": env_id})
     try:
         spaces = environment_spaces(env, env_id)
         planned_policy(algorithm, spaces["observation_space"], spaces["action_space"], {})
@@ -219,15 +211,9 @@ class ActorProcesses(Resource):
 
 
 class DemoProgress:
-    """The progress of a demo towards its target return.
-
-    Attributes:
-        reached_steps: The number of steps at which the target was reached, or None before that.
-        client: The entry of the trained policy in the newest status report. Empty before the report has one.
-    """
-
     def __init__(self) -> None:
-        self.reached_steps: int | None = None
+        self.reached_steps: int | None = None  # the number of steps at which the target was reached, or None before that
+        # the entry of the trained policy in the newest status report. Empty before the report has one
         self.client: Mapping[str, Any] = {}
 
     def update(self, report: Mapping[str, Any], task: DemoTask) -> None:
@@ -238,10 +224,6 @@ class DemoProgress:
         enough = self.client and self.client["episodes"] >= WINDOW and task.target is not None
         if self.reached_steps is None and enough and self.client["mean_return"] >= task.target:
             self.reached_steps = self.client["steps"]
-
-    @property
-    def reached(self) -> bool:
-        return self.reached_steps is not None
 
     def done(self, options: DemoOptions) -> bool:
         """Return True if the target was reached, and with ``--hold`` twice as many steps were made."""
@@ -283,7 +265,7 @@ def summarise(task: DemoTask, options: DemoOptions, run_dir: Path, outcome: Demo
     if task.target is None:
         print_line(f"{task.env_id} has no known target (--target sets one); the {options.max_seconds:g} s are over")
         return 0
-    if outcome.reached:
+    if outcome.reached_steps is not None:
         return 0
     print_line(f"the target of {task.target:g} was not reached within {options.max_seconds:g} s")
     return FAILED

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import strftime
 from typing import Any
@@ -29,7 +29,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet import ActorEngine, Fleet, FleetConfig, FleetStatus, ProcessEngine, SizeLimits
 from rl4sys_zmq.fleet.engine import TERMINATE_S
 from rl4sys_zmq.fleet.process import actor_environment
-from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.standard_streams import outlive_output
 
 POLL_S = 0.1
@@ -51,14 +50,6 @@ class FleetOptions:
     ray_address: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPaths:
-    """The options that each actor of a fleet has in a form of its own: `actor_id` begins its name, `spool` is a folder."""
-
-    actor_id: str
-    spool: Path | None
-
-
 def run_fleet(options: FleetOptions) -> None:
     """Keep actor processes alive until all have ended in order, or a signal arrives."""
     configure_logging(options.run.debug)
@@ -66,18 +57,17 @@ def run_fleet(options: FleetOptions) -> None:
     if options.engine == "process":
         require("gym", "gymnasium")
     config = fleet_config(options)
-    shared = shared_paths(options.run, resizes=config.limits is not None)
+    options = replace(options, run=shared_options(options.run, resizes=config.limits is not None))
     drain_asked = threading.Event()
     if options.run.exit_with_stdin:
         end_with_stdin(lambda line: drain_asked.set() if line == "drain" else None)
     signals = SignalHandlers.current
-    with ExitStack() as stack:
-        display = stack.enter_context(_display(options.run))
-        engine = ENGINES[options.engine](options, shared, display)
-        if signals is not None:
-            signals.defers = True
-            signals.patience_s = options.grace_s + TERMINATE_S + DRAIN_SLACK_S[options.engine]
-        fleet = stack.enter_context(Fleet(config, engine, display.event))
+    display = _display(options.run)
+    engine = ENGINES[options.engine](options, display)
+    if signals is not None:
+        signals.defers = True
+        signals.patience_s = options.grace_s + TERMINATE_S + DRAIN_SLACK_S[options.engine]
+    with Fleet(config, engine, display.event) as fleet:
         try:
             while not fleet.done and not drain_asked.is_set():
                 fleet.tick(POLL_S)
@@ -119,7 +109,8 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
     return FleetConfig(actors=actors or 1, limits=limits, grace_s=options.grace_s, starting=starting)
 
 
-def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
+def shared_options(run: RunOptions, *, resizes: bool) -> RunOptions:
+    """Return the options with the beginning of all actors' names as `actor_id`, and the folder of all their spools as `spool`."""
     document: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
     if document.get("policy_cache") is not None:
         problem = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
@@ -129,11 +120,11 @@ def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
         raise ConfigError(f"{run.config_path}: {problem}", key="overflow")
     spool = run.spool if run.spool is not None else document.get("spool")
     name = run.actor_id or document.get("actor_id") or f"fleet-{secrets.token_hex(4)}"
-    return SharedPaths(str(name), Path(str(spool)) if spool is not None else None)
+    return replace(run, actor_id=str(name), spool=Path(str(spool)) if spool is not None else None)
 
 
-def actor_command(run: RunOptions, shared: SharedPaths, index: int, start: int) -> list[str]:
-    """Return the command line of one actor process.
+def actor_command(run: RunOptions, index: int, start: int) -> list[str]:
+    """Return the command line of one actor process, from the result of `shared_options`.
 
     Each start of each actor has a seed of its own, which depends only on ``--seed``, `index` and `start`.
     """
@@ -142,14 +133,14 @@ def actor_command(run: RunOptions, shared: SharedPaths, index: int, start: int) 
         "env": run.env_id,
         "learner": run.learner,
         "client-id": run.client_id,
-        "actor-id": f"{shared.actor_id}-{index}",
+        "actor-id": f"{run.actor_id}-{index}",
         "config": run.config_path,
         "num-envs": run.num_envs,
         "episodes": run.episodes,
         "seed": seed,
         "algorithm": run.algorithm,
         "keys": run.keys,
-        "spool": shared.spool / f"actor-{index}" if shared.spool is not None else None,
+        "spool": run.spool / f"actor-{index}" if run.spool is not None else None,
         "connect-timeout": run.connect_timeout_s,
     }
     flags = [
@@ -171,37 +162,33 @@ def _on_output(run: RunOptions, display: _FleetDisplay) -> Callable[[int, str], 
     return lambda index, line: display.event(f"actor {index}: {line}") if talks else None
 
 
-def _processes(options: FleetOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
-    run = options.run
-    return ProcessEngine(
-        lambda index, start: actor_command(run, shared, index, start), actor_environment(), _on_output(run, display)
-    )
+def _processes(options: FleetOptions, display: _FleetDisplay) -> ActorEngine:
+    return ProcessEngine(partial(actor_command, options.run), actor_environment(), _on_output(options.run, display))
 
 
-def _ray_actors(options: FleetOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
+def _ray_actors(options: FleetOptions, display: _FleetDisplay) -> ActorEngine:
     from rl4sys_zmq.fleet.ray_engine import RayActorEngine
 
     cluster = None if options.ray_address is None else check_value("ray_address", options.ray_address, ray_address)
     run = options.run
 
-    def path(cluster: Path | None) -> Path | None:
-        return None if cluster is None else cluster.absolute()
+    def absolute(path: Path | None) -> Path | None:
+        return None if path is None else path.absolute()
 
-    run = replace(run, config_path=path(run.config_path), keys=path(run.keys))
-    shared = replace(shared, spool=path(shared.spool))
+    run = replace(run, config_path=absolute(run.config_path), keys=absolute(run.keys), spool=absolute(run.spool))
     return RayActorEngine(
-        lambda index, start: actor_command(run, shared, index, start)[1:], cluster, _on_output(run, display), display.event
+        lambda index, start: actor_command(run, index, start)[1:], cluster, _on_output(run, display), display.event
     )
 
 
-ENGINES: Mapping[str, Callable[[FleetOptions, SharedPaths, _FleetDisplay], ActorEngine]] = {
+ENGINES: Mapping[str, Callable[[FleetOptions, _FleetDisplay], ActorEngine]] = {
     "process": _processes,
     "ray": _ray_actors,
 }
 """A function for each name of an engine, which creates the engine without actors."""
 
 
-class _FleetDisplay(Resource):
+class _FleetDisplay:
     """The output of a fleet: its figures every few seconds, and a line for each event."""
 
     def __init__(self, every_s: float) -> None:
@@ -222,9 +209,6 @@ class _FleetDisplay(Resource):
 
     def last(self, status: FleetStatus) -> None:
         self.write(status)
-
-    def close(self) -> None:
-        """Do nothing; there is nothing to release."""
 
 
 class _JsonDisplay(_FleetDisplay):

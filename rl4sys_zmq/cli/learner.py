@@ -125,7 +125,7 @@ def relay(*, users: Path | None, max_memory: int | None, debug: bool, insecure: 
     The first line of output has the address. Name the relay in the learner's configuration (relays), or in an actor's. Actors
     send their data to the learner all the same.
     """
-    from rl4sys_zmq.cli.relay import relay as run
+    from rl4sys_zmq.cli.servers import relay as run
     from rl4sys_zmq.memory_watch import memory_limit
 
     options |= {"users_file": users, "max_memory_bytes": memory_limit(max_memory), "insecure": insecure or None}
@@ -191,7 +191,7 @@ def doctor(address: str, keys: Path | None, config: Path | None, timeout: float)
     The output has a line for each stage. At the first stage that fails it has the cause and the remedy. The exit code is 0 if no
     stage fails, else 1.
     """
-    from rl4sys_zmq.cli.doctor import doctor as run
+    from rl4sys_zmq.cli.status import doctor as run
 
     return run(address, keys, config, timeout)
 
@@ -286,7 +286,7 @@ def export(run: Path, client: str | None, output: Path, force: bool) -> None:
     The folder gets the weights as named tensors (safetensors), the description of the policy, and an ONNX file if the policy
     has that form. RUN can also be the folder of one checkpoint. A running learner is not disturbed.
     """
-    from rl4sys_zmq.cli.export import export as run_export
+    from rl4sys_zmq.cli.stored_policies import export as run_export
 
     run_export(run, client, output, force=force)
 
@@ -337,13 +337,12 @@ def capacity(**options: Any) -> None:
     The prediction needs --actors, --steps-per-s and --model-bytes. It uses constants that --measure has measured on this machine,
     or else constants that are recorded in this package. For loads above 70 % it proposes a change.
     """
-    from rl4sys_zmq.cli.capacity import CapacityOptions
     from rl4sys_zmq.cli.capacity import capacity as run
 
     needed = [options[name] is not None for name in ("actors", "steps_per_s", "model_bytes")]
     if not all(needed) and (any(needed) or not options["measure"]):
         raise click.UsageError("give --actors, --steps-per-s and --model-bytes, or --measure")
-    run(CapacityOptions(**options))
+    run(**options)
 
 
 @main.command()

@@ -15,7 +15,7 @@ from time import strftime
 from typing import Any
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.ops.status import HEADINGS, ClientStatusRow, client_rows, text_table
+from rl4sys_zmq.ops.report import HEADINGS, ClientStatusRow, client_rows
 from rl4sys_zmq.resource import Resource
 
 RATE_WINDOW_S = 3.0
@@ -28,8 +28,6 @@ LINE_COLUMNS = 100
 
 
 class StatusDisplay(Resource):
-    """The display of a running learner's status."""
-
     def __init__(self) -> None:
         self._rates = _StepRates()
 
@@ -140,9 +138,9 @@ class _TableDisplay(StatusDisplay):
         from rich.text import Text
 
         rows, note = self._last
-        narrow = self._console.width < max(map(len, text_table(rows)))
+        columns = zip(HEADINGS, *(row.cells() for row in rows), strict=True)
         body: list[Any] = []
-        if narrow:
+        if self._console.width < sum(max(map(len, column)) + 2 for column in columns) - 2:
             body = [Text(line, style=_style(row)) for row in rows for line in row.lines()]
         elif rows:
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

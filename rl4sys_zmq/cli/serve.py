@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +16,21 @@ from typing import Any
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
-from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
-from rl4sys_zmq.cli.signals import SignalHandlers, check_signals
+from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.config.options import with_source
-from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
+from rl4sys_zmq.delivery.journal_marks import marks_path
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, RunDirectoryError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
-from rl4sys_zmq.learner.run.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
+from rl4sys_zmq.learner.run.resume import ACCEPT_LOSS, AUTO, CHECKPOINTS, JOURNAL, NEVER, has_state, state_dir
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.initial_weights import check_weights_source
+from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import raise_descriptor_limit
 
@@ -33,6 +39,68 @@ log = get_logger(__name__)
 POLL_S = 0.25
 DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
 """The open files of a learner: one connection of each actor for messages and one for weights, and files and other peers."""
+
+
+@contextmanager
+def fresh_run_dir(preferred: Path) -> Iterator[Path]:
+    """Create a run directory that no other run uses: `preferred`, or if that is in use `preferred`-2, -3, ...
+
+    The creation of ``config.json`` reserves it. If the block raises before anything is logged, the directory is removed.
+    """
+    for number in itertools.count(1):
+        run_dir = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
+        try:
+            make_private(run_dir)
+            os.close(open_private(run_dir / "config.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            break
+        except FileExistsError as exc:
+            if not run_dir.is_dir():
+                raise RunDirectoryError(f"the run directory {run_dir} is a file; choose another --run-dir") from exc
+        except OSError as exc:
+            raise RunDirectoryError(
+                f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+            ) from exc
+    try:
+        yield run_dir
+    except BaseException:
+        with contextlib.suppress(OSError):
+            log = run_dir / "log.jsonl"
+            if not log.exists() or not log.stat().st_size:
+                log.unlink(missing_ok=True)
+                for journal in (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL)):
+                    journal.unlink(missing_ok=True)  # created by this start, and still empty
+                (run_dir / "config.json").unlink()
+                run_dir.rmdir()
+        raise
+
+
+@contextmanager
+def print_saved_at_stop(run_dir: Path | None, again: str = "the same command continues") -> Iterator[None]:
+    """Print what was saved where, if a signal ends the ``with`` block, which has that of the learner in it."""
+    try:
+        yield
+    except StopSignalReceived as exc:
+        _print_saved(run_dir, str(exc), again)
+        raise
+
+
+def _print_saved(run_dir: Path | None, signal: str, again: str) -> None:
+    if run_dir is None:
+        print_line(f"{signal}: the learner has ended; nothing was saved, because it had no run directory")
+        return
+    print_line(f"{signal}: the learner has ended; files in {run_dir}")
+    for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
+        try:
+            newest = next(iter(CheckpointStore(folder).newest()), None)
+            manifest = read_manifest(newest) if newest is not None else None
+        except CheckpointError as exc:
+            print_line(f"  {exc}")
+            continue
+        if manifest is not None:
+            counts = f"version {manifest.version:,}, {manifest.steps:,} steps, {manifest.episodes:,} episodes"
+            print_line(f"  {manifest.client_id}: checkpoint {manifest.number:,} with {counts}")
+    if (run_dir / JOURNAL).exists():
+        print_line(f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {again}")
 
 
 def serve(
@@ -63,8 +131,8 @@ def serve(
         signals.patience_s = config.shutdown_timeout_s + 0.35
     if "thread" in config.engines:  # the other engines import the algorithm in a process of its own
         warm_up(_likely(config))  # before the learner listens: connections could take the descriptors that an import needs
-    with print_saved_at_stop() as saved, start(config) as learner:
-        saved.run_dir = learner.config.run_dir
+    learner = start(config)
+    with print_saved_at_stop(learner.config.run_dir), learner:
         inference = f", inference {learner.inference_address}" if learner.inference_address else ""
         print_line(f"learner at {learner.address} (weights {learner.pub_address}{inference})")
         files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"

@@ -33,18 +33,13 @@ class SignalHandlers:
     """Handlers of Ctrl-C, SIGTERM and SIGHUP, as a context manager.
 
     The first signal raises `StopSignalReceived` in the main thread. A second one, or `patience_s` seconds, ends the process.
-
-    Attributes:
-        current: The active instance, or None outside of the ``with`` block.
-        patience_s: Longest time for cleaning up after the first signal, in seconds.
-        defers: True if the first signal is only recorded, and `check` raises the exception. A loop that must not be interrupted
-            within a step sets it.
     """
 
-    current: SignalHandlers | None = None
+    current: SignalHandlers | None = None  # the active instance, or None outside of the ``with`` block
 
     def __init__(self) -> None:
-        self.patience_s = PATIENCE_S
+        self.patience_s = PATIENCE_S  # longest time for cleaning up after the first signal
+        # True if the first signal is only recorded, and `check` raises the exception, for a loop that must not be interrupted
         self.defers = False
         self._before: dict[int, Any] = {}
         self._stopping: StopSignalReceived | None = None

@@ -1,4 +1,4 @@
-"""The commands ``rl4sys-learner status`` and ``plot``."""
+"""The commands ``rl4sys-learner status``, ``doctor`` and ``plot``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from typing import Any
 
 from rl4sys_zmq.cli.app import ALARMS, FAILED, print_line, require
 from rl4sys_zmq.cli.signals import check_signals
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
+from rl4sys_zmq.logs import printable
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
+from rl4sys_zmq.ops.doctor import STAGES, diagnose
 from rl4sys_zmq.ops.report import report_lines
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.security import read_user_keys
 
 WATCH_S = 1.0
 CLEAR = "\x1b[H\x1b[J"
+WIDTH = max(map(len, STAGES))
 
 
 def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> dict[str, Any]:
@@ -87,3 +92,23 @@ def _free_name(path: Path) -> Path:
     """Return the first of ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(free for free in itertools.chain([path], others) if not free.exists())
+
+
+def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s: float) -> int:
+    """Test the connection in stages, print a line for each, and return the exit code: 1 if a stage fails."""
+    document = read_mapping(config_path) if config_path is not None else {}
+    # Check the address as an actor does. The configuration may have another address, which is not used.
+    config = AgentConfig.from_mapping({"client_id": "doctor", **document}, source=str(config_path or ""), server_address=address)
+    if config_path is not None and "client_id" not in document:
+        raise ConfigError(
+            "client_id is missing; an actor sends it, so add it to the file", key="client_id", source=str(config_path)
+        )
+    file = keys or config.keys
+    ours = read_user_keys(file)[1] if file is not None else None
+    code = 0
+    for result in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
+        print_line(printable(f"{result.stage:<{WIDTH}}  {result.state:<7}  {result.text}".rstrip()))
+        if result.remedy:
+            print_line(printable(f"{'':<{WIDTH}}           {result.remedy}"))
+        code = FAILED if result.state == "FAIL" else code
+    return code

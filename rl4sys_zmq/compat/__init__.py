@@ -7,9 +7,16 @@ its files and columns. The profilers need the extra ``compat``.
 from __future__ import annotations
 
 from rl4sys_zmq.actor import RL4SysAction, RL4SysAgent, RL4SysTrajectory
-from rl4sys_zmq.compat.profilers import CPUProfiler, MemoryProfiler
-from rl4sys_zmq.compat.rates import StepPerSecLogger, compute_field_statistics
-from rl4sys_zmq.compat.structured_logs import LogLevel, RL4SysLogConfig, StructuredLogger, setup_rl4sys_logging
+from rl4sys_zmq.compat.utilities import (
+    CPUProfiler,
+    LogLevel,
+    MemoryProfiler,
+    RL4SysLogConfig,
+    StepPerSecLogger,
+    StructuredLogger,
+    compute_field_statistics,
+    setup_rl4sys_logging,
+)
 
 __all__ = ["CPUProfiler", "LogLevel", "MemoryProfiler", "RL4SysAction", "RL4SysAgent", "RL4SysLogConfig", "RL4SysTrajectory"]
 __all__ += ["StepPerSecLogger", "StructuredLogger", "compute_field_statistics", "setup_rl4sys_logging"]

@@ -18,7 +18,7 @@ from rl4sys_zmq.interfaces import Journal
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditAllocator
-    from rl4sys_zmq.delivery.intake import ReplayPart, SubmitResult, replay_entry, take_submit
+    from rl4sys_zmq.delivery.intake import SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
         JournalContent,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from rl4sys_zmq.delivery.stall import STALL_S, StallTimer, stall_reason
     from rl4sys_zmq.delivery.stream import Key, SegmentStream
-    from rl4sys_zmq.delivery.table import OpenedSession, StreamTable
+    from rl4sys_zmq.delivery.table import StreamTable
     from rl4sys_zmq.delivery.transit import DataAmount, LearnerThreadBacklog
 
 __all__ = [
@@ -61,13 +61,11 @@ __all__ = [
     "JournalHealth",
     "DataAmount",
     "MemoryJournal",
-    "OpenedSession",
     "JournalPage",
     "ReplaceSockets",
     "Reconnect",
     "SessionRefused",
     "StreamRestarted",
-    "ReplayPart",
     "JournalContent",
     "SendMessage",
     "SessionState",
@@ -88,7 +86,6 @@ __getattr__ = lazy_getattr(
         "credit": ("CreditAllocator",),
         "intake": (
             "SubmitResult",
-            "ReplayPart",
             "replay_entry",
             "take_submit",
         ),
@@ -123,10 +120,7 @@ __getattr__ = lazy_getattr(
             "Key",
             "SegmentStream",
         ),
-        "table": (
-            "OpenedSession",
-            "StreamTable",
-        ),
+        "table": ("StreamTable",),
         "transit": (
             "DataAmount",
             "LearnerThreadBacklog",

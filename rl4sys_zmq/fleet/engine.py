@@ -1,16 +1,56 @@
-"""The interface of an engine, which starts actors, reads their reports, and ends them."""
+"""The interface of an engine, which starts actors, reads their reports, and ends them; and the report of an actor."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, fields
+from typing import Self
 
-from rl4sys_zmq.fleet.report import ActorReport
 from rl4sys_zmq.resource import Resource
 
+REPORT_S = 1.0
+"""The time between two reports, in seconds."""
+MAX_REPORT_BYTES = 16_384
 TERMINATE_S = 3.0
 """The time between the request to terminate and the kill of an actor, in seconds."""
 CONFIG_EXIT_CODE = 2
 """The exit code of an actor that cannot begin, because of its configuration or a file or address that it cannot use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorReport:
+    """The figures of one actor since its start."""
+
+    actor_id: str
+    state: str  # the state of its session with the learner: ``joining``, ``joined``, ``refused`` or ``closed``
+    version: int  # the version of its policy; -1 before the first
+    uptime_s: float  # by the actor's clock
+    steps: int
+    episodes: int  # number of episodes that have ended
+    returns: int  # number of episodes in `mean_return`, at most 100
+    mean_return: float | None  # mean return of the last `returns` episodes. None before the first
+    credit_wait_s: float  # seconds that it has waited for credit or for newer weights
+    done: bool  # True if the actor has ended in order: it has run all episodes that were requested, or it was drained
+
+    def to_json(self) -> str:
+        """Return the report as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, line: bytes) -> Self | None:
+        """Return the report in a line, or None if the line is not a report."""
+        if not line.startswith(b"{") or len(line) > MAX_REPORT_BYTES:
+            return None
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(values, dict) or values.keys() != {field.name for field in fields(cls)}:
+            return None
+        kinds = {"actor_id": str, "state": str, "mean_return": int | float | None, "done": bool}
+        valid = all(isinstance(value, kinds.get(name, int | float)) for name, value in values.items())
+        return cls(**values) if valid else None
 
 
 class ActorHandle(ABC):

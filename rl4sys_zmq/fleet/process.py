@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rl4sys_zmq.child_process import ChildProcess, child_environment
-from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
-from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
+from rl4sys_zmq.fleet.engine import MAX_REPORT_BYTES, TERMINATE_S, ActorEngine, ActorHandle, ActorReport
 from rl4sys_zmq.logs import get_logger
 
 log = get_logger(__name__)
@@ -138,7 +137,6 @@ class ProcessEngine(ActorEngine):
         self._closed = False
 
     def start(self, index: int, start: int) -> ActorProcess:
-        """Start an actor process."""
         command = self._command(index, start)
         process = ActorProcess(command, self._environment, lambda line: self._on_output(index, line))
         self._processes.append(process)
@@ -146,7 +144,6 @@ class ProcessEngine(ActorEngine):
         return process
 
     def poll(self, timeout_s: float) -> None:
-        """Read all reports, do the steps that end processes, and record their ends."""
         for key, _ in self._selector.select(timeout_s):
             process: ActorProcess = key.data
             if not process.read():

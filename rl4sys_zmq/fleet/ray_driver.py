@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, TERMINATE_S
-from rl4sys_zmq.fleet.ray_packets import CPU, ENDED, NEWS, START, STOP, WAITING
+from rl4sys_zmq.fleet.ray_engine import CPU, ENDED, NEWS, START, STOP, WAITING
 from rl4sys_zmq.fleet.ray_worker import FOLLOW_S, RayWorker
 from rl4sys_zmq.remote.ray_cluster import LOOK_S, PENDING_S, Driver, alive_nodes, error_line, run_driver
 from rl4sys_zmq.remote.ray_resources import nodes_text
@@ -28,22 +28,13 @@ LOST, KILLED = 1, -9
 
 @dataclass(slots=True, kw_only=True)
 class _Placement:
-    """One actor of the fleet, from its start until its end.
-
-    Attributes:
-        number: The number with which the fleet names it.
-        call: The call of the Ray actor that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`.
-        host: The address of its node; empty until it runs there.
-        grace_s: The grace with which the next call stops the actor. None: it does not.
-    """
-
-    number: int
+    number: int  # the number with which the fleet names it
     actor: Any
-    call: Any
+    call: Any  # the call of the Ray actor that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`
     node: str
     since: float
-    host: str = ""
-    grace_s: float | None = None
+    host: str = ""  # the address of its node; empty until it runs there
+    grace_s: float | None = None  # the grace with which the next call stops the actor. None: it does not
     kill_at: float = float("inf")
 
 

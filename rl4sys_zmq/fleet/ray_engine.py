@@ -11,16 +11,33 @@ import os
 import select
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rl4sys_zmq.errors import ConfigError, TransportError
-from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
-from rl4sys_zmq.fleet.ray_packets import CPU, ENDED, NEWS, START, STOP, WAITING
-from rl4sys_zmq.fleet.report import ActorReport
+from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle, ActorReport
 from rl4sys_zmq.learner.engines.packets import encode_packet
 from rl4sys_zmq.remote.ray_packets import CONNECTED, REFUSED
 from rl4sys_zmq.remote.ray_process import CLOSE_S, CONNECT_S, DriverProcess, cluster_address, described_cluster
 from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem
+
+CPU: Final = {"CPU": 1.0}
+"""The resources that Ray reserves for an actor of a fleet, by Ray's names."""
+
+START: Final = "start"
+"""To the driver: start an actor. Fields: ``number``, the ``arguments`` of its Python process, and its working ``folder``."""
+
+STOP: Final = "stop"
+"""To the driver: begin to end an actor. Fields: ``number`` and ``grace_s``, as in `ActorHandle.stop`."""
+
+NEWS: Final = "news"
+"""From the driver: the newest ``report`` of an actor as JSON (empty if there is none), and ``lines`` of its output."""
+
+WAITING: Final = "waiting"
+"""From the driver: a ``text`` about the actors that wait for a node."""
+
+ENDED: Final = "ended"
+"""From the driver, the last about an actor: its ``exit_code``, and a ``text`` (empty if it printed the reason)."""
+
 
 DRIVER_LOST = 1
 """The exit code of an actor whose driver has ended."""
@@ -37,7 +54,6 @@ class RayActorHandle(ActorHandle):
         self._start, self._send = start, send
 
     def request_start(self) -> None:
-        """Tell the driver to start the actor."""
         self.sent = True
         self._send(self._start)
 

@@ -27,16 +27,11 @@ CEILING_WINDOWS = 20
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """The load of a fleet in one window of time, in which its size did not change and all its actors were joined.
-
-    Attributes:
-        waiting: The mean share of the time in which an actor waited, from 0 to 1.
-        steps_per_s: Of the whole fleet.
-    """
+    """The load of a fleet in one window of time, in which its size did not change and all its actors were joined."""
 
     actors: int
-    waiting: float
-    steps_per_s: float
+    waiting: float  # the mean share of the time in which an actor waited, from 0 to 1
+    steps_per_s: float  # of the whole fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +44,12 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True)
 class SizingMemory:
-    """The values that the rule keeps from one window to the next.
+    """The values that the rule keeps from one window to the next."""
 
-    Attributes:
-        before_growth: The load before the fleet last grew. None if its last change was not a growth, or the growth has paid.
-        ceiling: The largest size that may be tried. None: no limit.
-        ceiling_windows: The number of windows for which `ceiling` holds.
-    """
-
+    # the load before the fleet last grew. None if its last change was not a growth, or the growth has paid
     before_growth: FleetLoad | None = None
-    ceiling: int | None = None
-    ceiling_windows: int = 0
+    ceiling: int | None = None  # the largest size that may be tried. None: no limit
+    ceiling_windows: int = 0  # the number of windows for which `ceiling` holds
 
 
 def next_size(load: FleetLoad, memory: SizingMemory, limits: SizeLimits) -> tuple[int, SizingMemory]:

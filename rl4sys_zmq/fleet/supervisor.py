@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, ActorEngine, ActorHandle
-from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, REPORT_S, ActorEngine, ActorHandle, ActorReport
 from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingMemory, next_size
 from rl4sys_zmq.resource import Resource
 
@@ -35,45 +34,29 @@ def restart_delay_s(failures: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """The configuration of a fleet.
+    """The configuration of a fleet."""
 
-    Attributes:
-        actors: The number of actors at the start.
-        limits: The bounds between which the number of actors follows the learner's credit. None: the number is fixed.
-        grace_s: The time that an actor has to drain, in seconds.
-        starting: The largest number of actors that start at the same time.
-    """
-
-    actors: int
+    actors: int  # the number of actors at the start
+    # the bounds between which the number of actors follows the learner's credit. None: the number is fixed
     limits: SizeLimits | None
-    grace_s: float
-    starting: int
+    grace_s: float  # the time that an actor has to drain, in seconds
+    starting: int  # the largest number of actors that start at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
-    """The figures of a whole fleet.
+    """The figures of a whole fleet."""
 
-    Attributes:
-        size: The number of actors that the fleet should have.
-        joined: The number of actors that are joined to the learner now.
-        done: The number of actors that have ended in order.
-        episodes: Of all actors, also of ended ones, as `steps`.
-        mean_return: The mean over the last episodes (at most 100) of each actor. None before the first.
-        steps_per_s: Over the last seconds.
-        waiting: The mean share of the time in which an actor waited for the learner in the last window. None if unknown.
-        restarts: The number of restarts after failures.
-    """
-
-    size: int
-    joined: int
-    done: int
-    episodes: int
-    mean_return: float | None
+    size: int  # the number of actors that the fleet should have
+    joined: int  # the number of actors that are joined to the learner now
+    done: int  # the number of actors that have ended in order
+    episodes: int  # of all actors, also of ended ones, as `steps`
+    mean_return: float | None  # the mean over the last episodes (at most 100) of each actor. None before the first
     steps: int
-    steps_per_s: float
+    steps_per_s: float  # over the last seconds
+    # the mean share of the time in which an actor waited for the learner in the last window. None if unknown
     waiting: float | None
-    restarts: int
+    restarts: int  # the number of restarts after failures
 
     def line(self) -> str:
         """Return the figures as one line of text."""
@@ -87,23 +70,19 @@ class FleetStatus:
 
 
 class _Place:
-    """One place of a fleet, with the actor that runs there now, if any.
-
-    Attributes:
-        handle: None before the first start, between an end and a restart, and after the last end.
-        report: The newest report of the last actor that sent one. Its counts are those of that actor alone.
-        failures: The number of failures in a row.
-        done: True if the actor has ended in order and is not started again.
-        leaving: True if the actor is to end, because the fleet has shrunk.
-    """
+    """One place of a fleet, with the actor that runs there now, if any."""
 
     def __init__(self, index: int) -> None:
         self.index = index
+        # None before the first start, between an end and a restart, and after the last end
         self.handle: ActorHandle | None = None
+        # the newest report of the last actor that sent one. Its counts are those of that actor alone
         self.report: ActorReport | None = None
-        self.starts = self.failures = 0
+        self.starts = 0
+        self.failures = 0  # in a row
         self.started_at = self.start_at = float("-inf")
-        self.done = self.leaving = False
+        self.done = False  # True if the actor has ended in order and is not started again
+        self.leaving = False  # True if the actor is to end, because the fleet has shrunk
 
     @property
     def joined(self) -> ActorReport | None:

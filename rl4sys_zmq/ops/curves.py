@@ -16,32 +16,24 @@ from rl4sys_zmq.learner.run import log_files
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.limits import RECENT_EPISODES
 
-__all__ = ["WINDOW", "LearningCurve", "draw_curves", "moving_mean", "read_curves"]
-
 WINDOW = RECENT_EPISODES
 """Number of episodes in a moving mean of returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningCurve:
-    """The learning curve of one client: ``N`` episodes in the order in which they ended.
+    """The learning curve of one client: ``N`` episodes in the order in which they ended."""
 
-    Attributes:
-        label: The name of the curve in a picture.
-        returns: The return of each episode, float64 ``[N]``.
-        steps: The number of environment steps that the learner had received at the end of each episode, ``[N]``.
-        seconds: The time from the join of the client's first actor to the end of each episode, ``[N]``, without the time during
-            which no learner ran. It is measured at the learner, at most 0.1 s late.
-        policy_lag: The mean lag of the training data. None: nothing was trained.
-        evaluations: The learner's evaluations of versions, ``[M, 3]``: mean return, steps at the publication, seconds.
-    """
-
-    label: str
+    label: str  # the name of the curve in a picture
     client_id: str
-    returns: NDArray[np.float64]
+    returns: NDArray[np.float64]  # the return of each episode, float64 ``[N]``
+    # the number of environment steps that the learner had received at the end of each episode, ``[N]``
     steps: NDArray[np.float64]
+    # the time from the join of the client's first actor to the end of each episode, ``[N]``, without the time during
+    # which no learner ran. It is measured at the learner, at most 0.1 s late
     seconds: NDArray[np.float64]
-    policy_lag: float | None
+    policy_lag: float | None  # the mean lag of the training data. None: nothing was trained
+    # the learner's evaluations of versions, ``[M, 3]``: mean return, steps at the publication, seconds
     evaluations: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
 
     def reached(self, target: float) -> tuple[float, int] | None:
@@ -64,19 +56,14 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 @dataclass(slots=True)
 class _ClientCurve:
-    """The learning curve of one client while the log of a run is read.
+    """The learning curve of one client while the log of a run is read."""
 
-    Attributes:
-        rows: Return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone.
-        lags: The policy lag in each record of metrics.
-        evaluations: Mean return, steps and seconds of each evaluation, without undone ones.
-        began_s: The log's time at which the curve begins. None before the first actor joined.
-    """
-
+    # return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone
     rows: list[tuple[float, float, float]] = field(default_factory=list)
-    lags: list[float] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)  # the policy lag in each record of metrics
+    # mean return, steps and seconds of each evaluation, without undone ones
     evaluations: list[tuple[float, float, float]] = field(default_factory=list)
-    began_s: float | None = None
+    began_s: float | None = None  # the log's time at which the curve begins. None before the first actor joined
 
     def seconds(self, at: float) -> float:
         """Return the time from the beginning of the curve to the log's time `at`. The first call sets the beginning."""
@@ -85,12 +72,10 @@ class _ClientCurve:
         return at - self.began_s
 
     def pause(self, pause_s: float) -> None:
-        """Leave out a time during which no learner ran."""
         if self.began_s is not None:
             self.began_s += pause_s
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Add one record of the log."""
         match record["event"]:
             case "actor_joined":
                 self.seconds(record["t"])

@@ -28,8 +28,7 @@ from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.report import worker_text
-from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
-from rl4sys_zmq.ops.status import handshake_error
+from rl4sys_zmq.ops.requests import ask, evaluating_hello, handshake_error, next_beacon, until
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
@@ -54,18 +53,10 @@ BEACON_WAIT_S = 2 * BEACON_S
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The result of one stage.
-
-    Attributes:
-        state: ``ok``, ``FAIL``, ``skipped`` or ``not reached``.
-        text: The result, or the cause of a failure.
-        remedy: What to do about a failure, otherwise empty.
-    """
-
     stage: str
-    state: str
-    text: str = ""
-    remedy: str = ""
+    state: str  # ``ok``, ``FAIL``, ``skipped`` or ``not reached``
+    text: str = ""  # the result, or the cause of a failure
+    remedy: str = ""  # what to do about a failure, otherwise empty
 
 
 class _StageSkipped(Exception):

@@ -1,21 +1,34 @@
-"""Episodes of a Gymnasium environment that a stored policy plays."""
+"""Episodes of a Gymnasium environment that a stored policy plays, and the process that evaluates a learner's policies by them.
+
+The process is run as ``python -m`` with the file descriptor of a socket. It reads one request per line, as JSON, and answers each
+with one line. It ends when the socket is closed.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.actor.inputs import inputs_for
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.child_process import begin_child, end_group_with_process
+from rl4sys_zmq.errors import ConfigError, RL4SysError
+from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.replay.demonstrations import Demonstration
 from rl4sys_zmq.values import observation_space_from, space_from
 from rl4sys_zmq.values.action_layout import ActionLayout, action_layout
 from rl4sys_zmq.values.observations import have_same_form, leaves_of
 
 CHECK_STEPS = 64
+NICENESS = 10
 MASK_KEY = "action_mask"
 """The key of the action mask in the ``info`` of an environment's reset and step, as Gymnasium's Taxi has it."""
 SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
@@ -59,8 +72,6 @@ def mask_in(info: Mapping[str, Any], layout: ActionLayout) -> Any:
 
 
 class _Step(NamedTuple):
-    """An action, with what follows it."""
-
     action: Any
     observation: Any
     reward: float
@@ -69,7 +80,6 @@ class _Step(NamedTuple):
 
 
 def _steps(agent: FrozenAgent, env: Any, seed: int, layout: ActionLayout, check: Callable[[], None] | None) -> Iterator[_Step]:
-    """Play one episode."""
     observation, info = env.reset(seed=seed)
     traj, length, ended = None, 0, False
     while not ended:
@@ -113,3 +123,51 @@ def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], 
     chosen = np.array(actions, dtype=spec.action_space.dtype)
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     return Demonstration(columns, chosen, np.array(rewards, np.float32), step.terminated, allowed)
+
+
+def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str, Any]:
+    """Play the episodes of a request. Return their returns and lengths, or the error."""
+    try:
+        with FrozenAgent(request["policy"], seed=request["seed"]) as agent:
+            env_id = request["env"]["id"]
+            if env_id not in environments:
+                environments[env_id] = make_environment(request["env"])
+            check_spaces(agent, environments[env_id], env_id)
+            seeds = np.random.SeedSequence(request["seed"]).generate_state(request["episodes"])
+            episodes = [play_episode(agent, environments[env_id], int(seed)) for seed in seeds]
+            not_finite = agent.stats()["policies_not_finite"]
+    except RL4SysError as exc:
+        return {"error": str(exc)[:1000]}
+    except Exception as exc:  # noqa: BLE001 - of the user's environment; the learner reports it
+        broken = environments.pop(request["env"]["id"], None)  # the next request makes a new one
+        if broken is not None:
+            with suppress(Exception):
+                broken.close()
+        return {"error": f"the environment raised {type(exc).__name__}: {exc}"[:1000]}
+    returns, lengths = [total for total, _ in episodes], [length for _, length in episodes]
+    return {"returns": returns, "lengths": lengths, "not_finite": not_finite}
+
+
+def main(argv: list[str] | None = None) -> int:
+    begin_child(signal.SIGINT, signal.SIGTERM)  # the learner closes the socket to end this process
+    _guard = end_group_with_process()
+    os.nice(NICENESS)
+    (fd,) = argv if argv is not None else sys.argv[1:]
+    environments: dict[str, Any] = {}
+    with socket.socket(fileno=int(fd)) as end, end.makefile("r", encoding="ascii", newline="\n") as lines:
+        try:
+            setup = json.loads(next(lines))
+            sys.path[:] = setup["path"]
+            import_plugins(tuple(setup["plugins"]))
+            for line in lines:
+                end.sendall(json.dumps(answer(json.loads(line), environments)).encode("ascii") + b"\n")
+        except (StopIteration, ConnectionError):
+            pass  # the learner has closed the socket
+        finally:
+            for env in environments.values():
+                env.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

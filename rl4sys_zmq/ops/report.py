@@ -1,15 +1,15 @@
-"""A learner's status report as text, for a terminal of 80 columns."""
+"""A learner's status report as text: a table of its clients, and all of it for a terminal of 80 columns."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.errors import restart_command
 from rl4sys_zmq.liveness import WORKER_SILENCE_S
 from rl4sys_zmq.logs import printable
-from rl4sys_zmq.ops.status import HEADINGS, client_rows
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Verdict
 
@@ -91,7 +91,6 @@ def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _whole(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about the learner as a whole."""
     if journal := report.get("journal"):
         limit = f" of {byte_text(journal['max_bytes'])}" if journal["max_bytes"] else ""
         kind = "on disk" if journal["durable"] else "in memory: untrained data is lost when the process ends"
@@ -261,3 +260,112 @@ def byte_text(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+# ---- the table of clients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStatusRow:
+    """The main figures of one client in a status report."""
+
+    client_id: str
+    state: str
+    algorithm: str
+    episodes: int
+    mean_return: float | None  # over the last 100 episodes. None before the first has ended
+    # per step, over the last 10,000 steps. None before the first data, and if the learner does not report it
+    mean_reward: float | None
+    steps: int
+    steps_per_s: float
+    version: int
+    updates: int
+    policy_lag: float
+    pending: int  # in segments, as `unfit` and `stale`
+    actors: int  # the number of actors that are connected now
+    unfit: int  # refused or quarantined
+    stale: int
+    error: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the figures as texts, one for each column in `HEADINGS`. Those from a checkpoint are unknown at the start."""
+        trained = (
+            f"{self.episodes:,}",
+            "-" if self.mean_return is None else f"{self.mean_return:.1f}",
+            "-" if self.mean_reward is None else f"{self.mean_reward:.3g}",
+            f"{self.steps:,}",
+            f"{self.steps_per_s:,.0f}",
+            f"{self.version:,}" if self.version >= 0 else "-",
+            f"{self.policy_lag:.2f}",
+        )
+        return (
+            self.client_id,
+            self.state,
+            self.algorithm,
+            *(("-",) * len(trained) if self.state.startswith("starting") else trained),
+            f"{self.pending:,}",
+            f"{self.actors:,}",
+            f"{self.unfit:,}/{self.stale:,}",
+        )
+
+    def lines(self) -> list[str]:
+        """Return the figures as short lines, for a narrow terminal."""
+        named = [f"{name} {cell}" for name, cell in zip(HEADINGS, self.cells(), strict=True)]
+        figures = ["  " + "   ".join(named[first:end]) for first, end in ((3, 6), (6, 10), (10, 13))]
+        return [f"{self.client_id}: {self.state}, {self.algorithm}", *figures]
+
+    def line(self) -> str:
+        """Return the most important figures, a state other than ``running``, and the error as one line."""
+        cells = dict(zip(HEADINGS, self.cells(), strict=True))
+        state = f"state {self.state}, " if self.state != "running" else ""
+        unused = f", unfit/stale {cells['unfit/stale']}" if self.unfit or self.stale else ""
+        pace = f"{cells['steps']} steps, {cells['steps/s']}/s, version {cells['version']}"
+        error = f"; {self.error}" if self.error else ""
+        means = f"return {cells['return']}, reward/step {cells['reward/step']}"
+        return f"{self.client_id}: {state}{means}, {pace}{unused}{error}"
+
+
+HEADINGS = (
+    "client",
+    "state",
+    "algorithm",
+    "episodes",
+    "return",
+    "reward/step",
+    "steps",
+    "steps/s",
+    "version",
+    "lag",
+    "queue",
+    "actors",
+    "unfit/stale",
+)
+"""The headings of the table of clients, in the order of `ClientStatusRow.cells`."""
+
+
+def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
+    return [_row(name, client) for name, client in sorted(report["clients"].items())]
+
+
+def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:
+    verdicts, state, scalars = client["verdicts"], client["state"], client.get("scalars", {})
+    if state == "starting" and "clone/progress" in scalars:
+        state = f"starting (clones {scalars['clone/progress']:.0%}, loss {scalars['clone/loss']:.3g})"
+    return ClientStatusRow(
+        client_id=name,
+        state=state,
+        algorithm=client["algorithm"],
+        episodes=client["episodes"],
+        mean_return=client["mean_return"],
+        mean_reward=client.get("mean_reward"),
+        steps=client["steps"],
+        steps_per_s=client["steps_per_s"],
+        version=client["version"],
+        updates=client["updates"],
+        policy_lag=client["policy_lag"],
+        pending=client["pending"],
+        actors=client["actors_live"],
+        unfit=verdicts["refused"] + verdicts["quarantined"],
+        stale=verdicts["stale"],
+        error=client["error"],
+    )

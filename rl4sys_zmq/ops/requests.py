@@ -1,26 +1,105 @@
-"""Messages to a learner or a relay, and the replies."""
+"""Requests to a running learner or a relay, and the replies: its status, operator commands, and the messages of `doctor`."""
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 import uuid
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.delivery.incarnation import first_incarnation
-from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
-from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.transports.greeting import LearnerUnreachable
+from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
+from rl4sys_zmq.transports.greeting import LearnerUnreachable, explain_silence, look_up
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Beacon, Hello, Message
+from rl4sys_zmq.wire.messages import (
+    Beacon,
+    Hello,
+    Message,
+    OperatorCommand,
+    OperatorCommandDone,
+    Refused,
+    StatusReply,
+    StatusRequest,
+)
 
 LOOK_S = 0.05
 T = TypeVar("T")
+
+
+def request_status(address: str, timeout_s: float, keys: UserKeys | None = None) -> dict[str, Any]:
+    report = _request(address, StatusRequest(), StatusReply, timeout_s, keys).report
+    if limited := report.get("limited"):
+        raise ProtocolError(RefusalReason.FORBIDDEN, str(limited))
+    return report
+
+
+def request_command(
+    address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
+) -> OperatorCommandDone:
+    return _request(address, command, OperatorCommandDone, timeout_s, keys)
+
+
+def _request(address: str, message: StatusRequest | OperatorCommand, kind: type[T], timeout_s: float, keys: UserKeys | None) -> T:
+    """Send a message on a new connection, and return the reply. Raise an exception for a refusal."""
+    timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
+    what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
+    uri = AgentConfig(client_id="status", train_server_address=address).address
+    parsed = Address.parse(uri)
+    if parsed.scheme == "tcp":
+        try:
+            look_up(parsed, timeout_s)  # a name without an address does not get one by waiting
+        except LearnerUnreachable as exc:
+            raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, str(exc)) from exc
+    hint = ""
+
+    def look() -> Message | None:
+        nonlocal hint
+        while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
+            answer = decode(frames)
+            if not isinstance(answer, Refused):
+                return answer
+            if answer.code == RefusalReason.CONFIG:
+                raise ConfigError(answer.reason, key=answer.field)
+            code = RefusalReason(answer.code) if answer.code in set(RefusalReason) else RefusalReason.MALFORMED
+            raise ProtocolError(code, answer.reason)
+        for event in dealer.events():
+            if event.is_failure:
+                hint = handshake_error(event, keys is not None)
+                if event.is_final:
+                    raise ProtocolError(RefusalReason.FORBIDDEN, f"{uri}: {hint}")
+        return None
+
+    with Socket.dealer(parsed, secure=curve_client(keys) if keys is not None else None, watch=True) as dealer:
+        dealer.send(encode(message))
+        answer = cast(Message | None, until(look, timeout_s, dealer))  # mypy joins a union of many to object
+    if isinstance(answer, kind):
+        return answer
+    if answer is not None:
+        raise ProtocolError(RefusalReason.DIRECTION, f"the reply to {what} was a {type(answer).__name__}")
+    hint = hint or explain_silence(uri, has_keys=keys is not None) or "check that it runs and that the address is correct"
+    raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
+
+
+def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
+    """Return the cause of a failed handshake on the connecting side, and a remedy, as text ``cause; remedy``."""
+    if event.is_final and event.name == "handshake_failed.protocol":
+        if have_keys:
+            return "keys were given, but the learner has none; omit the keys, or start the learner with --keys DIR"
+        return "the learner requires keys, but none were given; give --keys NAME.keys"
+    if event.name == "handshake_failed.no_detail" and event.detail != errno.EAGAIN:
+        if not have_keys:
+            return "it closed the connection, as a learner with keys does; give --keys NAME.keys, or correct the port"
+        return "it closed the connection, probably for a wrong learner key in NAME.keys; copy the file again or correct the port"
+    return explain(event, "actor")
 
 
 def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], timeout_s: float) -> Message | None:

@@ -20,7 +20,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
-    from rl4sys_zmq.security.authenticator import AccessListWatcher, Authenticator
+    from rl4sys_zmq.security.authenticator import Authenticator
     from rl4sys_zmq.security.authorizer import Authorizer
     from rl4sys_zmq.security.keys import (
         LEARNER_PUBLIC,
@@ -41,15 +41,12 @@ if TYPE_CHECKING:
     )
     from rl4sys_zmq.security.quota import Quota, TokenBucket
     from rl4sys_zmq.security.worker_keys import WorkerAccess, WorkerKeys
-    from rl4sys_zmq.security.zap import Check, Denied, PeerCredentials, ZapDomain, register_domain
+    from rl4sys_zmq.security.zap import Denied, register_domain
 
 __all__ = [
     "AccessList",
-    "AccessListWatcher",
     "Authenticator",
     "Authorizer",
-    "Check",
-    "PeerCredentials",
     "Denied",
     "KeyPair",
     "LEARNER_PUBLIC",
@@ -62,7 +59,6 @@ __all__ = [
     "UserKeys",
     "WorkerAccess",
     "WorkerKeys",
-    "ZapDomain",
     "curve_client",
     "curve_server",
     "load_access",
@@ -81,7 +77,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "access": ("USERS_FILE", "AccessList", "User", "load_access"),
-        "authenticator": ("AccessListWatcher", "Authenticator"),
+        "authenticator": ("Authenticator",),
         "authorizer": ("Authorizer",),
         "keys": (
             "LEARNER_PUBLIC",
@@ -102,6 +98,6 @@ __getattr__ = lazy_getattr(
         ),
         "quota": ("Quota", "TokenBucket"),
         "worker_keys": ("WorkerAccess", "WorkerKeys"),
-        "zap": ("Check", "PeerCredentials", "Denied", "ZapDomain", "register_domain"),
+        "zap": ("Denied", "register_domain"),
     },
 )

@@ -25,7 +25,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import BatchLimits
     from rl4sys_zmq.serving.action import ActionClient, ActionServer
-    from rl4sys_zmq.serving.action_config import ActionConfig
+    from rl4sys_zmq.serving.config import ActionConfig, TrainerConfig
     from rl4sys_zmq.serving.data import (
         DataShape,
         DataStoreBase,
@@ -43,12 +43,10 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClient, GymEnvClientWrapper, GymEnvServerWrapper
     from rl4sys_zmq.serving.image_coding import jpeg_to_mat, mat_to_jpeg
-    from rl4sys_zmq.serving.inference import InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.inference import InferenceClient, InferenceServer, stack, unstack
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
-    from rl4sys_zmq.serving.stacking import stack, unstack
     from rl4sys_zmq.serving.trainer_client import TrainerClient
-    from rl4sys_zmq.serving.trainer_config import TrainerConfig
     from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
     from rl4sys_zmq.serving.trainer_server import TrainerServer
     from rl4sys_zmq.serving.trainer_transfer import UpdateResult
@@ -93,7 +91,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "action": ("ActionClient", "ActionServer"),
-        "action_config": ("ActionConfig",),
+        "config": ("ActionConfig", "TrainerConfig"),
         "data": (
             "DataShape",
             "DataStoreBase",
@@ -111,12 +109,10 @@ __getattr__ = lazy_getattr(
         "environments": ("GymEnvServer",),
         "gym_wrappers": ("GymEnvClient", "GymEnvClientWrapper", "GymEnvServerWrapper"),
         "image_coding": ("jpeg_to_mat", "mat_to_jpeg"),
-        "inference": ("BatchLimits", "InferenceClient", "InferenceServer"),
+        "inference": ("BatchLimits", "InferenceClient", "InferenceServer", "stack", "unstack"),
         "remote_env": ("RemoteEnv",),
         "remote_vector": ("RemoteVectorEnv",),
-        "stacking": ("stack", "unstack"),
         "trainer_client": ("TrainerClient",),
-        "trainer_config": ("TrainerConfig",),
         "trainer_local": ("TrainerSMInterface",),
         "trainer_server": ("TrainerServer",),
         "trainer_transfer": ("UpdateResult",),

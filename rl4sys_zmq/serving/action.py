@@ -22,8 +22,9 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
-from rl4sys_zmq.serving.action_config import ActionConfig
+from rl4sys_zmq.serving.config import ActionConfig
 from rl4sys_zmq.serving.image_coding import code_images, read_images
+from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
@@ -39,7 +40,7 @@ ActCallback = Callable[[str, Tree], dict[str, Tree] | None]
 """Takes the key and the payload of an action, and returns any dict."""
 
 
-class ActionServer(Resource):
+class ActionServer(ThreadedServer):
     """A server that lets remote `ActionClient` objects observe and control a robot, or another device.
 
     One callback returns observations, the other runs actions. The server can call them in different threads, but only one at a
@@ -95,28 +96,6 @@ class ActionServer(Resource):
         self._server.register(OBS, self._obs, concurrency_group=GROUP)
         self._server.register(ACT, self._act, concurrency_group=GROUP)
 
-    def start(self, threaded: bool = False) -> None:
-        """Bind the address and serve.
-
-        Args:
-            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
-                Ctrl-C is pressed.
-
-        Raises:
-            AddressInUse: If another process has bound the address.
-            TransportError: If the address cannot be bound.
-            Closed: After `stop`.
-        """
-        if threaded:
-            self._server.start()
-        else:
-            self._server.run()
-
-    @property
-    def address(self) -> str:
-        """The bound address, as a URI. Raises `Closed` before `start`."""
-        return self._server.address
-
     @property
     def pub_address(self) -> str:
         """The address at which observations are published, as a URI. Empty before `start`, and without a `broadcast_port`."""
@@ -151,18 +130,6 @@ class ActionServer(Resource):
     def status(self) -> dict[str, Any]:
         """Return the status of the server (`rl4sys_zmq.rpc.Server.status`), with the configuration under ``config``."""
         return {**self._server.status(), "config": self.config.terms()}
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuse waiting calls with the code ``closing``, join the threads and close the sockets. A second call does nothing.
-
-        Raises:
-            CallbackStuck: If a callback still runs after `timeout_s` seconds. Its thread ends when the callback returns.
-        """
-        self._server.stop(timeout_s)
-
-    def close(self) -> None:
-        """Call `stop` with its default timeout."""
-        self.stop()
 
     def _obs(self, keys: Tree) -> Tree:
         if self._obs_callback is None:

@@ -26,7 +26,7 @@ from rl4sys_zmq.liveness import ENV_LEASE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
-from rl4sys_zmq.serving.addresses import bind_address
+from rl4sys_zmq.serving.config import bind_address
 from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, clipped
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.values.space_conversion import any_space_from, space_to_text
@@ -47,16 +47,9 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(slots=True)
 class _EnvSlot:
-    """One environment of the server.
-
-    Attributes:
-        pending: The reason why the environment must be reset before the next step, or "".
-        token: That of the lease of the last caller.
-    """
-
     env: Env
-    pending: str = "it has not been reset"
-    token: int = 0
+    pending: str = "it has not been reset"  # the reason why the environment must be reset before the next step, or ""
+    token: int = 0  # that of the lease of the last caller
     steps: int = 0
     episodes: int = 0
 
@@ -219,7 +212,6 @@ class GymEnvServer(Resource):
                 closing.callback(slot.env.close)
 
     def _describe(self, env: Env, lease_s: float) -> Tree:
-        """Return the reply of ``describe``."""
         spec = env.spec
         metadata, _ = drop_unsupported(dict(env.metadata), "metadata", 1)
         modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]

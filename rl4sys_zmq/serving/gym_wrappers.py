@@ -13,7 +13,7 @@ from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, number
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.rpc import Caller
-from rl4sys_zmq.serving.addresses import connect_address
+from rl4sys_zmq.serving.config import connect_address
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
 

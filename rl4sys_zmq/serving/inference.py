@@ -1,21 +1,171 @@
-"""A server of named functions, and its client. Calls of several callers can be joined to one batch."""
+"""A server of named functions, and its client. The payloads of several calls can be joined to one batch, and its reply split."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import BatchLimits, Caller, Server
-from rl4sys_zmq.serving.addresses import bind_address, connect_address
-from rl4sys_zmq.serving.stacking import batched
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.serving.config import bind_address, connect_address
+from rl4sys_zmq.values.trees import Structure, Tree, flatten, leaf_paths, unflatten, unflatten_each
+
+_Form = tuple[Structure, tuple[object, ...]]
 
 
-class InferenceServer(Resource):
+def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
+    """Convert a function of a batch, stacked along axis 0, to a function of a list of payloads.
+
+    It calls `fn` once for each group of payloads with the same structure, shapes and dtypes. Dicts get sorted keys.
+    """
+
+    def run(payloads: Sequence[Tree]) -> list[Tree]:
+        flat = [_flat(payload) for payload in payloads]
+        if len(flat) == 1:
+            return unstack(fn(_stack(flat)), 1)
+        groups: dict[object, list[int]] = {}
+        for index, (_, form) in enumerate(flat):
+            groups.setdefault(form, []).append(index)
+        answers: list[Tree] = [None] * len(payloads)
+        for members in groups.values():
+            answer = fn(_stack([flat[i] for i in members]))
+            for i, part in zip(members, unstack(answer, len(members)), strict=True):
+                answers[i] = part
+        return answers
+
+    return run
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack ``N`` payloads of the same structure to one payload with a new first axis of length ``N``.
+
+    Dicts and tuples keep their structure. Arrays, numbers and lists of numbers become arrays ``[N, ...]``. Any other value,
+    such as a string, becomes a list of ``N`` values.
+    """
+    return _stack([_flat(tree) for tree in trees])
+
+
+def unstack(tree: Tree, count: int) -> list[Tree]:
+    """Split a stacked payload into a list of payloads. This is the inverse of `stack`.
+
+    Args:
+        tree: The stacked payload: nested dicts and tuples of arrays or torch tensors ``[count, ...]``, or lists of length
+            `count`.
+        count: Number of payloads.
+
+    Raises:
+        ValueError: If the first axis of an array or the length of a list is not `count`. The message has the path of the value.
+    """
+    leaves, structure = flatten(tree)
+    columns = []
+    for index, leaf in enumerate(leaves):
+        rows = leaf if isinstance(leaf, list) else _array(leaf)
+        if (not isinstance(rows, list) and rows.ndim == 0) or len(rows) != count:
+            size = "no axis" if not isinstance(rows, list) and rows.ndim == 0 else f"{len(rows)} entries"
+            path = [*leaf_paths(structure, "answer")][index]
+            raise ValueError(f"{path} has {size}; a batch of {count} needs as many along the first axis")
+        columns.append(rows)
+    return unflatten_each(structure, columns, count)
+
+
+def _flat(tree: Tree) -> tuple[list[Any], _Form]:
+    """Return a payload's leaves, and its form. Payloads with an equal form can be stacked."""
+    leaves, structure = flatten(tree, by_key=True)
+    kinds: list[object] = []
+    for index, leaf in enumerate(leaves):
+        kind = type(leaf)
+        if kind is list:
+            leaves[index] = leaf = _numbers(leaf)
+            kind = type(leaf)
+        if kind is np.ndarray:
+            kinds += leaf.dtype, leaf.shape
+        else:
+            kinds.append(leaf.dtype if isinstance(leaf, np.generic) else kind)
+    return leaves, (structure, tuple(kinds))
+
+
+def _stack(flat: Sequence[tuple[list[Any], _Form]]) -> Tree:
+    return unflatten(flat[0][1][0], [_column(leaves) for leaves in zip(*[leaves for leaves, _ in flat], strict=True)])
+
+
+def _column(leaves: Sequence[Any]) -> Tree:
+    first = leaves[0]
+    if type(first) is np.ndarray:
+        out = np.empty((len(leaves), *first.shape), first.dtype)  # several times as fast as numpy.stack for small arrays
+        for index, leaf in enumerate(leaves):
+            out[index] = leaf
+        return out
+    if type(first) in (bool, int, float) or isinstance(first, np.generic):
+        return np.asarray(leaves)
+    return list(leaves)
+
+
+def _numbers(value: list[Any]) -> Any:
+    """Convert a list of numbers, or of rows of equal length, to an array. Return any other list unchanged."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return value
+    return array if array.dtype.kind in "biuf" else value
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+class ThreadedServer(Resource):
+    """A server that runs in background threads, or in the thread that calls `start`."""
+
+    _server: Server
+
+    @property
+    def address(self) -> str:
+        """The bound address, as a URI. Raises `Closed` before `start`."""
+        return self._server.address
+
+    def start(self, threaded: bool = False) -> None:
+        """Bind the address and serve.
+
+        Args:
+            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
+                Ctrl-C is pressed.
+
+        Raises:
+            AddressInUse: If another process has bound the address.
+            ConfigError: If keys are missing, invalid, or readable by others.
+            TransportError: If the address cannot be bound.
+            Closed: After `stop`.
+        """
+        if threaded:
+            self._server.start()
+        else:
+            self._server.run()
+
+    def status(self) -> dict[str, Any]:
+        """Return the address, the registered functions, the callers, the queues and the counters."""
+        return self._server.status()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Refuse waiting calls with the code ``closing``, join the threads and close the sockets. A second call does nothing.
+
+        Raises:
+            CallbackStuck: If a function still runs after `timeout_s` seconds. Its thread ends when the function returns.
+        """
+        self._server.stop(timeout_s)
+
+    def close(self) -> None:
+        """Call `stop` with its default timeout."""
+        self.stop()
+
+
+class InferenceServer(ThreadedServer):
     """A server that offers named functions (*interfaces*), such as a policy's forward pass, to any number of callers.
 
     The interfaces run independently, so a slow interface delays only its own callers. A request is skipped if its caller no
@@ -83,44 +233,6 @@ class InferenceServer(Resource):
     def interfaces(self) -> set[str]:
         """Return the names of the registered functions."""
         return set(self._names)
-
-    @property
-    def address(self) -> str:
-        """The bound address, as a URI. Raises `Closed` before `start`."""
-        return self._server.address
-
-    def start(self, threaded: bool = False) -> None:
-        """Bind the address and serve.
-
-        Args:
-            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
-                Ctrl-C is pressed.
-
-        Raises:
-            AddressInUse: If another process has bound the address.
-            ConfigError: If keys are missing, invalid, or readable by others.
-            TransportError: If the address cannot be bound.
-        """
-        if threaded:
-            self._server.start()
-        else:
-            self._server.run()
-
-    def status(self) -> dict[str, Any]:
-        """Return the address, the registered functions, the callers, the queues and the counters."""
-        return self._server.status()
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuse waiting calls, join the threads, and close the sockets. A second call does nothing.
-
-        Raises:
-            CallbackStuck: If a function still runs after `timeout_s` seconds.
-        """
-        self._server.stop(timeout_s)
-
-    def close(self) -> None:
-        """Call `stop` with its default timeout."""
-        self.stop()
 
 
 class InferenceClient(Resource):

@@ -25,18 +25,13 @@ ENDED_LEASES = 1024
 
 @dataclass(slots=True)
 class ServerEnvironmentLease:
-    """The right of one remote caller to one or more environments of a server.
-
-    Attributes:
-        call_started_s: None while no call runs.
-        returned: True if the caller returned the lease while a call ran. The lease then ends with the call.
-    """
+    """The right of one remote caller to one or more environments of a server."""
 
     token: int
     slots: tuple[int, ...]
     last_message_s: float
-    call_started_s: float | None = None
-    returned: bool = False
+    call_started_s: float | None = None  # None while no call runs
+    returned: bool = False  # True if the caller returned the lease while a call ran. The lease then ends with the call
 
 
 class LeaseTable:
@@ -56,7 +51,6 @@ class LeaseTable:
 
     @property
     def in_use(self) -> bool:
-        """True while a call of any caller runs."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
     def holders(self) -> list[ServerEnvironmentLease | None]:
@@ -113,7 +107,6 @@ class LeaseTable:
                     self._end(lease)
 
     def renew(self, token: int, now: float | None = None) -> bool:
-        """Renew a lease. Return False if there is none with this token."""
         with self._lock:
             lease = self._held(token)
             if lease is None:

@@ -1,18 +1,205 @@
-"""A `gymnasium.Env` whose environment runs in a `GymEnvServer` elsewhere."""
+"""A `gymnasium.Env` whose environment runs in a `GymEnvServer` elsewhere, and the lease of such environments."""
 
 from __future__ import annotations
 
+import copy
+import random
+import weakref
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import seeding
 
-from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
-from rl4sys_zmq.serving.env_lease import EnvLease
-from rl4sys_zmq.values.trees import copy_tree
+from rl4sys_zmq.errors import (
+    CallLost,
+    CallRefusalReason,
+    CallRefused,
+    CallTimeout,
+    Closed,
+    ConfigError,
+    PayloadError,
+    RL4SysError,
+)
+from rl4sys_zmq.liveness import MISSED_MESSAGES, RENEWAL_LIMITS_S
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.rpc import Caller
+from rl4sys_zmq.serving.environments import SERVICE
+from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, to_gymnasium
+from rl4sys_zmq.values.space_conversion import space_from_text
+from rl4sys_zmq.values.trees import Tree, copy_tree
+
+log = get_logger(__name__)
 
 TIMEOUT_S = 10.0
+RELEASE_TIMEOUT_S = 1.0
+"""Longest time to wait for the server's reply when a lease is returned. A lease that is not returned expires later."""
+LEASE_ENDED = (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED)
+"""The codes with which a server refuses a call of an ended lease."""
+_rng = random.SystemRandom()
+
+
+class _LeaseRenewer(Worker):
+    """The thread that renews a lease, and returns it if the `EnvLease` is garbage-collected without `close`."""
+
+    def __init__(self, env_lease: EnvLease) -> None:
+        super().__init__("rl4sys-lease")
+        self.token = 0  # identifies the lease at the server. 0 while there is none
+        self.every_s = 1.0
+        self._client = env_lease.client
+        over: SimpleQueue[None] = SimpleQueue()  # reentrant: the garbage collector can `put` at any point
+        self._over = over
+        self._env_lease = weakref.ref(env_lease, lambda _: over.put(None))
+
+    def run(self) -> None:
+        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected."""
+        while not self._is_over():
+            try:
+                self._client.call("keep", {"token": self.token}, self.every_s)
+            except RL4SysError as exc:  # the next step reports the error to the host
+                log.debug("the lease at %s could not be renewed: %s", self._client.address, exc)
+        if self._env_lease() is None:
+            self.give_back()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.put(None)
+
+    def give_back(self) -> None:
+        """Return the lease, waiting at most `RELEASE_TIMEOUT_S`, and close the RPC client."""
+        token, self.token = self.token, 0
+        if token:
+            try:
+                self._client.call("give", {"token": token}, RELEASE_TIMEOUT_S)
+            except RL4SysError as exc:
+                log.info("the lease at %s could not be returned, and will expire: %s", self._client.address, exc)
+        self._client.close()
+
+    def _is_over(self) -> bool:
+        try:
+            self._over.get(timeout=self.every_s)
+        except Empty:
+            return False
+        return True
+
+
+class EnvLease(Resource):
+    """A lease of environments of a `GymEnvServer`, which a thread renews.
+
+    One thread at a time uses it. Any thread can call `close`.
+    """
+
+    def __init__(
+        self, address: str, *, count: int | None, index: int | None, timeout_s: float, keys: str | Path | None = None
+    ) -> None:
+        self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
+        self.slots: list[int] = []  # indices of the environments at the server
+        self._renewer = _LeaseRenewer(self)
+        # True if the server has answered the last request for a lease. It can have ended the lease since
+        self.is_leased = False
+        self._unsure = ""
+        self._index = index
+        try:
+            description = self.client.call("describe")
+            observations = space_from_text(_of(description, "observation_space", str))
+            self.actions = space_from_text(_of(description, "action_space", str))  # the action space as a space of this library
+            self.read_observation = SpaceElementReader(observations)  # converts a received payload to an observation
+            self.observation_space: GymSpace = to_gymnasium(observations)
+            self.action_space: GymSpace = to_gymnasium(self.actions)
+            self.metadata: dict[str, Any] = copy_tree(_of(description, "metadata", dict))
+            self.render_mode: str | None = _of(description, "render_mode", str | None)
+            self._description = description
+            self._count = _of(description, "count", int) if count is None else min(count, _of(description, "count", int))
+            shortest_s, longest_s = RENEWAL_LIMITS_S
+            self._renewer.every_s = min(max(shortest_s, _of(description, "lease_s", float) / MISSED_MESSAGES), longest_s)
+            self.acquire()
+            self._renewer.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def spec(self) -> EnvSpec | None:
+        """Return the `EnvSpec` that this process has registered for the id of the server's environments, or None."""
+        id_, kwargs = self._description.get("id"), self._description.get("kwargs")
+        spec = gymnasium.registry.get(id_) if isinstance(id_, str) else None  # `gymnasium.spec` could import a module
+        if spec is None or not isinstance(kwargs, dict):
+            return None
+        return replace(
+            copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._description.get("max_episode_steps")
+        )
+
+    def acquire(self) -> None:
+        """Lease environments. An unanswered request is repeated with its token, so that the server does not lease twice."""
+        renewer = self._renewer
+        if self.is_leased or not renewer.token:
+            renewer.token, self.is_leased = _rng.getrandbits(63), False
+        self._unsure = "no environment was reset since the lease was requested"
+        try:
+            slots = self.client.call("take", {"token": renewer.token, "count": self._count, "index": self._index})
+        except CallRefused:
+            renewer.token = 0
+            raise
+        if not isinstance(slots, list) or len(slots) != self._count or not all(type(i) is int for i in slots):
+            raise ConfigError(f"the server returned the environments {slots!r:.60}; {self._count} were requested", key="count")
+        self.slots, self.is_leased = slots, True
+
+    def reset(self, payload: dict[str, Tree]) -> Tree:
+        """Reset the environments. If the server has ended the lease, lease again first."""
+        if self.is_leased:
+            try:
+                return self.call("reset", payload)
+            except CallRefused as refused:
+                if refused.code not in LEASE_ENDED:
+                    raise
+        self.acquire()
+        return self.call("reset", payload)
+
+    def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
+        """Call a method, at most once, and wait for the reply. After a failed step or reset, refuse steps until a reset."""
+        before = self._unsure
+        if not self.is_leased or (before and verb == "step"):
+            text = f"{before}, so the state of the episode is unknown; call reset()"
+            raise CallRefused(verb, self.client.address, CallRefusalReason.GONE, text)
+        if verb in ("reset", "step"):
+            self._unsure = f"the last {verb} failed"
+        try:
+            answer = self.client.call(*self._request(verb, payload), once=True)
+        except (CallRefused, Closed, PayloadError):
+            self._unsure = before
+            raise
+        except (CallTimeout, CallLost) as exc:
+            exc.add_note("call reset() to continue")
+            raise
+        if verb in ("reset", "step"):
+            self._unsure = ""
+        return answer
+
+    def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
+        """Start a call, and return a future for the reply. Unlike `call`, this does not refuse steps after a failed call."""
+        return self.client.submit(*self._request(verb, payload), once=True)
+
+    def close(self) -> None:
+        """Return the environments to the server, and end the thread. Wait at most a second. A second call does nothing."""
+        self._renewer.stop()
+        self._renewer.give_back()
+        self._renewer.join()
+
+    def _request(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
+        return f"{verb}.{self.slots[0]}", {"token": self._renewer.token, **payload}
+
+
+def _of(about: Tree, name: str, kind: Any) -> Any:
+    value = about.get(name) if isinstance(about, dict) else None
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"the server's description of its environments is malformed: its {name} is a {type(value).__name__}", key=name
+        )
+    return value
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):

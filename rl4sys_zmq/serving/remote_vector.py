@@ -14,8 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rl4sys_zmq.config.options import check_value, integer, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
-from rl4sys_zmq.serving.env_lease import LEASE_ENDED, EnvLease
-from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
+from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, EnvLease, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 
@@ -202,16 +201,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         """Call a method of each server, in parallel, and return the replies for all environments."""
         if len(asked) == 1:
             part, payload = asked[0]
-            answers: list[Tree] = part.call(verb, payload)
-            return answers
+            return list(part.call(verb, payload))
         return [answer for future in self._send_all(verb, asked) for answer in future.result()]
 
     def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
         """Reset environments of each server, in parallel. If a server has ended its lease, lease again first."""
         if len(asked) == 1:
             part, payload = asked[0]
-            answers: list[Tree] = part.reset(payload)
-            return answers
+            return list(part.reset(payload))
         leased = [(place, one) for place, one in enumerate(asked) if one[0].is_leased]
         replies = dict(zip([place for place, _ in leased], self._send_all("reset", [one for _, one in leased]), strict=True))
         lost = [place for place in range(len(asked)) if place not in replies or _lease_has_ended(replies[place])]

@@ -43,52 +43,37 @@ _TRANSIENT = (OSError, MemoryError, StoreFileError, Closed)
 
 @dataclass(frozen=True, slots=True)
 class InsertRequest:
-    """A trainer client's request to insert items with consecutive numbers.
-
-    Attributes:
-        after: Number of the last acknowledged item, according to the trainer client. If the server's own number is lower, it
-            accepts nothing.
-        known: Largest item number that the trainer client ever saw acknowledged, also by an earlier server.
-        first: Number of the first item.
-    """
+    """A trainer client's request to insert items with consecutive numbers."""
 
     stream: StreamKey
+    # number of the last acknowledged item, according to the trainer client. If the server's own number is lower, it
+    # accepts nothing
     after: int
-    known: int
-    first: int
+    known: int  # largest item number that the trainer client ever saw acknowledged, also by an earlier server
+    first: int  # number of the first item
     items: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class InsertedItems:
-    """Items of one trainer client that a data store has accepted.
-
-    Attributes:
-        acked: Number of the last accepted item in the trainer client's store.
-    """
+    """Items of one trainer client that a data store has accepted."""
 
     client: str
-    acked: int
+    acked: int  # number of the last accepted item in the trainer client's store
     items: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class InsertResult:
-    """The result of an insert request.
+    """The result of an insert request."""
 
-    Attributes:
-        acked: Number of the last item that the server now has. If this is below `InsertRequest.after`, nothing was accepted, and
-            the trainer client sends the items after `acked`.
-        fresh: Number of items that were new.
-        dropped: Number of earlier items that the trainer client's store dropped before they were sent.
-        error: Exception that the store raised for an item, or None.
-        arrival: Items that are now in the store. None if there are none, or if accepted items still wait for the store.
-    """
-
+    # number of the last item that the server now has. If this is below `InsertRequest.after`, nothing was accepted, and
+    # the trainer client sends the items after `acked`
     acked: int
-    fresh: int = 0
-    dropped: int = 0
-    error: Exception | None = None
+    fresh: int = 0  # number of items that were new
+    dropped: int = 0  # number of earlier items that the trainer client's store dropped before they were sent
+    error: Exception | None = None  # exception that the store raised for an item, or None
+    # items that are now in the store. None if there are none, or if accepted items still wait for the store
     arrival: InsertedItems | None = None
 
 
@@ -191,7 +176,6 @@ class StoreInserter:
         }
 
     def _fill(self, updates: list[JournaledItems]) -> None:
-        """Insert the items of journal entries that the store lacks, and empty the list."""
         for update in updates:
             items, place = update.items, update.place
             if place.lineage == self.store.lineage:

@@ -29,11 +29,10 @@ from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.serving.config import TrainerConfig
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_config import TrainerConfig
-from rl4sys_zmq.serving.trainer_items import pack_items
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult
+from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult, pack_items
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
@@ -446,24 +445,19 @@ class _UpdateThread(Worker):
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
         super().__init__(f"rl4sys-trainer-update-{client.name}")
         self._client, self._interval_s = client, interval_s
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Update until `stop`."""
         client = self._client
-        while not self._stopping.is_set():
+        while not self._stop_asked.is_set():
             try:
                 result = client._update_all()
             except RL4SysError as exc:
                 result = UpdateResult(error=exc)
-            if self._stopping.is_set():
+            if self._stop_asked.is_set():
                 return
             if result.error is not None:
                 client._failed("update", result.error)
             else:
                 client._conclude(result)
-            self._stopping.wait(self._interval_s)
-
-    def stop(self) -> None:
-        """End the thread. A running call ends when the client's connection closes."""
-        self._stopping.set()
+            self._stop_asked.wait(self._interval_s)

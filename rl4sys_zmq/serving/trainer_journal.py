@@ -22,7 +22,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback
-from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
+from rl4sys_zmq.serving.trainer_transfer import pack_items, unpack_items
 from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
 log = get_logger(__name__)
@@ -45,27 +45,15 @@ class NextItemPosition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournaledItems:
-    """Items that one trainer client sent to one data store of the server.
-
-    Attributes:
-        first_id: Number of the first item in the trainer client's data store.
-        items: Empty for an entry that only records `place`.
-        place: Position in the server's data store at which the first item is inserted.
-    """
-
     store: str
     stream: StreamKey
-    first_id: int
-    items: list[Any]
-    place: NextItemPosition
+    first_id: int  # number of the first item in the trainer client's data store
+    items: list[Any]  # empty for an entry that only records `place`
+    place: NextItemPosition  # position in the server's data store at which the first item is inserted
 
 
 class StoreJournal(Resource):
-    """The journal of a trainer server on disk. Any thread can use it.
-
-    Attributes:
-        streams: The trainer clients' data stores in the file, each with the number of the next item.
-    """
+    """The journal of a trainer server on disk. Any thread can use it."""
 
     def __init__(self, run_dir: Path, fsync: Fsync) -> None:
         try:
@@ -78,6 +66,7 @@ class StoreJournal(Resource):
         self._tokens = itertools.count(1)
         self._closing = False
         self._journal = DiskJournal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._on_journal)
+        # the trainer clients' data stores in the file, each with the number of the next item
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
     def commit(self, update: JournaledItems) -> int:
@@ -157,7 +146,8 @@ class StoreJournal(Resource):
 
 
 def _entry(update: JournaledItems) -> JournalEntry:
-    (client, lineage), count = update.stream, len(update.items)
+    (client, lineage), count, place = update.stream, len(update.items), update.place
+    payload = {**pack_items(update.items), "place": [place.lineage, place.number]}
     return JournalEntry(
         client_id=update.store,
         actor_id=client,
@@ -167,15 +157,8 @@ def _entry(update: JournaledItems) -> JournalEntry:
         steps=count,
         skip=0,
         refused=0,
-        frames=tuple(_encode(update)),
+        frames=tuple(encode_call(Call(update.first_id, lineage, 0, 0, True, update.store, payload))),
     )
-
-
-def _encode(update: JournaledItems) -> list[Any]:
-    place = update.place
-    payload = {**pack_items(update.items), "place": [place.lineage, place.number]}
-    _, lineage = update.stream
-    return encode_call(Call(update.first_id, lineage, 0, 0, True, update.store, payload))
 
 
 def _decode(entry: JournalEntry) -> JournaledItems:

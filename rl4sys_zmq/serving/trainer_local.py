@@ -12,8 +12,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_params import copy_params, params_as_arrays
-from rl4sys_zmq.serving.trainer_transfer import UpdateResult
+from rl4sys_zmq.serving.trainer_transfer import UpdateResult, copy_params, params_as_arrays
 
 log = get_logger(__name__)
 

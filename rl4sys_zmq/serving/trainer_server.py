@@ -16,15 +16,14 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import MAX_NAME, check_name
-from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.serving.config import TrainerConfig
 from rl4sys_zmq.serving.data import DataStoreBase
+from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
-from rl4sys_zmq.serving.trainer_config import TrainerConfig
-from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
-from rl4sys_zmq.serving.trainer_params import params_as_arrays
+from rl4sys_zmq.serving.trainer_transfer import params_as_arrays, payload_bytes, unpack_items
 from rl4sys_zmq.values.trees import Tree
 
 log = get_logger(__name__)
@@ -41,7 +40,7 @@ DataCallback = Callable[[str, dict[str, Any]], object]
 RequestCallback = Callable[[str, Any], Any]
 
 
-class TrainerServer(Resource):
+class TrainerServer(ThreadedServer):
     """A server that copies items from actors' data stores to its own data stores, for your own training process.
 
     Each actor connects with a `TrainerClient`. The server also answers custom requests and publishes networks. Each item enters
@@ -213,42 +212,27 @@ class TrainerServer(Resource):
         """
         if self._stopped:
             raise Closed("the trainer server was stopped; create a new one")
-        if threaded:
-            self._server.start()
-            return
         try:
-            self._server.run()
+            super().start(threaded)
         finally:
-            self.stop()
+            if not threaded:
+                self.stop()
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = 5.0) -> None:
         """Refuse waiting calls, join the threads, and close the sockets and the journal. A second call does nothing.
 
         Raises:
-            CallbackStuck: If a callback does not return within five seconds. Everything else is closed.
+            CallbackStuck: If a callback does not return within `timeout_s` seconds. Everything else is closed.
         """
         with self._lock:
             self._stopped = True
         if self._journal is not None:
             self._journal.give_up()
         try:
-            self._server.stop()
+            self._server.stop(timeout_s)
         finally:
             if self._journal is not None:
                 self._journal.close()
-
-    def close(self) -> None:
-        """Call `stop`."""
-        self.stop()
-
-    @property
-    def address(self) -> str:
-        """The address that trainer clients connect to, as a URI.
-
-        Raises:
-            Closed: Before `start`.
-        """
-        return self._server.address
 
     def status(self) -> dict[str, Any]:
         """Return the state and the counters of the server.

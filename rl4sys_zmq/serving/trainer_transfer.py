@@ -1,22 +1,121 @@
-"""The transfer of a data store's items to a `TrainerServer`, and the result of an update."""
+"""The transfers between a `TrainerServer` and its clients: items of data stores, networks, and the results of updates.
+
+``N`` items are sent as ``{"count": N, "columns": columns}``. Arrays of the same shape and dtype, or numpy scalars of the same
+dtype, become one array ``[N, *shape]``. Dicts with the same keys become a dict of columns. Anything else becomes a list of the
+``N`` values.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl4sys_zmq.errors import RL4SysError, StoreFileError
+import numpy as np
+
+from rl4sys_zmq.errors import CallRefusalReason, PayloadError, RL4SysError, StoreFileError
+from rl4sys_zmq.rpc import CallRefusedByCallback
+from rl4sys_zmq.rpc.server import MAX_ANSWER_FRAME_BYTES
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_items import payload_bytes
+from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
+from rl4sys_zmq.values.trees import MAX_ITEMS, Path, Tree, flatten, keys_of, map_tree, unflatten_each
 
 MESSAGE_BYTES = 4 << 20
 """Approximate largest size of a message. More items are sent in several messages."""
 MESSAGE_ITEMS = 4096
 FIRST_ITEMS = 64
 """Largest number of items in the first message from a data store."""
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
+    return {"count": len(items), "columns": _column(items)}
+
+
+def unpack_items(payload: Tree) -> list[Any]:
+    """Split a payload of `pack_items`, also from an untrusted peer. The arrays of the items are read-only views."""
+    count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
+    leaves, structure = flatten(columns, tuples=False)
+    if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, "the columns do not have as many rows as there are items")
+    return unflatten_each(structure, leaves, count)
+
+
+def payload_bytes(value: object) -> int:
+    """Return the approximate size of a payload: that of arrays, strings and bytes, plus 16 for each value."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return 16 + value.nbytes
+    if isinstance(value, (str, bytes)):
+        return 16 + len(value)
+    if isinstance(value, dict):
+        return 16 + sum(payload_bytes(held) for held in value.values())
+    if isinstance(value, (list, tuple)):
+        return 16 + sum(payload_bytes(held) for held in value)
+    return 16
+
+
+def _column(values: Sequence[Any]) -> Tree:
+    first: Any = values[0] if values else None
+    kind = type(first)
+    if isinstance(first, np.generic) and all(type(v) is kind for v in values):
+        return np.array(values, first.dtype)
+    if (
+        kind is np.ndarray
+        and 0 < first.ndim < MAX_DIMENSIONS  # the column has one dimension more
+        and all(type(v) is kind and v.shape == first.shape and v.dtype == first.dtype for v in values)
+    ):
+        return np.stack(values)
+    if kind is dict and all(type(v) is kind and v.keys() == first.keys() for v in values):
+        return {key: _column([v[key] for v in values]) for key in first}
+    return list(values)
+
+
+def _has_rows(column: Tree, count: int) -> bool:
+    if type(column) is list:
+        return len(column) == count
+    return isinstance(column, np.ndarray) and column.ndim > 0 and len(column) == count
+
+
+def params_as_arrays(params: object) -> Tree:
+    """Copy parameters to numpy arrays, without an import of a framework. Mappings become dicts, named tuples become tuples."""
+    return map_tree(_convert, params, _error)
+
+
+def copy_params(params: Tree) -> Any:
+    """Copy parameters as a trainer client receives them: bfloat16 as `ml_dtypes.bfloat16` if it is imported, else float32."""
+    return map_tree(_copy, params, _error)
+
+
+def _copy(value: Any, _path: Path) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    return read_bfloat16(value.copy()) if value.dtype == BFLOAT16_BITS else value.copy()
+
+
+def _error(path: Path, problem: str) -> PayloadError:
+    return PayloadError("params" + "".join([f"[{key!r}]" for key in keys_of(path)]), problem)
+
+
+def _convert(value: Any, path: Path) -> Tree:
+    if type(value) in _PLAIN:
+        return value
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    try:
+        array = array_from(value)
+    except (TypeError, ValueError, RuntimeError) as exc:
+        raise _error(path, f"numpy cannot convert a {kind} to an array ({exc}); cast it, to float32 for instance") from exc
+    if array is None:
+        raise _error(path, f"a value of type {kind} cannot be sent")
+    if array.dtype != BFLOAT16_BITS and array.dtype.newbyteorder("<").str not in DTYPES:
+        raise _error(path, f"an array of dtype {array.dtype} cannot be sent; cast it, to float32 for instance")
+    if array.nbytes > MAX_ANSWER_FRAME_BYTES:
+        problem = f"an array of {array.nbytes} bytes; the limit is {MAX_ANSWER_FRAME_BYTES}. Publish it in parts"
+        raise _error(path, problem)
+    return value if isinstance(value, np.generic) and array.dtype != BFLOAT16_BITS else array.copy()
 
 
 @dataclass(frozen=True)
@@ -41,27 +140,19 @@ class UpdateResult:
 
 
 class StoreUploadState:
-    """The transfer of one data store's items to a `TrainerServer`.
-
-    Attributes:
-        lock: Held while items are sent.
-        known: Largest item number that the server has acknowledged, or -1.
-        items: Number of items to read for the next message. 0 before the first.
-    """
+    """The transfer of one data store's items to a `TrainerServer`."""
 
     def __init__(self, store: DataStoreBase) -> None:
         self.store = store
-        self.lock = threading.Lock()
-        self.known = -1
-        self.items = 0
+        self.lock = threading.Lock()  # held while items are sent
+        self.known = -1  # largest item number that the server has acknowledged, or -1
+        self.items = 0  # number of items to read for the next message. 0 before the first
 
     def latest(self) -> int:
-        """Return the number of the store's newest item."""
         with _as_store_error(self.store):
             return self.store.latest_data_id()
 
     def read_after(self, from_id: int) -> tuple[int, list[Any]]:
-        """Read the items for one message."""
         with _as_store_error(self.store):
             if not self.items:
                 _, one = self.store.read_after(from_id, 1)

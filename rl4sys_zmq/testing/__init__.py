@@ -9,13 +9,11 @@
 - `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm for tests that does not learn.
 """
 
-from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address
-from rl4sys_zmq.testing.chaos import ChaosProxy
-from rl4sys_zmq.testing.chaos_loop import NetworkFaults
+from rl4sys_zmq.testing.chaos import ChaosProxy, NetworkFaults
 from rl4sys_zmq.testing.check_algorithm import check_algorithm
 from rl4sys_zmq.testing.check_data_store import DataStoreUnderTest, check_data_store
 from rl4sys_zmq.testing.check_policy import check_policy
-from rl4sys_zmq.testing.check_transport import CHECKS, check_transport
+from rl4sys_zmq.testing.check_transport import CHECKS, TransportUnderTest, check_transport, fresh_address
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeFactory, FakeParameters, fake_spec, fake_weights
 
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -245,25 +246,25 @@ def _check_masks(policy: Policy, spec: PolicySpec, observations: Sequence[Any], 
         lambda: policy.act(observations[0], nothing[0], RandomSource(seed), True),
         lambda: policy.act_batch(_stack(spec, observations[:1]), nothing, RandomSource(seed), True),
     ):
-        try:
-            act()
-        except MaskError:
-            continue
-        raise AssertionError("a mask that forbids every action does not raise MaskError")
+        require_refusal(MaskError, act, "a mask that forbids every action does not raise MaskError")
 
 
 def _check_refusal(spec: PolicySpec, flat: NDArray[np.float32], others: bytes) -> None:
-    _check_refused(spec, PolicySnapshot(3, 8, 0, np.append(flat, np.float32(0.0)), others), f"{flat.size + 1} numbers")
+    cases = [(PolicySnapshot(3, 8, 0, np.append(flat, np.float32(0.0)), others), f"{flat.size + 1} numbers")]
     if others:
-        _check_refused(spec, PolicySnapshot(3, 8, 0, flat, others + bytes(4)), f"{len(others) + 4} bytes of other tensors")
+        cases.append((PolicySnapshot(3, 8, 0, flat, others + bytes(4)), f"{len(others) + 4} bytes of other tensors"))
+    for snapshot, content in cases:
+        complaint = f"a snapshot of {content}, more than the policy has, does not raise ConfigError"
+        require_refusal(ConfigError, partial(build_policy, spec, snapshot), complaint)
 
 
-def _check_refused(spec: PolicySpec, snapshot: PolicySnapshot, content: str) -> None:
+def require_refusal(kind: type[Exception], call: Callable[[], object], complaint: str) -> None:
+    """Raise `AssertionError` with the text `complaint` if a call does not raise an exception of this kind."""
     try:
-        build_policy(spec, snapshot)
-    except ConfigError:
+        call()
+    except kind:
         return
-    raise AssertionError(f"a snapshot of {content}, more than the policy has, does not raise ConfigError")
+    raise AssertionError(complaint)
 
 
 def _stack(spec: PolicySpec, observations: Sequence[Any]) -> Tree:

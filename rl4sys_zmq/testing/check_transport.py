@@ -1,22 +1,80 @@
-"""A test function for transports: sockets at given addresses behave as this package requires."""
+"""A test function for transports: sockets at given addresses behave as this package requires; and unused addresses."""
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from rl4sys_zmq.errors import AddressInUse, Closed, TransportError
-from rl4sys_zmq.transports import LARGE_FRAME_BYTES, Frame, Frames, Poller, SendResult, Socket, open_sockets, read_subscription
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.testing.check_policy import require_refusal
+from rl4sys_zmq.transports import (
+    LARGE_FRAME_BYTES,
+    Address,
+    Frame,
+    Frames,
+    Poller,
+    SendResult,
+    Socket,
+    make_socket_folder,
+    open_sockets,
+    read_subscription,
+)
 
 Make = Callable[[], str]
 Via = Callable[[str], str]
-
 _BODY = bytes(range(256)) * 256  # 64 KiB
 _PATIENCE_S = 20.0
 _PROMPT_S = 2.0  # a call that takes longer has blocked, even on a busy machine
 _MANY_SENDS = 20_000
+
+
+def fresh_address(scheme: str, folder: str | Path) -> str:
+    """Return an address that a test can bind: tcp port 0, for which the system picks a free port, or a unique name.
+
+    Args:
+        scheme: ``tcp``, ``ipc`` or ``inproc``.
+        folder: Folder of an ipc socket. The whole path is limited to 107 bytes, which pytest's ``tmp_path`` can exceed.
+
+    Raises:
+        TransportError: If the scheme is unknown or the path is too long.
+    """
+    if scheme == "tcp":
+        return "tcp://127.0.0.1:0"
+    name = uuid.uuid4().hex[:12]
+    return Address.parse(f"ipc://{folder}/{name}" if scheme == "ipc" else f"{scheme}://test-{name}").uri
+
+
+class TransportUnderTest(Resource):
+    """A source of unused addresses of one transport. It is the value of the pytest fixture `transport`.
+
+    Attributes:
+        scheme: ``tcp``, ``ipc`` or ``inproc``.
+    """
+
+    def __init__(self, scheme: str) -> None:
+        if scheme not in ("tcp", "ipc", "inproc"):
+            raise TransportError(f"unknown transport {scheme!r}; use tcp, ipc or inproc")
+        self.scheme = scheme
+        self._folder = make_socket_folder() if scheme == "ipc" else ""
+
+    def address(self) -> str:
+        """Return an unused address to bind. After binding, `Socket.bound` is the address to connect to."""
+        return fresh_address(self.scheme, self._folder)
+
+    def close(self) -> None:
+        """Remove the folder of the ipc sockets."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = ""
+
+    def __repr__(self) -> str:
+        return f"<transport {self.scheme}>"
 
 
 def check_transport(make: Make, *, via: Via = str) -> None:
@@ -190,12 +248,7 @@ def an_address_is_bound_once(make: Make, via: Via) -> None:
     """Check that a second bind of an address fails without harm to the first, and that `close` frees the address at once."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
-        try:
-            Socket.router(router.bound).close()
-        except AddressInUse:
-            pass
-        else:
-            raise AssertionError(f"{router.bound} was bound twice")
+        require_refusal(AddressInUse, lambda: Socket.router(router.bound).close(), f"{router.bound} was bound twice")
         _send(dealer, [b"are you there?"])
         _recv(router)
         router.close()
@@ -224,8 +277,8 @@ def closing_is_final_and_repeatable(make: Make, via: Via) -> None:
             socket.close()
             socket.close()
             assert time.monotonic() - start < _PROMPT_S, "close waited"
-            _raises(Closed, socket.recv, "recv on a closed socket")
-        _raises(Closed, lambda: dealer.send([b"a"]), "send on a closed socket")
+            require_refusal(Closed, socket.recv, "recv on a closed socket did not raise Closed")
+        require_refusal(Closed, lambda: dealer.send([b"a"]), "send on a closed socket did not raise Closed")
 
 
 def other_threads_are_refused(make: Make, via: Via) -> None:
@@ -233,12 +286,16 @@ def other_threads_are_refused(make: Make, via: Via) -> None:
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         problems: list[AssertionError] = []
+        calls: dict[str, Callable[[], object]] = {
+            "send": lambda: dealer.send([b"x"]),
+            "recv": dealer.recv,
+            "close": dealer.close,
+        }
 
         def intrude() -> None:
             try:
-                _raises(TransportError, lambda: dealer.send([b"x"]), "send from another thread")
-                _raises(TransportError, dealer.recv, "recv from another thread")
-                _raises(TransportError, dealer.close, "close from another thread")
+                for name, call in calls.items():
+                    require_refusal(TransportError, call, f"{name} from another thread did not raise TransportError")
             except AssertionError as exc:
                 problems.append(exc)
 
@@ -332,11 +389,3 @@ def _eventually(condition: Callable[[], bool], complaint: str) -> None:
 def _same(got: Sequence[Frame], expected: Sequence[Frame]) -> None:
     left, right = [bytes(f) for f in got], [bytes(f) for f in expected]
     assert left == right, f"sent frames of {[len(f) for f in right]} bytes, received {[len(f) for f in left]} bytes"
-
-
-def _raises(kind: type[Exception], call: Callable[[], object], what: str) -> None:
-    try:
-        call()
-    except kind:
-        return
-    raise AssertionError(f"{what} did not raise {kind.__name__}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 
 @pytest.fixture(params=["inproc", "ipc", "tcp"])

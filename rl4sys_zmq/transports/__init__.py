@@ -22,10 +22,10 @@ from rl4sys_zmq.transports.frames import (
     SendResult,
     TooManyFrames,
 )
-from rl4sys_zmq.transports.monitor import MAX_EVENTS, MonitorEvent, explain
-from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Secure
+from rl4sys_zmq.transports.monitor import MonitorEvent, explain
+from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.peers import MAX_UNGRANTED
-from rl4sys_zmq.transports.poller import HasFileno, Poller, Source
+from rl4sys_zmq.transports.poller import Poller, Source
 from rl4sys_zmq.transports.sockets import Socket
 from rl4sys_zmq.transports.subscriptions import read_subscription, subscribed_topics
 from rl4sys_zmq.transports.thread_calls import ThreadCalls
@@ -36,16 +36,13 @@ __all__ = [
     "ConnectionLimitThread",
     "Frame",
     "Frames",
-    "HasFileno",
     "LARGE_FRAME_BYTES",
-    "MAX_EVENTS",
     "MAX_FRAMES",
     "MAX_FRAME_BYTES",
     "MAX_UNGRANTED",
     "MonitorEvent",
     "Poller",
     "RESERVE",
-    "ROUTER_MAX_FRAME_BYTES",
     "Secure",
     "SendResult",
     "Socket",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.capacity import SETUPS, measure_setup, predicted_rate
-from rl4sys_zmq.capacity import RECORDED
+from rl4sys_zmq.capacity.constants import RECORDED
 
 
 def test_a_set_up_is_predicted_and_run() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.capacity import RECORDED, Measured, constants_path, read_constants, write_constants
+from rl4sys_zmq.capacity.constants import RECORDED, Measured, constants_path, read_constants, write_constants
 from rl4sys_zmq.errors import ConfigError
 
 MACHINE = {"time": "2026-01-01T00:00:00+00:00", "machine": {"cpu": "a processor", "cores": 2}, "versions": {"numpy": "2"}}

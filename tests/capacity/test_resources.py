@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.capacity import RECORDED, FanoutCost, IngressCost, Training, Workload, first_limit, predict, propose, traffic
-from rl4sys_zmq.capacity.constants import fit_fanout, fit_ingress
-from rl4sys_zmq.capacity.layout import HOW_TO
-from rl4sys_zmq.capacity.resources import ResourceLoad, gradient_s
+from rl4sys_zmq.capacity.constants import RECORDED, FanoutCost, IngressCost, fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.resources import HOW_TO, ResourceLoad, first_limit, gradient_s, predict, propose
+from rl4sys_zmq.capacity.workload import Training, Workload, traffic
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.gateway import gateway
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -65,7 +64,7 @@ def test_the_traffic_of_a_load() -> None:
 def test_a_segment_has_the_predicted_size() -> None:
     """The formula agrees with the size of a real message."""
     pytest.importorskip("torch")
-    from rl4sys_zmq.capacity.senders import SMALL, body_bytes
+    from rl4sys_zmq.capacity.harness import SMALL, body_bytes
 
     for steps, size, batch in ((10, 4, 1), (10, 4, 16), (200, 64, 4)):
         kind = replace(SMALL, steps=steps, observation_space=BoxSpace((size,)), action_space=DiscreteSpace(4))

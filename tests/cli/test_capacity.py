@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rl4sys_zmq.capacity import RECORDED, Measured, write_constants
 from rl4sys_zmq.capacity import measure as measuring
-from rl4sys_zmq.capacity.layout import HOW_TO
+from rl4sys_zmq.capacity.constants import RECORDED, Measured, write_constants
+from rl4sys_zmq.capacity.harness import SMALL
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.senders import SMALL
+from rl4sys_zmq.capacity.resources import HOW_TO
 from rl4sys_zmq.cli.learner import main
 
 LOAD = ("--actors", "100", "--steps-per-s", "50", "--model-bytes", "300kB")

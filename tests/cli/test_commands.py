@@ -25,7 +25,7 @@ from rl4sys_zmq.cli.act import RunOptions, agent_config, environment_spaces
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.learner import main as learner
-from rl4sys_zmq.cli.rundir import fresh_run_dir
+from rl4sys_zmq.cli.serve import fresh_run_dir
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner import Learner

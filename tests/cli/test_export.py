@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from rl4sys_zmq import AgentConfig, FrozenAgent, RL4SysAgent
 from rl4sys_zmq.cli.actor import main as actor
-from rl4sys_zmq.cli.evaluate import bootstrap_interval
 from rl4sys_zmq.cli.learner import main as learner
+from rl4sys_zmq.cli.stored_policies import bootstrap_interval
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.policies import read_policy

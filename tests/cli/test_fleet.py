@@ -18,7 +18,7 @@ from kit import until
 
 from rl4sys_zmq.cli.act import EpisodeCounts, RunOptions, play
 from rl4sys_zmq.cli.actor import main as actor
-from rl4sys_zmq.cli.fleet import FleetOptions, SharedPaths, actor_command, fleet_config, shared_paths
+from rl4sys_zmq.cli.fleet import FleetOptions, actor_command, fleet_config, shared_options
 from rl4sys_zmq.errors import ConfigError
 
 from .conftest import Command, Spawn
@@ -48,16 +48,16 @@ def options_of(command: list[str]) -> dict[str, str]:
 
 
 def test_each_actor_has_its_own_name_spool_and_seed_and_each_start_its_own_seed() -> None:
-    shared = SharedPaths("pool", Path("spools"))
-    found = {at: options_of(actor_command(RUN, shared, *at)) for at in [(0, 0), (1, 0), (1, 1)]}
+    shared = replace(RUN, actor_id="pool", spool=Path("spools"))
+    found = {at: options_of(actor_command(shared, *at)) for at in [(0, 0), (1, 0), (1, 1)]}
     assert [(o["--actor-id"], o["--spool"]) for o in found.values()] == [
         ("pool-0", "spools/actor-0"),
         ("pool-1", "spools/actor-1"),
         ("pool-1", "spools/actor-1"),
     ]
     assert len({o["--seed"] for o in found.values()}) == 3
-    assert options_of(actor_command(RUN, shared, 1, 0)) == found[1, 0]
-    assert "--seed" not in options_of(actor_command(replace(RUN, seed=None), shared, 0, 0))
+    assert options_of(actor_command(shared, 1, 0)) == found[1, 0]
+    assert "--seed" not in options_of(actor_command(replace(shared, seed=None), 0, 0))
 
 
 def test_every_option_of_an_actor_reaches_it() -> None:
@@ -73,7 +73,7 @@ def test_every_option_of_an_actor_reaches_it() -> None:
         debug=True,
         plugin=("one", "two"),
     )
-    command = actor_command(run, SharedPaths("pool", None), 0, 0)
+    command = actor_command(replace(run, actor_id="pool", spool=None), 0, 0)
     seen: dict[str, Any] = {}
     assert actor.commands["run"].params  # the options that parse the command line below
     context = actor.commands["run"].make_context("run", command[command.index("run") + 1 : command.index("--plugin")])
@@ -109,11 +109,11 @@ def test_a_fleet_with_bounds_starts_with_the_lower_one_and_runs_no_number_of_epi
 def test_what_actors_cannot_share_is_split_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "luna.json"
 
-    def shared(resizes: bool = False, **given: Any) -> SharedPaths:
+    def shared(resizes: bool = False, **given: Any) -> RunOptions:
         path.write_text(json.dumps(given))
-        return shared_paths(replace(RUN, config_path=path), resizes=resizes)
+        return shared_options(replace(RUN, config_path=path), resizes=resizes)
 
-    assert shared(spool="s", actor_id="plant") == SharedPaths("plant", Path("s"))
+    assert shared(spool="s", actor_id="plant") == replace(RUN, config_path=path, actor_id="plant", spool=Path("s"))
     assert shared().actor_id != shared().actor_id
     with pytest.raises(ConfigError, match="policy_cache: the actors of a fleet cannot share a file"):
         shared(policy_cache="p")
@@ -190,7 +190,7 @@ def test_a_killed_actor_is_replaced_and_ctrl_c_drains_all(spawn: Spawn, address:
     assert all(ended(pid) for pid in actors)
     assert "draining 2 actors, at most 30 s" in command.errors
     assert sorted(path.name for path in (tmp_path / "spools").iterdir()) == ["actor-0", "actor-1"]
-    from rl4sys_zmq.ops.status import request_status
+    from rl4sys_zmq.ops.requests import request_status
 
     luna = request_status(address, 30.0)["clients"]["luna"]
     assert sorted(luna["actors"]) == ["pool-0", "pool-1"]

@@ -19,7 +19,7 @@ from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.security import load_access, new_key_pair, read_learner_public, read_server_keys, read_user_keys
 
 from .conftest import Spawn

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.cli.act import EpisodeCounts, make_environments, play
+from rl4sys_zmq.cli.act import EpisodeCounts, play
 from rl4sys_zmq.errors import ConfigError, ObservationError
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, record_episode
 from rl4sys_zmq.replay.demonstrations import read_demonstrations, write_demonstrations
@@ -243,10 +243,10 @@ def test_an_environment_without_a_render_mode_is_created(monkeypatch: pytest.Mon
 
     Plain = type("Plain", (gymnasium.Env,), {"__init__": make})
     monkeypatch.setitem(gymnasium.registry, "Plain-v0", gymnasium.envs.registration.EnvSpec("Plain-v0", Plain))
-    (env,) = make_environments("Plain-v0", 1)
+    env = make_environment({"id": "Plain-v0"})
     assert isinstance(env.unwrapped, Plain)
     with pytest.raises(ConfigError, match=r"'Plain-v0': .*render_mode"):
-        make_environments("Plain-v0", 1, "human")
+        make_environment({"id": "Plain-v0", "render_mode": "human"})
 
 
 def test_the_error_about_an_unknown_environment_says_how_to_name_one_of_ones_own() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rl4sys_zmq.cli import relay as command
+from rl4sys_zmq.cli import servers as command
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.memory_watch import available_bytes

@@ -16,7 +16,7 @@ from kit import until
 
 from rl4sys_zmq.errors import ClientFailed
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 from .conftest import Lab, play
 from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained

@@ -16,7 +16,7 @@ from kit import drained, play, play_batch
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.deadletters import list_letters
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 

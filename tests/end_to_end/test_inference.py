@@ -22,7 +22,7 @@ from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
 WAIT_S = 20.0

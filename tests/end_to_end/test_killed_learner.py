@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import RL4SysError
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 SERVE = """
 import sys

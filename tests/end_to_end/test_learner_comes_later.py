@@ -23,7 +23,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import components
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeFactory
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace

@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import ConfigError, RL4SysError, TransportError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.report import report_lines
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 from .conftest import Lab, play
 from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained

@@ -19,7 +19,7 @@ from harness.children import PYTHONPATH, is_there
 from harness.ray_cluster import RayCluster
 from kit import until
 
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 from .engine_lab import PATIENCE_S
 

@@ -9,7 +9,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.ops.doctor import diagnose
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.rpc import Server
 
 from .conftest import Lab

@@ -16,7 +16,7 @@ from harness.trace import TraceTail, read_trace
 from harness.trace_check import TraceOutcome, check_trace
 
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.resource import Resource
 
 from .conftest import PROCESSES

@@ -20,7 +20,7 @@ from harness.ray_cluster import RayCluster
 
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.errors import RL4SysError
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 from .conftest import SCALE, Tier
 from .kill_lab import Lab

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from harness.children import Child
 
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 from .kill_lab import Lab
 

@@ -14,7 +14,7 @@ import pytest
 from kit import play, until
 
 from rl4sys_zmq.errors import Closed
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, check_law, join
 

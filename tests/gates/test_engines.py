@@ -13,7 +13,7 @@ import pytest
 from harness.children import is_there
 
 from rl4sys_zmq.learner.gateway.operator import RESTART
-from rl4sys_zmq.ops.status import request_command
+from rl4sys_zmq.ops.requests import request_command
 from rl4sys_zmq.wire.messages import OperatorCommand
 
 from .conftest import Tier

@@ -12,7 +12,7 @@ import pytest
 from kit import play, until
 
 from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.ops.status import request_command
+from rl4sys_zmq.ops.requests import request_command
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import OperatorCommand

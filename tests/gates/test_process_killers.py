@@ -16,7 +16,7 @@ import pytest
 from kit import play, until
 
 from rl4sys_zmq.errors import LearnerUnavailable, ProtocolError
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 
 from .conftest import PATIENCE_S, Child, Spawn, Tier, join
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 from .conftest import Child, Spawn
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from rl4sys_zmq.capacity.senders import SMALL, TrajectoryKind, make_segment
+from rl4sys_zmq.capacity.harness import SMALL, TrajectoryKind, make_segment
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     Action,

@@ -35,7 +35,7 @@ FILLER = "x" * 8000
 COMMANDS = ("actor", "client", "fleet", "learner", "relay")
 LIGHT_MODULES = {
     "rl4sys_zmq.learner.engines.worker",
-    "rl4sys_zmq.ops.evaluation_process",
+    "rl4sys_zmq.ops.episodes",
     *(f"rl4sys_zmq.cli.{command}" for command in COMMANDS),
 }
 TORCH_MODULES = {"rl4sys_zmq.learner.ranks.rank_process"}

@@ -36,7 +36,7 @@ MODULES = {
         "rl4sys_zmq.cli.app",
         "rl4sys_zmq.cli.act",
         "rl4sys_zmq.cli.serve",
-        "rl4sys_zmq.cli.rundir",
+        "rl4sys_zmq.cli.serve",
     ),
     "torch": (
         "torch",

@@ -23,7 +23,7 @@ from rl4sys_zmq.learner.evaluation.evaluation import MAX_FAILURES, EvaluationPro
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.run import best_policy
 from rl4sys_zmq.learner.run.best_policy import EVALUATION, BestPolicyFolder, EvaluationRecord
-from rl4sys_zmq.ops.evaluation_process import answer
+from rl4sys_zmq.ops.episodes import answer
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.policies.mlp import mlp_spec

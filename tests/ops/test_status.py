@@ -12,7 +12,8 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_error, request_status, text_table
+from rl4sys_zmq.ops.report import HEADINGS, client_rows
+from rl4sys_zmq.ops.requests import handshake_error, request_status
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys
 from rl4sys_zmq.transports import MonitorEvent
 
@@ -56,14 +57,6 @@ def test_the_figures_of_a_client_that_starts_are_unknown() -> None:
     (row,) = client_rows({"clients": {"luna": client(version=-1, scalars=clones["scalars"])}})
     assert row.state == "running"
     assert row.cells()[HEADINGS.index("version")] == "-"
-
-
-def test_a_table_is_aligned_and_shows_errors_below() -> None:
-    failed = client(state="failed", error="ValueError: no")
-    lines = text_table(client_rows({"clients": {"luna": client(), "other": failed}}))
-    assert len(lines) == 4
-    assert len({line.rstrip()[-1] and len(line) for line in lines[:3]}) == 1
-    assert lines[3] == "other: ValueError: no"
 
 
 def test_lines_for_a_narrow_terminal_say_everything() -> None:

@@ -30,7 +30,7 @@ from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WEIGHTS_TOPIC, Backoff
 from rl4sys_zmq.ops.doctor import diagnose
 from rl4sys_zmq.ops.report import report_lines
-from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.relay import Relay
 from rl4sys_zmq.relay.thread import RelayThread
 from rl4sys_zmq.resource import Worker

@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import CallRefused, CallTimeout, Closed, ConfigError, Pay
 from rl4sys_zmq.liveness import Backoff
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.rpc import caller_thread as pumps
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.transports import Socket
 
 WAIT_S = 10.0

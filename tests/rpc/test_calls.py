@@ -31,7 +31,7 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.rpc import BatchLimits, Caller, CallRefusedByCallback, Server, executor
 from rl4sys_zmq.rpc.call_queue import LONG_S
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.transports.context import open_sockets
 
 WAIT_S = 10.0

@@ -12,7 +12,7 @@ import pytest
 
 from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusalReason, CallRefused, CallTimeout, ConfigError, PayloadError
 from rl4sys_zmq.rpc import Caller, Server
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.rpc import Call, Reply, decode_call, encode_call, encode_reply
 

@@ -25,7 +25,7 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
 from rl4sys_zmq.testing import ChaosProxy
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 WAIT_S = 20.0
 RECONNECTS_S = 90.0

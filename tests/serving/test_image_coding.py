@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolErr
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, jpeg_to_mat, mat_to_jpeg
 from rl4sys_zmq.serving import image_coding as p
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values.trees import copy_tree
 
 pytest.importorskip("PIL")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, CallTimeout, ConfigError, TransportError
 from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer, stack, unstack
-from rl4sys_zmq.serving.stacking import batched
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.serving.inference import batched
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 WAIT_S = 10.0
 

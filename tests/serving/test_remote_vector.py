@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError, PayloadError  # noqa: E402
 from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
-from rl4sys_zmq.serving.env_lease import EnvLease  # noqa: E402
+from rl4sys_zmq.serving.remote_env import EnvLease  # noqa: E402
 
 from .worlds import ROOM, Counting, Trouble, same  # noqa: E402
 

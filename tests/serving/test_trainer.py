@@ -36,8 +36,8 @@ from rl4sys_zmq.serving import (
 )
 from rl4sys_zmq.serving import trainer_transfer as transfer_module
 from rl4sys_zmq.serving.data import DataShape, SequenceSampler
-from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 from .trainers import WAIT_S, config_at, join
 

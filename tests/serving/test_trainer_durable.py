@@ -44,7 +44,7 @@ from rl4sys_zmq.serving import store_ingest as shelf_module
 from rl4sys_zmq.serving.data import DataShape
 from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 from .trainers import WAIT_S, config_at, join
 

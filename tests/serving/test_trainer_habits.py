@@ -18,7 +18,7 @@ from rl4sys_zmq.serving import (
     TrainerConfig,
     TrainerServer,
 )
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DictSpace
 
 from .trainers import WAIT_S, config_at, join

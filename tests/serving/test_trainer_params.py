@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import PayloadError
-from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
-from rl4sys_zmq.serving.trainer_params import copy_params, params_as_arrays
+from rl4sys_zmq.serving.trainer_transfer import copy_params, pack_items, params_as_arrays, unpack_items
 from rl4sys_zmq.values.trees import copy_tree
 from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl4sys_zmq.serving import TrainerClient, TrainerConfig, TrainerServer
-from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 WAIT_S = 10.0
 

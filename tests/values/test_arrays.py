@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.errors import DataError, PayloadError
 from rl4sys_zmq.replay.layout import as_leaf, copy_payload
-from rl4sys_zmq.serving.trainer_params import params_as_arrays
+from rl4sys_zmq.serving.trainer_transfer import params_as_arrays
 from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree
 

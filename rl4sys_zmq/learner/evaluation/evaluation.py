@@ -32,7 +32,7 @@ from rl4sys_zmq.resource import Resource, Worker
 
 log = get_logger(__name__)
 
-PROCESS = "rl4sys_zmq.ops.evaluation_process"
+PROCESS = "rl4sys_zmq.ops.episodes"
 """The module that runs in the process. It is named, not imported: it needs Gymnasium, and the learner does not."""
 LOOK_S = 0.1
 END_S = 2.0

@@ -4,14 +4,13 @@
 """
 
 from rl4sys_zmq.replay.layout import DataShape
-from rl4sys_zmq.serving.data.base import DataStoreBase
+from rl4sys_zmq.serving.data.base import DataStoreBase, QueuedDataStore
 from rl4sys_zmq.serving.data.jaxrl import (
     MemoryEfficientReplayBufferDataStore,
     ReplayBufferDataStore,
     TrajectoryBufferDataStore,
     make_default_trajectory_buffer,
 )
-from rl4sys_zmq.serving.data.queued import QueuedDataStore
 from rl4sys_zmq.serving.data.replay import ReplayBuffer
 from rl4sys_zmq.serving.data.samplers import FutureSampler, LatestSampler, PrioritySampler, SampledRows, Sampler, SequenceSampler
 from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer

@@ -24,21 +24,14 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryFile:
-    """The contents of the file.
-
-    Attributes:
-        begin: Number of the oldest step.
-        starts: Numbers of the steps that begin a trajectory, ascending.
-        ended: True if the last trajectory has ended.
-        data: For each value of a step, by path, an array ``[N, ...]`` of all ``N`` steps.
-    """
+    """The contents of the file."""
 
     capacity: int
-    begin: int
+    begin: int  # number of the oldest step
     min_trajectory_length: int
-    starts: Ids
-    ended: bool
-    data: dict[str, NDArray[Any]]
+    starts: Ids  # numbers of the steps that begin a trajectory, ascending
+    ended: bool  # True if the last trajectory has ended
+    data: dict[str, NDArray[Any]]  # for each value of a step, by path, an array ``[N, ...]`` of all ``N`` steps
 
 
 def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:

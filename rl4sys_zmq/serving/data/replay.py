@@ -18,8 +18,7 @@ from rl4sys_zmq.replay.folder import StoreFolder
 from rl4sys_zmq.replay.frame_store import FrameStore
 from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, as_leaf, flag, is_space, space_leaves, zeros
 from rl4sys_zmq.replay.ring import Ids
-from rl4sys_zmq.serving.data.base import as_batch
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
+from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, memory_error_as_data_error
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 _OBSERVATION_KEYS = ("observations", "next_observations")

@@ -15,8 +15,7 @@ from rl4sys_zmq.replay.layout import ArraySpec, DataShape, StoreLayout, as_leaf,
 from rl4sys_zmq.replay.priorities import RowPriorities
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.replay.spans import TrajectorySpans
-from rl4sys_zmq.serving.data.base import as_batch
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
+from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
@@ -332,15 +331,12 @@ class TrajectoryBuffer(ColumnStore):
             blocks[_START_COLUMN] = np.asarray(starts) | np.concatenate([[self._ended], last[:-1]])
             for first in range(0, len(rows), self.capacity):
                 piece = {path: block[first : first + self.capacity] for path, block in blocks.items()}
-                self._append(piece, len(piece[_START_COLUMN]))
+                end, count = self._ring.end, len(piece[_START_COLUMN])
+                self._ring.make_room(count)
+                self._ring.append(piece, count)
+                self._spans.extend(end + np.flatnonzero(piece[_START_COLUMN]))
+                self._spans.drop_before(self._ring.begin)
             self._ended = bool(last[-1])
-
-    def _append(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
-        end = self._ring.end
-        self._ring.make_room(count)
-        self._ring.append(blocks, count)
-        self._spans.extend(end + np.flatnonzero(blocks[_START_COLUMN]))
-        self._spans.drop_before(self._ring.begin)
 
     def _find_spans(self) -> None:
         """Find the first steps of the trajectories that were loaded."""

@@ -1,29 +1,73 @@
-"""Processes that send trajectories to a learner which is measured. Their messages are ready, so the learner is the limit."""
+"""The harness of the measurements: an algorithm without training, child processes, and senders of trajectories.
+
+The messages of the senders are ready, so the learner is the limit.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket, Source
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Refused, Submit, Welcome
 
-__all__ = ["P1", "SEED", "SMALL", "TrajectoryKind", "body_bytes", "make_segment", "send"]
-
+PATIENCE_S = 60.0
+"""Longest time to wait for a child process, in seconds."""
+START_S = 20.0
+"""Longest time until the first steps of senders arrive, in seconds."""
 SEED = 20_240_501
 UNLIMITED = (1 << 63) - 1
 POLL_S = 0.05
 AHEAD = 4
 """Number of segments for which each of several actors requests credit in advance."""
+DEMAND = 1 << 50
+
+
+@contextlib.contextmanager
+def child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """Run a function, whose first argument is a pipe, in a new process. Yield the other side of the pipe."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=target, args=(there, *arguments))
+    process.start()
+    there.close()
+    try:
+        yield here
+        process.join(PATIENCE_S)
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join()
+        here.close()
+
+
+@contextlib.contextmanager
+def senders(targets: Sequence[tuple[Callable[..., None], tuple[object, ...]]], seconds: float) -> Iterator[None]:
+    """Run functions in processes during the ``with`` block. Their last argument is the latest Unix time of their end."""
+    spawn = multiprocessing.get_context("spawn")
+    until_s = time.time() + START_S + seconds
+    running = [spawn.Process(target=target, args=(*args, until_s)) for target, args in targets]
+    for process in running:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+            process.join()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +87,6 @@ SMALL = TrajectoryKind(name="small", steps=10, observation_space=BoxSpace((4,)),
 
 
 def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
-    """Return a segment of random numbers that is a whole episode."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
     assert isinstance(obs, BoxSpace) and isinstance(act, BoxSpace | DiscreteSpace)
@@ -122,7 +165,6 @@ class _Actor:
                 raise RuntimeError(f"refused: {answer}")
 
     def send(self) -> None:
-        """Send messages until the credit is used up."""
         while self._ready is not None:
             ack, end = self._ack, self._seq + self._batch
             if (
@@ -134,3 +176,50 @@ class _Actor:
             want = min(UNLIMITED, end * self._kind.steps + self._ahead)
             self._dealer.send(encode(dataclasses.replace(self._ready, first_seq=self._seq, want_steps=want)))
             self._seq = end
+
+
+class UntrainedAlgorithm:
+    """An algorithm that counts what it observes, and never updates or makes actors wait."""
+
+    kind: ClassVar[str] = "offpolicy"
+    rollout_length = 16
+    publish_every_updates = 1
+    max_policy_lag: int | None = None
+
+    def __init__(self, spec: PolicySpec) -> None:
+        self.segments = self.steps = self.updates = 0
+        self._spec = spec
+
+    def spec(self) -> PolicySpec:
+        return self._spec
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        self.segments += 1
+        self.steps += segment.steps
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        return None
+
+    def demand(self) -> int:
+        return DEMAND
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        return self._spec.views(np.zeros(self._spec.size, np.float32))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""
+
+    def checkpoint(self) -> Any:
+        return self.updates
+
+    def restore(self, kept: Any) -> None:
+        self.updates = kept
+
+    def numbers_to_check(self) -> Sequence[NDArray[Any]]:
+        return [np.array([self.updates], np.float32)]
+
+    def discard(self) -> Sequence[int]:
+        return []

@@ -29,10 +29,9 @@ __all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "L
 
 
 class Policy(Protocol):
-    """An object with fixed weights that chooses actions for observations.
+    """An object with fixed weights that chooses actions. Threads share it, each with its own `RandomSource`.
 
-    Threads share it, each with its own `RandomSource`. Optional: ``bind(rng, explore) -> Act``, a faster form of `act` for one
-    thread, and the methods of `rl4sys_zmq.policies.AssessingPolicy` and `ExtraColumnPolicy`.
+    Optional: ``bind(rng, explore) -> Act``, a faster form of `act`, and the methods of `AssessingPolicy` and `ExtraColumnPolicy`.
     """
 
     @property
@@ -60,8 +59,7 @@ class Policy(Protocol):
 
         Returns:
             The raw action, which is trained on (an int64 scalar with the space's `start` added, or float32 ``[*shape]``); the
-            action for the environment, within its bounds and in its dtype; and the log-probability of the raw action. NaN: the
-            policy cannot choose, and the agent goes back to the version before.
+            action for the environment; and the log-probability of the raw action, NaN if the policy cannot choose.
 
         Raises:
             MaskError: If `mask` forbids every action.
@@ -97,8 +95,8 @@ class Algorithm(Protocol):
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         """Accept one segment for training. It fits the spaces, and its numbers are finite.
 
-        Log-probabilities of overridden actions (`Segment.source`, off-policy algorithms only) can be NaN or infinite. `correct`:
-        the segment is older than ``max_policy_lag`` and is corrected by importance weights (the option ``on_lag: correct``).
+        Log-probabilities of overridden actions (`Segment.source`) can be NaN or infinite. With `correct`, the segment is older
+        than ``max_policy_lag`` and is corrected by importance weights.
         """
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:

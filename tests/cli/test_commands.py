@@ -17,11 +17,10 @@ from typing import Any, cast
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from rl4sys_zmq import __version__
 from rl4sys_zmq.algorithms import register_algorithm
-from rl4sys_zmq.cli.act import RunOptions, agent_config, environment_spaces
+from rl4sys_zmq.cli.act import agent_config, environment_spaces
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.learner import main as learner
@@ -31,6 +30,8 @@ from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
+
+from .conftest import RUN, invoke, output, refused
 
 LUNA = {
     "client_id": "luna",
@@ -57,11 +58,6 @@ GLOBAL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def learners_extra() -> None:
     """Skip the test without the packages that `rl4sys-learner` needs."""
@@ -75,18 +71,6 @@ def taken_port() -> Iterator[int]:
         held.bind(("127.0.0.1", 0))
         held.listen()
         yield held.getsockname()[1]
-
-
-def invoke(group: click.Group, *arguments: str, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(group, arguments)
-
-
-def refused(result: Result, code: int = 2) -> str:
-    """Return the one line on stderr of a command that failed."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1, result.stderr
-    return result.stderr
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[click.Group, tuple[str, ...]]]:
@@ -110,9 +94,8 @@ def test_version(group: click.Group) -> None:
     assert __version__ in invoke(group, "--version").stdout
 
 
-def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     episode = {"t": 1.0, "event": "metrics", "client_id": "luna", "scalars": {}, "episodes": [[10, 5.0, 10]]}
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(episode) + "\n")
@@ -278,11 +261,10 @@ def test_an_unknown_environment_is_named() -> None:
 )
 def test_a_good_file_is_ok_and_says_what_will_be_used(tmp_path: Path, content: dict[str, Any], says: list[str]) -> None:
     (tmp_path / "file.json").write_text(json.dumps(content))
-    result = invoke(learner, "config", "check", "file.json")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1] == "ok"
+    said = output(invoke(learner, "config", "check", "file.json"))
+    assert said.splitlines()[-1] == "ok"
     for text in says:
-        assert text in result.stdout
+        assert text in said
 
 
 @pytest.mark.usefixtures("learners_extra")
@@ -294,9 +276,8 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
 
     register_algorithm("BOXES", factory)
     (tmp_path / "file.json").write_text(json.dumps({"algorithms": {"BOXES": {}}}))
-    result = invoke(learner, "config", "check", "file.json")
-    assert result.exit_code == 0, result.output
-    assert "algorithms.BOXES: BOXES" in result.stdout
+    said = output(invoke(learner, "config", "check", "file.json"))
+    assert "algorithms.BOXES: BOXES" in said
     (tmp_path / "file.json").write_text(json.dumps({"client_id": "a", "algorithm_name": "BOXES", "input_size": 2, "act_dim": 3}))
     assert "needs a Box" in refused(invoke(learner, "config", "check", "file.json"))
 
@@ -308,12 +289,6 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         ({**LUNA, "send_frequenzy": 1}, "'send_frequency'"),
         ({**LUNA, "algorithm_parameters": {"gama": 1.0}}, "'gamma'"),
         ({**LUNA, "algorithm_name": "PPQ"}, "'PPO'"),
-        ({**GLOBAL, "algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO.gamma: expected a number"),
-        (
-            {"clients": {"luna": {"algorithm_name": "DQN", "algorithm_parameters": {"tau": 2}}}},
-            "clients.luna.algorithm_parameters.tau: expected",
-        ),
-        ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "algorithms.PPO.steps_per_updat: PPO has no such parameter"),
         ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "did you mean 'steps_per_update'?"),
         ({**GLOBAL, "algorithms": {"PPO": {"zzzz": 3}}}, "`rl4sys-learner algorithms` lists them"),
         (
@@ -324,10 +299,6 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         (
             {"bind": "127.0.0.1:0", "algorithm_parameters": {"gamma": 1}},
             "algorithm_parameters: no such key; did you mean 'algorithms'",
-        ),
-        (
-            {"clients": {"c": {"algorithm": "DQN", "input_size": 3, "act_dim": 2, "continuous": True, "act_limit": 1}}},
-            "clients.c: DQN needs a Discrete action space",
         ),
         (
             {"client_id": "c", "algorithm": "PPO", "act_dim": 4, "observation_space": IMAGE},
@@ -356,7 +327,7 @@ def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, conten
         ({"algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO.gamma: expected a number"),
         (
             {"clients": {"c": {"algorithm_name": "DQN", "input_size": 3, "act_dim": 2, "continuous": True, "act_limit": 1}}},
-            "c: DQN",
+            "clients.c: DQN needs a Discrete action space",
         ),
         (
             {"clients": {"c": {"algorithm_name": "PPO", "demonstrations": {"path": "no.npz", "clone_steps": 1}}}},
@@ -407,18 +378,15 @@ def test_the_spaces_of_an_evaluation_are_those_of_the_client(tmp_path: Path) -> 
     pytest.importorskip("gymnasium")
     for entry in ({"algorithm_name": "PPO"}, {}):
         (tmp_path / "file.json").write_text(json.dumps({"clients": {"pole": {"evaluation": {"env": "CartPole-v1"}, **entry}}}))
-        result = invoke(learner, "config", "check", "file.json")
-        assert result.exit_code == 0, result.output
-        assert "clients.pole.evaluation: CartPole-v1 can be created" in result.stdout
-        assert "example spaces" not in result.stdout
+        said = output(invoke(learner, "config", "check", "file.json"))
+        assert "clients.pole.evaluation: CartPole-v1 can be created" in said and "example spaces" not in said
 
 
 @pytest.mark.usefixtures("learners_extra")
 def test_ignored_keys_are_printed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file.json").write_text(json.dumps({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
-    result = invoke(learner, "config", "check", "file.json")
-    assert result.exit_code == 0, result.output
-    assert (result.output + caplog.text).count("model_paths") == 1
+    said = output(invoke(learner, "config", "check", "file.json"))
+    assert (said + caplog.text).count("model_paths") == 1
     config = replace(LearnerConfig.load(tmp_path / "file.json"), bind="inproc://*", run_dir=None)
     with Learner(config):
         assert caplog.text.count("are ignored: model_paths, tensorboard") == 1
@@ -440,10 +408,7 @@ def test_the_size_of_a_discrete_observation_fits_a_file_of_rl4sys(tmp_path: Path
     spaces = gymnasium.spaces
     env = SimpleNamespace(observation_space=spaces.Discrete(16), action_space=spaces.Discrete(4))
     path = tmp_path / "file.json"
-    run = RunOptions(
-        env_id="Lake", learner=None, client_id="a", config_path=path, num_envs=1, episodes=None, seed=None, algorithm=None,
-        connect_timeout_s=None, exit_with_stdin=False, verbose=False, debug=False,
-    )  # fmt: skip
+    run = replace(RUN, env_id="Lake", learner=None, client_id="a", config_path=path, num_envs=1, seed=None)
     path.write_text(json.dumps({"algorithm_parameters": {"input_size": 16, "act_dim": 4}}))
     assert agent_config(run, env, 0).observation_space == DiscreteSpace(16)
     path.write_text(json.dumps({"algorithm_parameters": {"input_size": 8, "act_dim": 4}}))
@@ -459,8 +424,7 @@ def test_the_tables_of_other_libraries_are_listed_and_an_ambiguous_name_is_a_war
     for given, warns in (({}, True), ({"like": "sb3"}, False), ({"like": "cleanrl"}, False)):
         client = {"algorithm_name": "PPO", "algorithm_parameters": {"vf_coef": 0.5, **given}}
         (tmp_path / "file.json").write_text(json.dumps({"clients": {"c": client}}))
-        result = invoke(learner, "config", "check", "file.json")
-        assert result.exit_code == 0 and ("warning: vf_coef: " in result.stdout) is warns, result.stdout
+        assert ("warning: vf_coef: " in output(invoke(learner, "config", "check", "file.json"))) is warns
 
 
 @pytest.mark.usefixtures("learners_extra")

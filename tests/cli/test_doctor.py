@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import zmq
-from click.testing import CliRunner, Result
-from kit import until
+from click.testing import Result
+from kit import joined, until
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent, __version__
+from rl4sys_zmq import AgentConfig, __version__
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops import doctor as module
@@ -27,17 +27,18 @@ from rl4sys_zmq.transports import Address, Socket, context
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire.messages import Welcome
 
+from .conftest import invoke, output, refused
+
 LUNA = {"client_id": "luna", "algorithm_name": "DOCTOR", "input_size": 4, "act_dim": 2}
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def algorithm() -> None:
     register_algorithm("DOCTOR", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
 
 
 def run(*arguments: object, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, [*map(str, arguments)])
+    return invoke(main, *arguments, **environment)
 
 
 class Visit:
@@ -81,9 +82,7 @@ def start() -> Iterator[Callable[..., Learner]]:
             learner = stack.enter_context(Learner(LearnerConfig(**{"bind": "tcp://127.0.0.1:0", "run_dir": None, **options})))
             if luna:
                 keys: dict[str, Any] = {"keys": Path("k/actor.keys")} if "keys" in options else {}
-                spaces: dict[str, Any] = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
-                actor: dict[str, Any] = {"client_id": "luna", "algorithm_name": "DOCTOR", "train_server_address": learner.address}
-                stack.enter_context(RL4SysAgent(config=AgentConfig(**actor, **spaces, **keys)))
+                stack.enter_context(joined(learner, client_id="luna", algorithm_name="DOCTOR", **keys))
             return learner
 
         yield make
@@ -100,9 +99,6 @@ def keys(tmp_path: Path) -> Path:
 def configured(**changes: object) -> str:
     Path("actor.json").write_text(json.dumps({**LUNA, **changes}))
     return "actor.json"
-
-
-# ---- no faults
 
 
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1:0", "ipc"])
@@ -169,9 +165,6 @@ def test_within_a_process_only_the_last_stages_apply(start: Callable[..., Learne
     found = {f.stage: f for f in diagnose(learner.address, config=AgentConfig.from_mapping(LUNA))}
     assert [f.state for f in found.values()] == [*["skipped"] * 4, *["ok"] * 3, "skipped"]
     assert Visit("inproc://nobody", "--timeout", "0.2").failed == "protocol"
-
-
-# ---- the faults of each stage
 
 
 def test_a_name_that_nobody_has() -> None:
@@ -328,9 +321,6 @@ def test_a_beacon_that_never_comes(start: Callable[..., Learner], monkeypatch: p
     assert "no beacon from" in visit.text and "within 0.5 s" in visit.text
 
 
-# ---- usage
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -347,27 +337,19 @@ def test_a_beacon_that_never_comes(start: Callable[..., Learner], monkeypatch: p
 def test_wrong_usage_is_one_line_and_2(arguments: list[str], said: str) -> None:
     Path("nameless.json").write_text('{"algorithm_name": "PPO"}')
     Path("slash.json").write_text('{"client_id": "a/b"}')
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
-    assert said in result.stderr
+    assert said in refused(run(*arguments))
 
 
 def test_status_with_keys_and_without(start: Callable[..., Learner], keys: Path) -> None:
     learner = start(keys=keys, luna=True)
-    result = run("status", learner.address, "--keys", "k/me.keys")
-    assert result.exit_code == 0, result.output
-    assert "security: 2 keys listed" in result.stdout
-    assert "luna: running, DOCTOR, version 0" in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    text = output(run("status", learner.address, "--keys", "k/me.keys"))
+    assert "security: 2 keys listed" in text and "luna: running, DOCTOR, version 0" in text
+    assert max(map(len, text.splitlines())) <= 80
     assert json.loads(run("status", learner.address, "--json", RL4SYS_LEARNER_STATUS_KEYS="k/me.keys").stdout)["clients"]["luna"]
     for arguments, said in (([], "requires keys"), (["--keys", "k/actor.keys"], "not have the role admin")):
-        refused = run("status", learner.address, *arguments)
-        assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1), refused.output
-        assert said in refused.stderr
+        assert said in refused(run("status", learner.address, *arguments), code=1)
 
 
 def test_a_status_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: {"address": "a"})
-    result = run("status", "127.0.0.1:1")
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.output
-    assert "print it with --json" in result.stderr
+    assert "print it with --json" in refused(run("status", "127.0.0.1:1"), code=1)

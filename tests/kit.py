@@ -56,8 +56,8 @@ def python(*arguments: object, **options: Any) -> str:
     """Run an interpreter with these arguments, such as ``-c`` and code, and return its output. It must succeed in silence."""
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": PATIENCE_S, **options})
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    assert (done.returncode, done.stderr) == (0, ""), f"exit status {done.returncode}:\n{done.stdout}{done.stderr}"
+    return str(done.stdout)
 
 
 def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Segment:

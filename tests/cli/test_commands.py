@@ -6,7 +6,6 @@ import importlib.util
 import io
 import json
 import logging
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,14 +62,6 @@ def learners_extra() -> None:
     """Skip the test without the packages that `rl4sys-learner` needs."""
     for module in ("torch", "tensorboard", "rich", "matplotlib"):
         pytest.importorskip(module)
-
-
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
-        yield held.getsockname()[1]
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[click.Group, tuple[str, ...]]]:

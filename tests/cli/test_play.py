@@ -224,14 +224,8 @@ def test_an_observation_that_its_space_cannot_hold_is_an_error_in_every_step(
 
 
 def test_the_last_observation_of_a_recorded_episode_is_checked_too() -> None:
-    agent: Any = SimpleNamespace(
-        spec=SimpleNamespace(observation_space=BYTES, action_space=DiscreteSpace(2)),
-        request_for_action=lambda traj, obs, mask: (traj, SimpleNamespace(act=0, mask=mask, obs=obs)),
-        add_to_trajectory=lambda traj, action: None,
-        mark_end_of_trajectory=lambda traj: None,
-    )
     with pytest.raises(ObservationError, match="float64"):
-        record_episode(agent, Returning(np.zeros(2, np.uint8), np.array([0.5, 0.9])), 0)
+        record_episode(recorder(BYTES), Returning(np.zeros(2, np.uint8), np.array([0.5, 0.9])), 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode")
@@ -273,6 +267,20 @@ def test_verbose_lines_wait_for_their_time(capsys: pytest.CaptureFixture[str]) -
     assert "version 3" in capsys.readouterr().out
 
 
+def recorder(space: Any, act: int = 0) -> Any:
+    """Return an agent that always chooses `act`, and whose actions have a copy of the observation."""
+
+    def choose(traj: Any, observation: Any, mask: Any) -> tuple[Any, Any]:
+        return traj, SimpleNamespace(act=act, obs=observation.copy(), mask=None if mask is None else mask.astype(np.bool_))
+
+    return SimpleNamespace(
+        spec=SimpleNamespace(observation_space=space, action_space=DiscreteSpace(2)),
+        request_for_action=choose,
+        add_to_trajectory=lambda traj, action: None,
+        mark_end_of_trajectory=lambda traj: None,
+    )
+
+
 class ReusingEnv:
     """An environment that always returns the same array, with new numbers in it."""
 
@@ -288,47 +296,31 @@ class ReusingEnv:
 
 
 def test_a_recorded_episode_has_copies_of_the_observations() -> None:
-    agent: Any = SimpleNamespace(
-        spec=SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(2)),
-        request_for_action=lambda traj, obs, mask: (traj, SimpleNamespace(act=0, mask=mask, obs=obs.copy())),
-        add_to_trajectory=lambda traj, action: None,
-        mark_end_of_trajectory=lambda traj: None,
-    )
-    (observations,) = record_episode(agent, ReusingEnv(), 0).observations
+    (observations,) = record_episode(recorder(BoxSpace((2,))), ReusingEnv(), 0).observations
     assert observations.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
 class MaskedRecording(ReusingEnv):
-    """An environment with a mask for each observation but the second. It ends an episode of two steps by its time limit."""
+    """An environment with these masks. It ends an episode of two steps by its time limit."""
 
     def __init__(self, masks: list[Any]) -> None:
         super().__init__()
         self._infos = iter({} if mask is None else {"action_mask": np.array(mask, np.int8)} for mask in masks)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        return self._observation, next(self._infos)
+        return super().reset()[0], next(self._infos)
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._observation += 1.0
-        return self._observation, 1.0, False, bool(self._observation[0] == 2.0), next(self._infos)
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, bool(observation[0] == 2.0), next(self._infos)
 
 
 def test_a_recorded_episode_has_the_masks_of_its_environment(tmp_path: Path) -> None:
-    observation_space, action_space = BoxSpace((2,)), DiscreteSpace(2)
-
-    def choose(traj: Any, observation: Any, mask: Any) -> tuple[Any, Any]:
-        return traj, SimpleNamespace(act=1, obs=observation, mask=None if mask is None else mask.astype(np.bool_))
-
-    agent: Any = SimpleNamespace(
-        spec=SimpleNamespace(observation_space=observation_space, action_space=action_space),
-        request_for_action=choose,
-        add_to_trajectory=lambda traj, action: None,
-        mark_end_of_trajectory=lambda traj: None,
-    )
+    agent = recorder(BoxSpace((2,)), act=1)
     episode = record_episode(agent, MaskedRecording([[0, 1], None, [1, 0]]), 0)
     assert episode.masks is not None
     assert episode.masks.tolist() == [[False, True], [True, True], [True, False]]
-    write_demonstrations(tmp_path / "d.npz", observation_space, action_space, [episode])
+    write_demonstrations(tmp_path / "d.npz", agent.spec.observation_space, agent.spec.action_space, [episode])
     (segment,) = read_demonstrations(tmp_path / "d.npz").segments
     np.testing.assert_array_equal(segment.masks, episode.masks)
     assert record_episode(agent, MaskedRecording([None] * 3), 0).masks is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -58,6 +60,11 @@ def python(*arguments: object, **options: Any) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": PATIENCE_S, **options})
     assert (done.returncode, done.stderr) == (0, ""), f"exit status {done.returncode}:\n{done.stdout}{done.stderr}"
     return str(done.stdout)
+
+
+def python_blocks(page: Path) -> list[str]:
+    """Return the Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Segment:

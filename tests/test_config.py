@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import raising
 
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig, ResourcesConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
@@ -154,9 +155,8 @@ def test_the_second_form_as_rl4sys_prints_it(write: Write, caplog: pytest.LogCap
     assert [r.getMessage() for r in caplog.records if "no client_id" in r.getMessage()] != []
     assert AgentConfig.load(write(printed, "luna.json"), client_id="mine").client_id == "mine"
     assert AgentConfig.from_mapping(printed).client_id == "default"
-    with pytest.raises(ConfigError, match=r"conf\.json: client_id is missing") as caught:
+    with raising(ConfigError, r"conf\.json: client_id is missing", key="client_id"):
         AgentConfig.load(write({"algorithm": "PPO"}))
-    assert caught.value.key == "client_id"
     assert AgentConfig(client_id="x", algorithm_parameters={"entropy_coef": 0.1}).algorithm_parameters == {"ent_coef": 0.1}
     learner = LearnerConfig.load(
         write({"algorithms": {"PPO": {"entropy_coef": 0.1}}, "clients": {"x": {"algorithm_parameters": {"entropy_coef": 0.2}}}})
@@ -686,9 +686,8 @@ IMAGES = BoxSpace((64, 64, 3), "|u1", 0.0, 255.0)
 @pytest.mark.parametrize("codec", ["png", "jpeg"])
 def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     monkeypatch.setattr("rl4sys_zmq.config.agent.has_pillow", lambda: False)
-    with pytest.raises(ConfigError, match=r"image_codec: images need Pillow: pip install 'rl4sys-zmq\[images\]'") as caught:
+    with raising(ConfigError, r"image_codec: images need Pillow: pip install 'rl4sys-zmq\[images\]'", key="image_codec"):
         AgentConfig(client_id="x", observation_space=IMAGES, image_codec=codec)
-    assert caught.value.key == "image_codec"
     assert AgentConfig(client_id="x", observation_space=IMAGES).images is None
 
 
@@ -708,9 +707,8 @@ def test_images_must_be_some(monkeypatch: pytest.MonkeyPatch, space: BoxSpace | 
     assert config.images == ImageFormat("jpeg", 70)
     config.check_images(IMAGES)
     for make in (lambda: config.check_images(space), lambda: replace(config, observation_space=space)):
-        with pytest.raises(ConfigError, match="image_codec: needs a uint8 box") as caught:
+        with raising(ConfigError, "image_codec: needs a uint8 box", key="image_codec"):
             make()
-        assert caught.value.key == "image_codec"
     for wrong in (0, 101, 1.5):
         with pytest.raises(ConfigError, match="jpeg_quality: expected an integer from 1 to 100"):
             AgentConfig(client_id="x", jpeg_quality=wrong)  # type: ignore[arg-type]

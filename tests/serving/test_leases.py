@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from kit import raising
 
 pytest.importorskip("gymnasium")
 
@@ -16,9 +17,8 @@ from rl4sys_zmq.serving.leases import LeaseTable
 
 @contextmanager
 def refused(code: CallRefusalReason, words: str) -> Iterator[None]:
-    with pytest.raises(CallRefusedByCallback, match=words) as caught:
+    with raising(CallRefusedByCallback, words, code=code):
         yield
-    assert caught.value.code is code
 
 
 def test_two_clients_get_two_seats_and_a_third_is_told_how_many_are_taken() -> None:

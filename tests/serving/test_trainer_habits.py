@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import until
+from kit import raising, until
 
 from rl4sys_zmq.errors import CallFailed, CallRefused, CallTimeout, ConfigError, PayloadError
 from rl4sys_zmq.serving import (
@@ -110,9 +110,8 @@ def test_requests_without_a_callback_are_answered_by_an_empty_dict(caplog: pytes
 def test_the_pipeline_port_is_accepted_and_checked() -> None:
     one, other = TrainerConfig(experimental_pipeline_port=5547), TrainerConfig()
     assert one.terms() == other.terms()
-    with pytest.raises(ConfigError) as caught:
+    with raising(ConfigError, key="experimental_pipeline_port"):
         TrainerConfig(experimental_pipeline_port=-1)
-    assert caught.value.key == "experimental_pipeline_port"
 
 
 def test_networks_with_bfloat16_integer_keys_and_arrays_above_64_mib(transport: TransportUnderTest) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import raising
 
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
@@ -63,9 +64,8 @@ def test_roles(give: Give, tmp_path: Path) -> None:
             assert arrived.wait(WAIT_S)
         with join(judge) as client:
             assert client.request("echo", 1) == 1
-        with pytest.raises(CallRefused, match="the key of judge does not have the role submit") as caught:
+        with raising(CallRefused, "the key of judge does not have the role submit", code=CallRefusalReason.FORBIDDEN):
             join(judge, data_stores={"a": mine})
-        assert caught.value.code is CallRefusalReason.FORBIDDEN
         for keys in (stranger, None):
             with pytest.raises(CallTimeout):
                 join(keys, timeout_ms=300)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import raising
 
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.serving import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
@@ -170,7 +171,6 @@ def nested(depth: int) -> Any:
 )
 def test_a_queue_refuses_what_cannot_travel_by_its_path(payload: object, key: str) -> None:
     store = QueuedDataStore(4)
-    with pytest.raises(DataError) as caught:
+    with raising(DataError, key=key):
         store.batch_insert([1, payload])
-    assert caught.value.key == key
     assert len(store) == 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import raising
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
@@ -260,9 +261,8 @@ def test_integers_keep_their_value_or_are_refused(first: Any, later: Any) -> Non
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with raising(ConfigError, key=key):
         ReplayBuffer(10, **arguments)
-    assert caught.value.key == key
 
 
 def test_images_that_are_not_there_or_not_stacked_are_refused() -> None:
@@ -271,17 +271,15 @@ def test_images_that_are_not_there_or_not_stacked_are_refused() -> None:
         (ReplayBuffer(10, image_keys=["camera"], num_stack=5), "observations/camera"),
         (ReplayBuffer(10, image_keys=["camera"], num_stack=3, stack_axis=7), "observations/camera"),
     ):
-        with pytest.raises(DataError) as caught:
+        with raising(DataError, key=key):
             store.insert(episodes([1], 3, 0, 0)[0])
-        assert caught.value.key == key
         assert len(store) == 0
 
 
 def test_columns_that_no_memory_holds_are_a_matter_of_configuration() -> None:
     store = ReplayBuffer(1 << 60)
-    with pytest.raises(ConfigError, match="do not fit in memory") as caught:
+    with raising(ConfigError, "do not fit in memory", key="capacity"):
         store.insert(plain())
-    assert caught.value.key == "capacity"
     assert len(store) == 0
 
 

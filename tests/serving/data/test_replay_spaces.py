@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import raising
 
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.serving import ReplayBuffer
@@ -25,9 +26,8 @@ def test_the_spaces_fix_the_columns_from_the_first_transition_on() -> None:
         (good | {"observations": {"camera": image[:1], "place": 3}}, "observations/camera"),
         (good | {"next_observations": {"camera": image * 1.5, "place": 3}}, "next_observations/camera"),
     ):
-        with pytest.raises(DataError) as caught:
+        with raising(DataError, key=key):
             store.insert(bad)
-        assert caught.value.key == key
     store.insert(good)
     batch = store.sample(2)
     assert batch["actions"].dtype == np.float32

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import raising
 
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.serving import TrajectoryBuffer
@@ -297,9 +298,8 @@ def test_wrong_priorities_are_refused_and_none_is_set(indices: Any, priorities: 
     with pytest.raises(ConfigError, match="PrioritySampler"):
         buffer.update_priorities([0], [1.0])
     buffer.register_sample_config("per", {"priority": PrioritySampler(alpha=1.0)})
-    with pytest.raises(DataError) as caught:
+    with raising(DataError, key=key):
         buffer.update_priorities(indices, priorities)
-    assert caught.value.key == key
     assert buffer.sample("per", 50)[0]["priority"]["weights"].tolist() == [1.0] * 50
 
 
@@ -356,9 +356,8 @@ def test_wrong_configs_are_refused() -> None:
         ({"a": LatestSampler("next/i")}, (0, 1), "a"),
         ({"a": PrioritySampler(), "b": PrioritySampler()}, (0, 1), "config"),
     ):
-        with pytest.raises(ConfigError) as caught:
+        with raising(ConfigError, key=key):
             buffer.register_sample_config("config", samplers, sample_range)  # type: ignore[arg-type]
-        assert caught.value.key == key
     with pytest.raises(ConfigError, match="no sample config 'config'"):
         buffer.sample("config", 1)
     buffer.register_sample_config("wild", {"id": Wild()})
@@ -435,9 +434,8 @@ def test_a_mistake_is_refused_by_its_key_and_nothing_is_stored(data: Any, key: s
         buffer.insert(step(0))
         inserts: list[tuple[Callable[[Any], object], Any]] = [(buffer.insert, data), (buffer.batch_insert, [step(1), data])]
         for insert, argument in inserts:
-            with pytest.raises(DataError) as caught:
+            with raising(DataError, key=key):
                 insert(argument)
-            assert caught.value.key == key
         assert len(buffer) == 1
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import pytest
+from kit import free_port
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -14,9 +14,7 @@ from rl4sys_zmq.serving import GymEnvClient, GymEnvServerWrapper  # noqa: E402
 
 
 def test_agentlaces_client_waits_for_its_server() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     made: list[GymEnvClient] = []
     waiting = threading.Thread(target=lambda: made.append(GymEnvClient("127.0.0.1", port, retry_interval=0.01, timeout_ms=50)))
     waiting.start()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from kit import python
 
 from rl4sys_zmq import errors, serving
 from rl4sys_zmq.serving import ActionConfig
@@ -41,8 +40,7 @@ def test_every_class_that_the_pages_name_exists() -> None:
 def test_a_module_is_an_attribute_without_a_further_import() -> None:
     """As in agentlace's page, which imports the library alone."""
     code = "import rl4sys_zmq.serving as a; assert len(a.data.ReplayBuffer(capacity=2)) == 0 and a.action.ActionConfig"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    python("-c", code)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         serving.nothing  # noqa: B018
 

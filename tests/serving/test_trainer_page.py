@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,24 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import until
+from kit import free_port, python_blocks, until
 
-from .trainers import WAIT_S
+from .trainers import WAIT_S, transition
 
 PAGE = Path(__file__).parents[2] / "docs/howto/trainer.md"
 
 
-def free_ports() -> list[int]:
-    with socket.socket() as one, socket.socket() as two:
-        for probe in (one, two):
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in (one, two)]
-
-
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    trainer, actor = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    ports = dict(zip(("5555", "5556"), map(str, free_ports()), strict=True))
+    trainer, actor = python_blocks(PAGE)
+    ports = {page: str(free_port()) for page in ("5555", "5556")}
     done = threading.Event()
     saved: list[Any] = []
     seen: list[Any] = []
@@ -42,14 +34,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def act() -> Iterator[dict[str, Any]]:
         for n in range(100):
-            observation = np.full(3, n, np.float32)
-            yield {
-                "observations": observation,
-                "actions": 1,
-                "rewards": 1.0,
-                "next_observations": observation,
-                "terminated": False,
-            }
+            yield transition(n)
         until(lambda: seen, "a network")
 
     def save(name: str) -> str:

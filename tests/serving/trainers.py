@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rl4sys_zmq.serving import TrainerClient, TrainerConfig, TrainerServer
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
@@ -13,6 +15,19 @@ WAIT_S = 10.0
 def config_at(transport: TransportUnderTest, **options: Any) -> TrainerConfig:
     """Return a configuration with fresh addresses."""
     return TrainerConfig(transport.address(), transport.address(), **options)
+
+
+def transition(number: float, shape: tuple[int, ...] = (3,), **changes: Any) -> dict[str, Any]:
+    """Return a transition whose observations, of this shape, and reward are its number."""
+    observation = np.full(shape, number, np.float32)
+    return {
+        "observations": observation,
+        "actions": np.int64(1),
+        "rewards": np.float32(number),
+        "next_observations": observation + 1,
+        "terminated": False,
+        **changes,
+    }
 
 
 def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> TrainerClient:

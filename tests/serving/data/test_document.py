@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import python_blocks
 
 from rl4sys_zmq.serving import QueuedDataStore, TrajectoryBuffer
 
@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs/howto/serving_data.md"
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), flags=re.DOTALL | re.MULTILINE)
+    blocks = python_blocks(DOCUMENT)
     assert len(blocks) == 3
     store = QueuedDataStore(10)
     store.batch_insert(["a", "b", "c"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.serving import TrainerClient, TrainerConfig, TrainerServer
+from rl4sys_zmq.serving import DataStoreBase, TrainerClient, TrainerConfig, TrainerServer
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
 WAIT_S = 10.0
@@ -15,6 +17,18 @@ WAIT_S = 10.0
 def config_at(transport: TransportUnderTest, **options: Any) -> TrainerConfig:
     """Return a configuration with fresh addresses."""
     return TrainerConfig(transport.address(), transport.address(), **options)
+
+
+@contextmanager
+def trainer_at(
+    transport: TransportUnderTest, *arguments: Any, stores: Mapping[str, DataStoreBase], **options: Any
+) -> Iterator[TrainerServer]:
+    """Run a trainer with these stores. The options are those of its configuration."""
+    with TrainerServer(config_at(transport, **options), *arguments) as server:
+        for name, store in stores.items():
+            server.register_data_store(name, store)
+        server.start(threaded=True)
+        yield server
 
 
 def transition(number: float, shape: tuple[int, ...] = (3,), **changes: Any) -> dict[str, Any]:

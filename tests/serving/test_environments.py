@@ -28,7 +28,8 @@ from rl4sys_zmq.errors import (  # noqa: E402
 )
 from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWrapper, RemoteEnv, RemoteVectorEnv  # noqa: E402
 
-from .worlds import ROOM, Counting, Room, same  # noqa: E402
+from .trees import same  # noqa: E402
+from .worlds import ROOM, Counting, Room  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs/howto/environments.md"
 MULTISERVERRL = PAGE.with_name("migration_multiserverrl.md")

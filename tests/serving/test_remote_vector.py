@@ -20,7 +20,8 @@ from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, Config
 from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
 from rl4sys_zmq.serving.env_lease import EnvLease  # noqa: E402
 
-from .worlds import ROOM, Counting, Trouble, same  # noqa: E402
+from .trees import same  # noqa: E402
+from .worlds import ROOM, Counting, Trouble  # noqa: E402
 
 
 @pytest.mark.parametrize("servers", [1, 2])

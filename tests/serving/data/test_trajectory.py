@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kit import raising
 
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty, StoreFileError
-from rl4sys_zmq.serving import TrajectoryBuffer
+from rl4sys_zmq.serving import TrajectoryBuffer, TrajectoryBufferDataStore
 from rl4sys_zmq.serving.data import (
     DataShape,
     FutureSampler,
@@ -473,20 +473,18 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
         TrajectoryBuffer.load(tmp_path / "missing.npz")
     buffer = TrajectoryBuffer(10)
     buffer.batch_insert([step(i) for i in range(5)])
-    path = tmp_path / "buffer.npz"
-    buffer.save(path)
-    whole = path.read_bytes()
+    buffer.save(path := tmp_path / "buffer.npz")
     assert list(tmp_path.iterdir()) == [path]
-    for name, content in (("torn", whole[: len(whole) // 2]), ("text", b"text"), ("empty", b"")):
-        (tmp_path / name).write_bytes(content)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"text", b""):
+        path.write_bytes(content)
         with pytest.raises(StoreFileError, match="is not a saved trajectory buffer"):
-            TrajectoryBuffer.load(tmp_path / name)
-    np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    objects: dict[str, Any] = {"meta/format": np.array([{}], dtype=object)}
-    np.savez(tmp_path / "objects.npz", **objects)
-    for name in ("other.npz", "objects.npz"):
+            TrajectoryBuffer.load(path)
+    arrays: dict[str, Any] = {"a": np.zeros(3), "meta/format": np.array([{}], dtype=object)}
+    for name, array in arrays.items():
+        np.savez(path, **{name: array})
         with pytest.raises(StoreFileError):
-            TrajectoryBuffer.load(tmp_path / name)
+            TrajectoryBuffer.load(path)
     with pytest.raises(StoreFileError, match="cannot be written"):
         buffer.save(tmp_path / "no" / "such.npz")
     buffer.close()
@@ -512,9 +510,6 @@ def test_a_file_whose_headers_are_damaged_is_refused(tmp_path: Path) -> None:
     assert refused > 100
 
 
-# ---- agentlace's arguments and members
-
-
 def test_agentlaces_arguments_that_change_nothing_are_accepted_and_others_name_the_remedy() -> None:
     buffer = TrajectoryBuffer(10, [DataShape("a")], 0, 2, None, False)
     buffer.register_sample_config("default", {"a": LatestSampler(None, False)})
@@ -537,7 +532,6 @@ def test_the_members_of_agentlaces_buffer(history: tuple[TrajectoryBuffer, Twin]
         mates = [i for i, one in enumerate(twin.trajectories) if one == mine]
         assert (dataset["id"][place], dataset["next/id"][place]) == (number, number + 1)
         found = {name: column[place].item() for name, column in metadata.items()}
-        assert found["trajectory_begin_flag"] == (number == mates[0])
         assert found == {
             "seq_id": number,
             "ep_begin": mates[0],
@@ -575,7 +569,7 @@ def test_a_sampler_of_the_end_of_trajectories(history: tuple[TrajectoryBuffer, T
 def test_the_buffer_of_agentlaces_online_example() -> None:
     """Its shapes and its sample config name the flag, and it passes the flag both ways."""
     shapes = [DataShape("observations", (3,), np.float32), DataShape("end_of_trajectory", (), dtype="bool")]  # type: ignore[arg-type]
-    buffer = TrajectoryBuffer(capacity=50, data_shapes=shapes, min_trajectory_length=2)
+    buffer = TrajectoryBufferDataStore(50, shapes, None, 1, 2)
     buffer.register_sample_config(
         "training",
         samplers={

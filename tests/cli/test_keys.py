@@ -78,7 +78,7 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
     clients = ("--client-id", "luna", "--client-id", "mars")
     output(keys("k", "--user", "edge.8@lab", *clients, "--role", "admin", "--expires", "2999-01-01"))
     peer = load_access(tmp_path / "k" / "users.toml").by_name["edge.8@lab"]
-    assert peer.client_ids == {"luna", "mars"} and peer.roles == {"admin"} and peer.expires_unix_s == 32472144000.0
+    assert peer.client_ids == frozenset({"luna", "mars"}) and peer.roles == {"admin"} and peer.expires_unix_s == 32472144000.0
     assert "already there: k/users.toml: edge-7, edge.8@lab" in output(keys("k"))
 
 

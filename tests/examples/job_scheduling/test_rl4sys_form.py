@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,7 @@ pytest.importorskip("gymnasium")
 
 from job_scheduling import rl4sys_form
 
-FILE = {
+FILE: dict[str, Any] = {
     "client_id": "scheduler_of_old",
     "algorithm_name": "PPO",
     "algorithm_parameters": {
@@ -42,22 +42,16 @@ FILE = {
 """The keys of RL4Sys's own file for job scheduling, with smaller epochs."""
 
 
-def run(monkeypatch: pytest.MonkeyPatch, path: Path, document: object) -> int:
-    path.write_text(json.dumps(document))
-    monkeypatch.setattr(sys, "argv", ["rl4sys_form", str(path), "--epochs", "3", "--length", "60"])
-    return rl4sys_form.main()
-
-
-def test_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, tmp_path / "jobs.json", FILE) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines[:-1]] == ["epoch 0", "epoch 1", "epoch 2"]
+def test_it_trains(tmp_path: Path, call: Any) -> None:
+    (tmp_path / "jobs.json").write_text(json.dumps(FILE))
+    code, out, _ = call(rl4sys_form, tmp_path / "jobs.json", "--epochs", 3, "--length", 60)
+    lines = out.splitlines()
+    assert code == 0 and [line.split(":")[0] for line in lines[:-1]] == ["epoch 0", "epoch 1", "epoch 2"]
     assert "in the first epoch to" in lines[-1]
 
 
-def test_a_file_for_other_observations_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parameters = {**FILE["algorithm_parameters"], "input_size": 8}  # type: ignore[dict-item]
-    assert run(monkeypatch, tmp_path / "jobs.json", {**FILE, "algorithm_parameters": parameters}) == 1
-    assert "expected input_size 1024 and act_dim 128" in capsys.readouterr().err
+def test_a_file_for_other_observations_is_refused(tmp_path: Path, call: Any) -> None:
+    parameters = {**FILE["algorithm_parameters"], "input_size": 8}
+    (tmp_path / "jobs.json").write_text(json.dumps({**FILE, "algorithm_parameters": parameters}))
+    code, _, err = call(rl4sys_form, tmp_path / "jobs.json", "--epochs", 3, "--length", 60)
+    assert code == 1 and "expected input_size 1024 and act_dim 128" in err

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import python_blocks
 
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.values import BoxSpace
@@ -29,11 +29,12 @@ def test_the_program_trains_to_its_end(tmp_path: Path) -> None:
         terminated=False,
     )
     write_demonstrations(tmp_path / "pendulum.npz", BoxSpace((3,)), BoxSpace((1,), low=-2.0, high=2.0), [episode] * 3)
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (program,) = python_blocks(PAGE)
     assert "UNITS = 50" in program and '"gradient_steps": 100' in program
     program = program.replace("UNITS = 50", "UNITS = 3").replace('"gradient_steps": 100', '"gradient_steps": 2')  # only shorter
     (tmp_path / "offline.py").write_text(program)
-    done = subprocess.run([sys.executable, "offline.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "offline.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True
+    )
     assert done.stdout.splitlines()[-1] == "3 of 3 units"
     assert list((tmp_path / "run" / "checkpoints" / "offline").iterdir())

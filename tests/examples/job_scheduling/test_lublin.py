@@ -85,13 +85,12 @@ def test_a_workload_that_cannot_be_is_an_error(bad: tuple[int, int, int, float |
 def test_figures_of_another_simulator_are_compared(backfilling: bool, tmp_path: Path, call: Any) -> None:
     trace = lublin.generate(2 * check_golden.WINDOW, 64, 1)
     write_swf(tmp_path / "a.swf", trace)
-    figures = [
-        {
-            name: schedule(trace.window(index, 1024), 64, HEURISTICS[name], backfilling=backfilling).objective("bounded_slowdown")
-            for name in ("SJF", "F2")
-        }
-        for index in range(2)
-    ]
+
+    def figure(index: int, name: str) -> float:
+        done = schedule(trace.window(index, 1024), 64, HEURISTICS[name], backfilling=backfilling)
+        return round(done.objective("bounded_slowdown"), 4)
+
+    figures = [{name: figure(index, name) for name in ("SJF", "F2")} for index in range(2)]
 
     def compare(document: object) -> tuple[int, str, str]:
         (tmp_path / "figures.json").write_text(json.dumps(document))

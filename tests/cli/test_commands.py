@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import click
 import pytest
+from click.testing import Result
 
 from rl4sys_zmq import __version__
 from rl4sys_zmq.algorithms import register_algorithm
@@ -71,6 +72,12 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[c
             yield from ((group, (*path, *rest)) for _, rest in commands(command, (name,)))
         else:
             yield group, (*path, name)
+
+
+def check(content: object) -> Result:
+    """Write a file, and check it."""
+    Path("file.json").write_text(json.dumps(content))
+    return invoke(learner, "config", "check", "file.json")
 
 
 @pytest.mark.parametrize(("group", "path"), [*commands(learner), *commands(actor)])
@@ -251,8 +258,7 @@ def test_an_unknown_environment_is_named() -> None:
     ],
 )
 def test_a_good_file_is_ok_and_says_what_will_be_used(tmp_path: Path, content: dict[str, Any], says: list[str]) -> None:
-    (tmp_path / "file.json").write_text(json.dumps(content))
-    said = output(invoke(learner, "config", "check", "file.json"))
+    said = output(check(content))
     assert said.splitlines()[-1] == "ok"
     for text in says:
         assert text in said
@@ -266,11 +272,9 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         return FakeAlgorithm.factory()(observation_space, action_space, parameters, seed)
 
     register_algorithm("BOXES", factory)
-    (tmp_path / "file.json").write_text(json.dumps({"algorithms": {"BOXES": {}}}))
-    said = output(invoke(learner, "config", "check", "file.json"))
+    said = output(check({"algorithms": {"BOXES": {}}}))
     assert "algorithms.BOXES: BOXES" in said
-    (tmp_path / "file.json").write_text(json.dumps({"client_id": "a", "algorithm_name": "BOXES", "input_size": 2, "act_dim": 3}))
-    assert "needs a Box" in refused(invoke(learner, "config", "check", "file.json"))
+    assert "needs a Box" in refused(check({"client_id": "a", "algorithm_name": "BOXES", "input_size": 2, "act_dim": 3}))
 
 
 @pytest.mark.usefixtures("learners_extra")
@@ -303,8 +307,7 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
     ],
 )
 def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, content: dict[str, Any], said: str) -> None:
-    (tmp_path / "file.json").write_text(json.dumps(content))
-    line = refused(invoke(learner, "config", "check", "file.json"))
+    line = refused(check(content))
     assert said in line
     assert "file.json" in line
 
@@ -360,23 +363,20 @@ def test_a_learner_does_not_start_with_a_client_that_can_never_be_built(
 )
 def test_the_environment_of_an_evaluation_is_created(tmp_path: Path, entry: dict[str, Any], said: str) -> None:
     pytest.importorskip("gymnasium")
-    (tmp_path / "file.json").write_text(json.dumps({"clients": {"pole": entry}}))
-    assert said in refused(invoke(learner, "config", "check", "file.json"))
+    assert said in refused(check({"clients": {"pole": entry}}))
 
 
 @pytest.mark.usefixtures("learners_extra")
 def test_the_spaces_of_an_evaluation_are_those_of_the_client(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     for entry in ({"algorithm_name": "PPO"}, {}):
-        (tmp_path / "file.json").write_text(json.dumps({"clients": {"pole": {"evaluation": {"env": "CartPole-v1"}, **entry}}}))
-        said = output(invoke(learner, "config", "check", "file.json"))
+        said = output(check({"clients": {"pole": {"evaluation": {"env": "CartPole-v1"}, **entry}}}))
         assert "clients.pole.evaluation: CartPole-v1 can be created" in said and "example spaces" not in said
 
 
 @pytest.mark.usefixtures("learners_extra")
 def test_ignored_keys_are_printed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file.json").write_text(json.dumps({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
-    said = output(invoke(learner, "config", "check", "file.json"))
+    said = output(check({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
     assert (said + caplog.text).count("model_paths") == 1
     config = replace(LearnerConfig.load(tmp_path / "file.json"), bind="inproc://*", run_dir=None)
     with Learner(config):
@@ -414,8 +414,7 @@ def test_the_tables_of_other_libraries_are_listed_and_an_ambiguous_name_is_a_war
     assert "      vf_coef = 0.5 -> vf_coef: weight of the whole squared error" in listed
     for given, warns in (({}, True), ({"like": "sb3"}, False), ({"like": "cleanrl"}, False)):
         client = {"algorithm_name": "PPO", "algorithm_parameters": {"vf_coef": 0.5, **given}}
-        (tmp_path / "file.json").write_text(json.dumps({"clients": {"c": client}}))
-        assert ("warning: vf_coef: " in output(invoke(learner, "config", "check", "file.json"))) is warns
+        assert ("warning: vf_coef: " in output(check({"clients": {"c": client}}))) is warns
 
 
 @pytest.mark.usefixtures("learners_extra")

@@ -73,6 +73,12 @@ class Visit:
         return stage
 
 
+def fails(stage: str, words: str, *arguments: object) -> None:
+    """Assert that the doctor finds a fault at this stage, and says so in these words."""
+    visit = Visit(*arguments)
+    assert visit.failed == stage and words in visit.text, visit.text
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Learner]]:
     """Yield a function that starts a learner. With `luna`, it also starts an actor of the client luna."""
@@ -168,9 +174,7 @@ def test_within_a_process_only_the_last_stages_apply(start: Callable[..., Learne
 
 
 def test_a_name_that_nobody_has() -> None:
-    visit = Visit("nobody.invalid:5555", "--timeout", "30")
-    assert visit.failed == "name"
-    assert "'nobody.invalid' has no address" in visit.text
+    fails("name", "'nobody.invalid' has no address", "nobody.invalid:5555", "--timeout", "30")
 
 
 def test_a_closed_port(tmp_path: Path) -> None:
@@ -213,44 +217,32 @@ def test_a_web_server() -> None:
 
 
 def test_keys_on_one_side_only(start: Callable[..., Learner], keys: Path) -> None:
-    none = Visit(start(keys=keys).address)
-    assert none.failed == "keys"
-    assert "the learner requires keys, but none were given" in none.text
-    ours = Visit(start().address, "--keys", "k/actor.keys")
-    assert ours.failed == "keys"
-    assert "the learner has none" in ours.text
+    fails("keys", "the learner requires keys, but none were given", start(keys=keys).address)
+    fails("keys", "the learner has none", start().address, "--keys", "k/actor.keys")
 
 
 def test_keys_that_the_learner_does_not_take(start: Callable[..., Learner], keys: Path) -> None:
     learner = start(keys=keys)
     assert run("keys", "other").exit_code == 0
     assert run("keys", "other", "--user", "a").exit_code == 0
-    wrong = Visit(learner.address, "--keys", "other/a.keys")
-    assert wrong.failed == "keys"
-    assert "wrong learner key in NAME.keys" in wrong.text
+    fails("keys", "wrong learner key in NAME.keys", learner.address, "--keys", "other/a.keys")
     clients = keys / "users.toml"
     # An expired key, and one that is not listed.
     clients.write_text(clients.read_text().replace("[actor]\n", "[actor]\nexpires = 2020-01-01\n"))
     assert run("keys", "k", "--revoke", "me").exit_code == 0
     until(lambda: learner.status()["security"]["loads"] > 1 and learner.status()["security"]["listed"] == 1)
     for name in ("actor", "me"):
-        visit = Visit(learner.address, "--keys", f"k/{name}.keys")
-        assert visit.failed == "keys"
-        assert "does not accept our key" in visit.text
+        fails("keys", "does not accept our key", learner.address, "--keys", f"k/{name}.keys")
 
 
 def test_the_port_of_the_weights(start: Callable[..., Learner]) -> None:
-    visit = Visit(start().pub_address, "--timeout", "0.5")
-    assert visit.failed == "keys"
-    assert "is this the port of the weights?" in visit.text
+    fails("keys", "is this the port of the weights?", start().pub_address, "--timeout", "0.5")
 
 
 def test_another_program_that_speaks_zeromq() -> None:
     with context().socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        visit = Visit(f"127.0.0.1:{port}", "--timeout", "0.3")
-    assert visit.failed == "protocol"
-    assert "no reply within 0.3 s" in visit.text
+        fails("protocol", "no reply within 0.3 s", f"127.0.0.1:{port}", "--timeout", "0.3")
 
 
 @pytest.mark.parametrize(
@@ -296,9 +288,7 @@ def test_a_configuration_that_differs(start: Callable[..., Learner], change: dic
 def test_a_client_of_another_key(start: Callable[..., Learner], keys: Path) -> None:
     assert run("keys", "k", "--user", "mars", "--client-id", "mars").exit_code == 0
     learner = start(keys=keys, luna=True)
-    visit = Visit(learner.address, "--keys", "k/mars.keys", "--config", configured())
-    assert visit.failed == "configuration"
-    assert "refused (identity, keys)" in visit.text
+    fails("configuration", "refused (identity, keys)", learner.address, "--keys", "k/mars.keys", "--config", configured())
 
 
 @pytest.mark.parametrize(("advertise", "words"), [("nobody.invalid", "has no address"), ("127.0.0.2", "ECONNREFUSED")])

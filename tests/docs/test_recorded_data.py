@@ -33,8 +33,6 @@ def test_the_program_trains_to_its_end(tmp_path: Path) -> None:
     assert "UNITS = 50" in program and '"gradient_steps": 100' in program
     program = program.replace("UNITS = 50", "UNITS = 3").replace('"gradient_steps": 100', '"gradient_steps": 2')  # only shorter
     (tmp_path / "offline.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "offline.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "3 of 3 units"
+    output = subprocess.check_output([sys.executable, "offline.py"], cwd=tmp_path, text=True, timeout=LIMIT_S)
+    assert output.splitlines()[-1] == "3 of 3 units"
     assert list((tmp_path / "run" / "checkpoints" / "offline").iterdir())

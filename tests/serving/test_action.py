@@ -124,34 +124,6 @@ def test_the_usage_of_their_action_test(transport: TransportUnderTest) -> None:
     client.stop()
 
 
-def test_cartpole_as_an_action_server(lab: Lab) -> None:
-    """agentlace's example: an environment behind the keys reset, step and close. Each step equals that of a local one."""
-    gym = pytest.importorskip("gymnasium")
-    here, there = gym.make("CartPole-v1"), gym.make("CartPole-v1")
-
-    def act(key: str, payload: Any) -> dict[str, Any]:
-        match key:
-            case "reset":
-                return {"act_ret": there.reset(**payload)}
-            case "step":
-                return {"act_ret": there.step(payload["action"])}
-        return {"act_ret": there.close()}
-
-    config = lab.config(action_keys=["reset", "step", "close"], observation_keys=["action_space"])
-    client = lab.client(lab.server(config, lambda keys: {"action_space": there.action_space.n}, act))
-    assert client.obs() == {"action_space": 2}
-    np.testing.assert_equal(client.act("reset", {"seed": 3})["act_ret"], here.reset(seed=3))
-    done, steps = False, 0
-    while not done:
-        action = {"action": steps % 2}
-        remote, local = client.act("step", action)["act_ret"], here.step(**action)
-        np.testing.assert_equal(remote, local)
-        assert isinstance(remote, tuple)
-        done, steps = remote[2] or remote[3], steps + 1
-    assert steps > 5
-    assert client.act("close") == {"act_ret": None}
-
-
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"action_keys": ["move", "stop"]}, "action_keys is ['move', 'stop'] at the caller and ['move'] at the server"),
     ({"observation_keys": []}, "observation_keys is [] at the caller and ['cam1'] at the server"),

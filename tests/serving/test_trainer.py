@@ -23,7 +23,6 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.serving import (
-    DataStoreBase,
     QueuedDataStore,
     ReplayBuffer,
     TrainerClient,
@@ -36,7 +35,7 @@ from rl4sys_zmq.serving.data import DataShape, SequenceSampler
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
 
-from .trainers import WAIT_S, config_at, join, trainer_at, transition
+from .trainers import WAIT_S, ListStore, config_at, join, trainer_at, transition
 
 
 @pytest.fixture
@@ -53,29 +52,6 @@ def server(inproc: TransportUnderTest) -> Iterator[TrainerServer]:
 
 def items(server: TrainerServer, name: str = "a") -> list[Any]:
     return server.data_store(name).get_latest_data(-1)
-
-
-def test_the_usage_that_agentlace_documents(transport: TransportUnderTest) -> None:
-    config = config_at(transport)
-    trainer_server = TrainerServer(config)
-    store = ReplayBuffer(capacity=2)
-    trainer_server.register_data_store("agent1", store)
-    trainer_server.start(threaded=True)
-
-    data_store = ReplayBuffer(capacity=2)
-    trainer_client = TrainerClient("agent1", trainer_server.address, config, data_store)
-    weights: list[Any] = []
-    trainer_client.recv_network_callback(weights.append)
-    trainer_client.start_async_update(interval=0.01)
-    data_store.insert(transition(1.0))
-    data_store.insert(transition(2.0))
-    until(lambda: len(store) == 2, "both transitions")
-    assert set(store.sample(8)["rewards"].tolist()) <= {1.0, 2.0}
-    assert trainer_server.publish_network({"layer": {"w": np.ones((2, 3))}}) == 1
-    until(lambda: weights, "the network")
-    weights[0]["layer"]["w"] += 1.0  # the array belongs to the client, and is writeable
-    trainer_client.stop()
-    trainer_server.stop()
 
 
 def test_the_calls_of_agentlaces_own_test(transport: TransportUnderTest) -> None:
@@ -370,33 +346,13 @@ def test_a_store_has_one_name(server: TrainerServer) -> None:
     assert server.store_names() == {"a", "b"}
 
 
-class Anything(DataStoreBase):
-    """A custom store. It accepts every item except ``"bad"``, and no item while it is `full`."""
-
-    def __init__(self, capacity: int = 100) -> None:
-        super().__init__(capacity)
-        self.held: list[Any] = []
-        self.full = False
-
-    def insert(self, data: Any) -> None:
-        if self.full:
-            raise OSError("no space left")
-        if isinstance(data, str) and data == "bad":
-            raise DataError("x", "is bad")
-        self.held.append(data)
-
-    def latest_data_id(self) -> int:
-        return len(self.held) - 1
-
-    def get_latest_data(self, from_id: int) -> list[Any]:
-        return self.held[from_id + 1 :]
-
-    def __len__(self) -> int:
-        return len(self.held)
+def refuse_bad(data: Any) -> None:
+    if isinstance(data, str) and data == "bad":
+        raise DataError("x", "is bad")
 
 
 def test_an_item_that_cannot_travel_is_told_counted_and_passed(server: TrainerServer) -> None:
-    store = Anything()
+    store = ListStore()
     with join(server, "c", data_stores={"a": store}) as client:
         store.held = [1, 2, object(), 3, {"deep": [{"er": {4}}]}, 5]
         with pytest.raises(PayloadError, match=r"a value of type builtins\.object cannot travel"):
@@ -441,7 +397,7 @@ def test_what_a_queue_takes_at_its_limits_travels(server: TrainerServer, payload
 def test_an_item_that_the_servers_store_refuses(inproc: TransportUnderTest) -> None:
     heard: list[Any] = []
     store = QueuedDataStore(10)
-    with trainer_at(inproc, lambda name, payload: heard.extend(payload["data"]), stores={"a": Anything()}) as server:
+    with trainer_at(inproc, lambda name, payload: heard.extend(payload["data"]), stores={"a": ListStore(refuse_bad)}) as server:
         with join(server, "c", data_stores={"a": store}) as client:
             store.batch_insert([1, "bad", 2])
             with pytest.raises(CallFailed, match="DataError: x: is bad"):
@@ -472,7 +428,7 @@ def test_steps_are_apart_where_one_was_refused_or_lost(inproc: TransportUnderTes
 
 def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) -> None:
     heard: list[Any] = []
-    mine, store = Anything(), QueuedDataStore(10)
+    mine, store = ListStore(), QueuedDataStore(10)
 
     def callback(name: str, payload: dict[str, Any]) -> None:
         heard.append((payload["data"], payload["last_id"], payload["client"]))
@@ -494,7 +450,7 @@ def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) 
 
 
 def test_a_store_that_cannot_be_read_is_an_error_of_ours_and_updates_go_on(server: TrainerServer) -> None:
-    class Failing(Anything):
+    class Failing(ListStore):
         failing = False
 
         def get_latest_data(self, from_id: int) -> list[Any]:

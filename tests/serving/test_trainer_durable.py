@@ -47,7 +47,7 @@ from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
-from .trainers import WAIT_S, config_at, join, transition
+from .trainers import WAIT_S, ListStore, config_at, join, transition
 
 PROCESS = Path(__file__).parent / "processes" / "trainer.py"
 ENV = {"PYTHONPATH": str(Path(rl4sys_zmq.__file__).parents[1])}
@@ -181,43 +181,18 @@ def test_trajectories_are_apart_where_an_item_was_refused_also_after_a_restart(t
         assert starts == [[1, 4], [1, 4], [1, 4, 7]][lives]
 
 
-class Picky(DataStoreBase):
-    """A store that refuses numbers that end in 7, and all items while it is `full`. It keeps its items over restarts."""
-
-    def __init__(self) -> None:
-        super().__init__(10_000)
-        self.full = False
-        self.held: list[tuple[int, bool]] = []
-        self.apart = False
-
-    def insert(self, data: int) -> None:
-        if self.full:
-            raise OSError("no space left")
-        if data % 10 == 7:
-            raise ValueError("a number that ends in 7")
-        self.held.append((data, self.apart))
-        self.apart = False
-
-    def gap(self) -> None:
-        self.apart = True
-
-    def latest_data_id(self) -> int:
-        return len(self.held) - 1
-
-    def get_latest_data(self, from_id: int) -> list[Any]:
-        return self.held[from_id + 1 :]
-
-    def __len__(self) -> int:
-        return len(self.held)
+def refuse_sevens(data: int) -> None:
+    if data % 10 == 7:
+        raise ValueError("a number that ends in 7")
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restarts(tmp_path: Path, seed: int, kept: bool) -> None:
     rng, stream = random.Random(seed), ("c", 5)
     for history in range(10):
-        store, end, accepted, heard = Picky(), 0, set[int](), list[int]()
+        store, end, accepted, heard = ListStore(refuse_sevens), 0, set[int](), list[int]()
         for _ in range(6):
-            store = store if kept else Picky()
+            store = store if kept else ListStore(refuse_sevens)
             store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as in a store that was reopened
             with StoreJournal(tmp_path / str(history), "normal") as journal:
                 ingest = StoreInserter("a", store, journal, 1 << 20)
@@ -245,14 +220,14 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                     store.full = False
                     ingest.insert_waiting()
         with StoreJournal(tmp_path / str(history), "normal") as journal:
-            store = store if kept else Picky()
+            store = store if kept else ListStore(refuse_sevens)
             store.full = False
             StoreInserter("a", store, journal, 1 << 20).refill(journal.streams)
         expected = [n for n in sorted(accepted) if n % 10 != 7]
-        assert [n for n, _ in store.held] == expected
+        assert store.held == expected
         assert heard == sorted(set(heard)) and set(heard) <= set(expected)
         if not kept:
-            assert [n for n, apart in store.held if apart] == [n for n in expected if n and n - 1 not in expected]
+            assert store.starts == [n for n in expected if n and n - 1 not in expected]
 
 
 def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: Path) -> None:
@@ -261,13 +236,13 @@ def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: P
     with trainer_on(tmp_path, ("a", QueuedDataStore(5))) as server:
         feed(server, mine)
     with trainer_on(tmp_path) as server:
-        store = Picky()
+        store = ListStore()
         store.full = True
         with pytest.raises(StoreFileError, match="rejects the items of the journal: OSError"):
             server.register_data_store("a", store)
         assert server.store_names() == set()
-        server.register_data_store("a", Picky())
-        assert server.data_store("a").get_latest_data(-1) == [(1, False)]
+        server.register_data_store("a", ListStore())
+        assert server.data_store("a").get_latest_data(-1) == [1]
 
 
 def test_a_client_with_a_store_on_disk_goes_on_after_its_restart(tmp_path: Path) -> None:

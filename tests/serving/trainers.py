@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,3 +48,40 @@ def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> Traine
     """Return a client of a running server. The client raises its errors."""
     config = options.pop("config", server.config)
     return TrainerClient(name, server.address, config, *args, **{"timeout_ms": WAIT_S * 1000, "raises": True, **options})
+
+
+class ListStore(DataStoreBase):
+    """A custom store, whose items are a list.
+
+    Attributes:
+        starts: The items before which there was a gap.
+        full: While it is true, no item is accepted.
+    """
+
+    def __init__(self, check: Callable[[Any], None] = lambda data: None) -> None:
+        super().__init__(10_000)
+        self.held: list[Any] = []
+        self.starts: list[Any] = []
+        self.full = self.apart = False
+        self._check = check
+
+    def insert(self, data: Any) -> None:
+        if self.full:
+            raise OSError("no space left")
+        self._check(data)
+        if self.apart:
+            self.starts.append(data)
+        self.held.append(data)
+        self.apart = False
+
+    def gap(self) -> None:
+        self.apart = True
+
+    def latest_data_id(self) -> int:
+        return len(self.held) - 1
+
+    def get_latest_data(self, from_id: int) -> list[Any]:
+        return self.held[from_id + 1 :]
+
+    def __len__(self) -> int:
+        return len(self.held)

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,8 +243,16 @@ def test_a_maker_that_died_before_it_was_done_left_nothing_to_take_up(tmp_path: 
         assert_whole(store)
 
 
-def full(*_: object) -> None:
-    raise OSError(28, "No space left on device")
+@contextmanager
+def full_disk(call: str) -> Iterator[None]:
+    """Expect the error of a full disk, as a call of the system finds it."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreFileError, match="No space left"):
+        patch.setattr(os, call, full)
+        yield
 
 
 def opened(folder: Path) -> int:
@@ -252,18 +262,12 @@ def opened(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite", "fsync"])
-def test_a_full_disk_at_opening_and_closing_is_an_error_and_the_folder_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        with pytest.raises(StoreFileError, match="No space left"):
-            make(tmp_path)
+def test_a_full_disk_at_opening_and_closing_is_an_error_and_the_folder_is_free(tmp_path: Path, call: str) -> None:
+    with full_disk(call):
+        make(tmp_path)
     store = make(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(StoreFileError, match="No space left"):
-            store.close()
+    with full_disk("fsync"):
+        store.close()
     make(tmp_path).close()
     assert opened(tmp_path) == 0
 
@@ -274,7 +278,7 @@ def test_columns_that_cannot_all_be_made_leave_nothing(tmp_path: Path, monkeypat
 
     def nearly_full(*args: int) -> None:
         if next(calls) >= failing:
-            full()
+            raise OSError(28, "No space left on device")
         reserve(*args)
 
     with monkeypatch.context() as patch:
@@ -290,15 +294,13 @@ def test_columns_that_cannot_all_be_made_leave_nothing(tmp_path: Path, monkeypat
     store.close()
 
 
-def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
     store = make(tmp_path)
     store.batch_insert([transition(0), transition(1)])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StoreFileError, match="No space left"):
-            store.batch_insert([transition(i) for i in range(2, 30)])
-        assert_whole(store)
-        held = len(store)
+    with full_disk("posix_fallocate"):
+        store.batch_insert([transition(i) for i in range(2, 30)])
+    assert_whole(store)
+    held = len(store)
     store.batch_insert([transition(i) for i in range(held, held + 30)])
     assert_whole(store)
     store.close()

@@ -147,29 +147,24 @@ def test_a_client_is_forgotten_and_founded_anew(stack: ExitStack, tmp_path: Path
     assert len(of_run(tmp_path / "run", "client_started")) == 2, "the client was created again"
 
 
-def test_an_actor_is_dropped(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+@pytest.mark.parametrize("live", [True, False])
+def test_an_actor_that_is_dropped_goes_on_where_it_was(stack: ExitStack, tmp_path: Path, bind: str, live: bool) -> None:
     learner = start(stack, tmp_path / "run", bind)
     tomorrow = time.time_ns() + 86_400 * 10**9
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr("rl4sys_zmq.actor.components.time.time_ns", lambda: tomorrow)
-        eleven(stack, learner).close()
-    figures = done(learner.address, "lab", "drop-actor", "a1")
-    assert figures == {"streams": 1, "live": 0, "pending": 3}
-    assert client_of(learner)["actors"] == {}
-    again = join(stack, learner)
-    play(again, 5)
-    client = client_of(learner, accepted=16, pending=0)
-    assert (client["verdicts"]["trained"], client["rolled_back"]) == (16, 0)
-
-
-def test_a_live_actor_that_is_dropped_goes_on_where_it_was(stack: ExitStack, tmp_path: Path, bind: str) -> None:
-    learner = start(stack, tmp_path / "run", bind)
-    agent = eleven(stack, learner)
-    assert done(learner.address, "lab", "drop-actor", "a1")["live"] == 1
+        if not live:
+            clock.setattr("rl4sys_zmq.actor.components.time.time_ns", lambda: tomorrow)
+        agent = eleven(stack, learner)
+    if not live:
+        agent.close()
+    assert done(learner.address, "lab", "drop-actor", "a1") == {"streams": 1, "live": int(live), "pending": 3}
+    if not live:
+        assert client_of(learner)["actors"] == {}
+        agent = join(stack, learner)
     play(agent, 5)
     client = client_of(learner, accepted=16, pending=0)
     assert (client["verdicts"]["trained"], client["rolled_back"], client["gap"]) == (16, 0, 0)
-    assert agent.stats()["in_doubt"] == 0 and agent.stats()["accepted"] == 16
+    assert agent.stats()["in_doubt"] == 0 and agent.stats()["accepted"] == (16 if live else 5)
 
 
 def test_commands_say_what_they_did(stack: ExitStack, tmp_path: Path) -> None:

@@ -404,20 +404,6 @@ def tcp_server(arm: Arm, port: int = 0, timeout_s: float = WAIT_S) -> ActionServ
     return server
 
 
-def test_an_act_whose_answer_is_lost_runs_once(seed: int) -> None:
-    arm = Arm()
-    with (
-        tcp_server(arm) as server,
-        ChaosProxy(server.address, seed=seed) as proxy,
-        ActionClient(str(proxy.address), server.config) as client,
-    ):
-        arm.during = lambda: (proxy.cut(), None)[1]
-        for index in range(5):
-            assert client.act("move", {"to": index}) == {"moves": index + 1}
-        assert client.stats()["again"] >= 5
-    assert [move["to"] for move in arm.moves] == [0, 1, 2, 3, 4]
-
-
 def test_an_act_is_not_done_again_by_the_server_that_comes_after(seed: int) -> None:
     """The first server acts, its reply is lost, and it ends. The second server must not act, and the caller gets `CallLost`."""
     first, second = Arm(), Arm()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import raising, until
+from kit import raising
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -338,26 +338,6 @@ def test_each_step_is_executed_once_over_a_bad_network(
         proxy.faults = NetworkFaults()
         assert proxy.counters.get(kind) >= 2
         assert counting.steps == steps
-        env.close()
-
-
-def test_each_step_is_executed_at_most_once_while_the_line_is_cut_again_and_again(serve: Any, dial: Any, seed: int) -> None:
-    counting = Counting()
-    with ChaosProxy(serve(counting).address, seed=seed) as proxy:
-        env = dial(proxy, seed=1, timeout_s=WAIT_S)
-        for _ in range(5):
-            env.step(0)
-            proxy.cut()
-            env.step(0)
-        assert counting.steps == 10
-        proxy.black_hole(True)
-        answers: list[float] = []
-        swallowed = threading.Thread(target=lambda: answers.append(env.step(0)[0].item()))
-        swallowed.start()
-        until(lambda: proxy.counters.get("swallowed_bytes"), "the call in the black hole")
-        proxy.black_hole(False)
-        swallowed.join(WAIT_S)
-        assert (answers, counting.steps) == ([11.0], 11)
         env.close()
 
 

@@ -72,27 +72,25 @@ def wait_for_all(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("scheduler", "order"), [("FCFS", "abcd"), ("SJF", "dbca"), ("random", None)])
-def test_jobs_run_in_the_order_of_the_scheduler(tmp_path: Path, scheduler: str, order: str | None) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        for name, requested_s in zip("abcd", (9.0, 2.0, 3.0, 1.0), strict=True):
-            journal.submitted(job(name, requested_s=requested_s))
-        ended = served(tmp_path, journal, wait_for_all, scheduler, slots=1)
+def test_jobs_run_in_the_order_of_the_scheduler(tmp_path: Path, journal: Journal, scheduler: str, order: str | None) -> None:
+    for name, requested_s in zip("abcd", (9.0, 2.0, 3.0, 1.0), strict=True):
+        journal.submitted(job(name, requested_s=requested_s))
+    ended = served(tmp_path, journal, wait_for_all, scheduler, slots=1)
     assert all(each["exit_code"] == 0 for each in ended.values())
     found = "".join(sorted(ended, key=lambda name: ended[name]["start_s"]))
     assert found == (order or found) and set(found) == set("abcd")
     assert all(bounded_slowdown(each, 5.0) >= 1.0 for each in journal.jobs.values())
 
 
-def test_a_chosen_job_that_does_not_fit_holds_the_others(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(job("narrow", "sleep", "0.05"))
-        journal.submitted(job("wide", slots=2))
-        journal.submitted(job("last"))
-        ended = served(tmp_path, journal, wait_for_all)
+def test_a_chosen_job_that_does_not_fit_holds_the_others(tmp_path: Path, journal: Journal) -> None:
+    journal.submitted(job("narrow", "sleep", "0.05"))
+    journal.submitted(job("wide", slots=2))
+    journal.submitted(job("last"))
+    ended = served(tmp_path, journal, wait_for_all)
     assert ended["narrow"]["end_s"] <= ended["wide"]["start_s"] <= ended["last"]["start_s"]
 
 
-def test_requests_that_are_refused_leave_the_daemon_running(tmp_path: Path) -> None:
+def test_requests_that_are_refused_leave_the_daemon_running(tmp_path: Path, journal: Journal) -> None:
     good = {"id": "a", "command": ["true"], "slots": 1, "requested_s": 1}
     bad: list[tuple[dict[str, Any], str]] = [
         ({"id": "../a"}, "an id has"),
@@ -135,11 +133,12 @@ def test_requests_that_are_refused_leave_the_daemon_running(tmp_path: Path) -> N
         status = client.ask("status")
         assert (status["free"], status["waiting"], status["running"], status["ended"]) == (2, 0, 0, 1)
 
-    with Journal(tmp_path / "journal") as journal:
-        served(tmp_path, journal, talk)
+    served(tmp_path, journal, talk)
 
 
-def test_a_job_that_cannot_be_started_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_started_ends_with_the_reason(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     popen = subprocess.Popen
 
     def no_process(words: list[str], **options: Any) -> Any:
@@ -148,10 +147,9 @@ def test_a_job_that_cannot_be_started_ends_with_the_reason(tmp_path: Path, monke
         return popen(words, **options)
 
     monkeypatch.setattr(subprocess, "Popen", no_process)
-    with Journal(tmp_path / "journal") as journal:
-        for each in (job("a", "/no/such/program"), job("b", "fork"), job("c", "sh", "-c", "exit 3")):
-            journal.submitted(each)
-        ended = served(tmp_path, journal, wait_for_all, slots=1)
+    for each in (job("a", "/no/such/program"), job("b", "fork"), job("c", "sh", "-c", "exit 3")):
+        journal.submitted(each)
+    ended = served(tmp_path, journal, wait_for_all, slots=1)
     assert ended["a"]["exit_code"] == 127 and ended["c"]["exit_code"] == 3
     assert "not found" in (tmp_path / "jobs" / "a.out").read_text()
     assert ended["b"]["exit_code"] is None and "no process could be started" in ended["b"]["error"]
@@ -179,7 +177,13 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate.close()
 
 
-def test_a_queue_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "journal") as journal:
+        yield journal
+
+
+def test_a_queue_has_an_end(tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     monkeypatch.setattr(daemon_module, "MAX_WAITING", 2)
 
     def talk(client: Client) -> dict[str, Any]:
@@ -190,8 +194,7 @@ def test_a_queue_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gat
         gate.release(3)
         return wait_for_all(client)
 
-    with Journal(tmp_path / "journal") as journal:
-        assert served(tmp_path, journal, talk, slots=1).keys() == {"a", "b", "c"}
+    assert served(tmp_path, journal, talk, slots=1).keys() == {"a", "b", "c"}
 
 
 def test_a_journal_is_read_again(tmp_path: Path) -> None:
@@ -243,13 +246,14 @@ def test_a_job_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: py
         assert list(journal.jobs) == ["b"]
 
 
-def test_a_daemon_that_cannot_write_ends_with_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_cannot_write_ends_with_the_error(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Journal, "ended", full)
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(job("a"))
-        daemon = Daemon(tmp_path, journal, make_scheduler("FCFS", tmp_path), 1)
-        with pytest.raises(OSError, match="No space left"):
-            asyncio.run(daemon.run(asyncio.Event()))
+    journal.submitted(job("a"))
+    daemon = Daemon(tmp_path, journal, make_scheduler("FCFS", tmp_path), 1)
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(daemon.run(asyncio.Event()))
 
 
 def test_one_folder_has_one_daemon(tmp_path: Path, call: Any) -> None:
@@ -282,7 +286,9 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_a_job_whose_shell_was_killed_is_not_run_again(tmp_path: Path, gate: Gate, kill: Callable[[int, int], None]) -> None:
+def test_a_job_whose_shell_was_killed_is_not_run_again(
+    tmp_path: Path, journal: Journal, gate: Gate, kill: Callable[[int, int], None]
+) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     processes = Processes(tmp_path / "jobs")
@@ -303,33 +309,32 @@ def test_a_job_whose_shell_was_killed_is_not_run_again(tmp_path: Path, gate: Gat
         gate.release(1)
         return wait_for_all(client)
 
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(blocked)
-        ended = served(tmp_path, journal, talk)
+    journal.submitted(blocked)
+    ended = served(tmp_path, journal, talk)
     assert processes.status(blocked).state is State.KILLED
     assert ended["a"]["exit_code"] is None and "shell of the job was killed" in ended["a"]["error"]
 
 
-def test_a_job_whose_start_was_noted_but_never_happened_is_started(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(job("a"))
-        journal.started(journal.jobs["a"])
-        assert served(tmp_path, journal, wait_for_all)["a"]["exit_code"] == 0
+def test_a_job_whose_start_was_noted_but_never_happened_is_started(tmp_path: Path, journal: Journal) -> None:
+    journal.submitted(job("a"))
+    journal.started(journal.jobs["a"])
+    assert served(tmp_path, journal, wait_for_all)["a"]["exit_code"] == 0
 
 
-def test_a_daemon_waits_also_for_jobs_that_it_starts_after_those_of_an_earlier_one(tmp_path: Path, gate: Gate) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        for each in (job("ended", "true"), job("first", "sh", "-c", gate.wait), job("second", "sh", "-c", gate.wait)):
-            journal.submitted(each)
-        journal.started(journal.jobs["ended"])
-        Processes(tmp_path / "jobs").start(journal.jobs["ended"]).wait()
+def test_a_daemon_waits_also_for_jobs_that_it_starts_after_those_of_an_earlier_one(
+    tmp_path: Path, journal: Journal, gate: Gate
+) -> None:
+    for each in (job("ended", "true"), job("first", "sh", "-c", gate.wait), job("second", "sh", "-c", gate.wait)):
+        journal.submitted(each)
+    journal.started(journal.jobs["ended"])
+    Processes(tmp_path / "jobs").start(journal.jobs["ended"]).wait()
 
-        def talk(client: Client) -> dict[str, Any]:
-            assert client.ask("status")["ended"] == 1
-            gate.release(2)
-            return wait_for_all(client)
+    def talk(client: Client) -> dict[str, Any]:
+        assert client.ask("status")["ended"] == 1
+        gate.release(2)
+        return wait_for_all(client)
 
-        ended = served(tmp_path, journal, talk, slots=1)
+    ended = served(tmp_path, journal, talk, slots=1)
     assert {name: each["exit_code"] for name, each in ended.items()} == dict.fromkeys(ended, 0)
 
 

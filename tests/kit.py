@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 if TYPE_CHECKING:
@@ -65,6 +66,19 @@ def python(*arguments: object, **options: Any) -> str:
 def python_blocks(page: Path) -> list[str]:
     """Return the Python blocks of a page."""
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def write_keys(folder: Path, users: Mapping[str, Sequence[str]], client_ids: Sequence[str] = ("*",)) -> None:
+    """Write the keys of a server and of users with these roles to a folder. A user without roles is not on the access list."""
+    server = ServerKeys(new_key_pair())
+    write_server_keys(folder / "learner.secret", server)
+    (folder / "users.toml").touch(mode=0o600)
+    with (folder / "users.toml").open("w") as listed:
+        for name, roles in users.items():
+            pair = new_key_pair()
+            write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
+            if roles:
+                listed.write(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {list(client_ids)}\nroles = {list(roles)}\n")
 
 
 def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Segment:

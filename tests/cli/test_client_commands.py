@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from kit import PATIENCE_S, joined, until
+from kit import PATIENCE_S, joined, until, write_keys
 from kit import play as play_episode
 
 from rl4sys_zmq import RL4SysAgent
@@ -19,8 +19,6 @@ from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.log_files import read_log
-from rl4sys_zmq.security import ServerKeys, new_key_pair, write_server_keys, write_user_keys
-from rl4sys_zmq.security.keys import UserKeys
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.wire.messages import OperatorCommand
 
@@ -228,18 +226,9 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
 
 
 def test_commands_are_for_admins(stack: ExitStack, tmp_path: Path) -> None:
-    folder, server = tmp_path / "keys", ServerKeys(new_key_pair())
-    write_server_keys(folder / "learner.secret", server)
-    lines = []
-    for name, roles, clients in (
-        ("worker", ["submit", "read_weights"], ["lab"]),
-        ("operator", ["admin"], ["lab"]),
-        ("stranger", ["admin"], ["other"]),
-    ):
-        pair = new_key_pair()
-        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
-        lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {clients}\nroles = {roles}\n")
-    (folder / "users.toml").write_text("".join(lines))
+    folder = tmp_path / "keys"
+    write_keys(folder, {"worker": ["submit", "read_weights"], "operator": ["admin"]}, ["lab"])
+    output(invoke(main, "keys", folder, "--user", "stranger", "--role", "admin", "--client-id", "other"))
     learner = start(stack, tmp_path / "run", keys=folder)
     play(join(stack, learner, keys=folder / "worker.keys"), 3)
     address = learner.address

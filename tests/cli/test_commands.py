@@ -65,6 +65,11 @@ def learners_extra() -> None:
         pytest.importorskip(module)
 
 
+def client(**entry: Any) -> dict[str, Any]:
+    """Return a learner's file with one client, c."""
+    return {"clients": {"c": entry}}
+
+
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[click.Group, tuple[str, ...]]]:
     yield group, path
     for name, command in group.commands.items():
@@ -249,11 +254,8 @@ def test_an_unknown_environment_is_named() -> None:
         (LUNA, ["an actor's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
         (SECTIONS, ["an actor's configuration", 'client_id: "file"', "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
         (GLOBAL, ["a learner's configuration", "algorithms.PPO", "NAF: this learner does not have this algorithm"]),
-        ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
-        (
-            {"clients": {"eye": {"algorithm_name": "PPO", "algorithm_parameters": {"network": {"kind": "cnn"}}}}},
-            ["clients.eye: PPO"],
-        ),
+        (client(algorithm_name="PPO"), ["a learner's configuration", "clients.c: PPO"]),
+        (client(algorithm_name="PPO", algorithm_parameters={"network": {"kind": "cnn"}}), ["clients.c: PPO"]),
         ({"client_id": "luna"}, ["from the learner's configuration"]),
     ],
 )
@@ -286,15 +288,9 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         ({**LUNA, "algorithm_name": "PPQ"}, "'PPO'"),
         ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "did you mean 'steps_per_update'?"),
         ({**GLOBAL, "algorithms": {"PPO": {"zzzz": 3}}}, "`rl4sys-learner algorithms` lists them"),
-        (
-            {**LUNA, "algorithm_parameters": {"network": "lstm"}},
-            "parameters.network: unknown network kind 'lstm'",
-        ),
+        ({**LUNA, "algorithm_parameters": {"network": "lstm"}}, "parameters.network: unknown network kind 'lstm'"),
         ({**LUNA, "steps_per_update": 3}, "put it under 'algorithm_parameters'"),
-        (
-            {"bind": "127.0.0.1:0", "algorithm_parameters": {"gamma": 1}},
-            "algorithm_parameters: no such key; did you mean 'algorithms'",
-        ),
+        ({"algorithm_parameters": {"gamma": 1}, "bind": "x"}, "algorithm_parameters: no such key; did you mean 'algorithms'"),
         (
             {"client_id": "c", "algorithm": "PPO", "act_dim": 4, "observation_space": IMAGE},
             "observation_space: PPO has no convolutions; it would flatten the image of shape (96, 96, 3) to 27,648 inputs, with "
@@ -316,19 +312,19 @@ def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, conten
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"clients": {"c": {"algorithm_name": "PPQ"}}}, "clients.c: unknown algorithm 'PPQ'"),
-        ({"clients": {"c": {"algorithm_name": "PPO", "algorithm_parameters": {"gama": 1.0}}}}, "c.algorithm_parameters.gama"),
+        (client(algorithm_name="PPQ"), "clients.c: unknown algorithm 'PPQ'"),
+        (client(algorithm_name="PPO", algorithm_parameters={"gama": 1.0}), "c.algorithm_parameters.gama"),
         ({"algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO.gamma: expected a number"),
         (
-            {"clients": {"c": {"algorithm_name": "DQN", "input_size": 3, "act_dim": 2, "continuous": True, "act_limit": 1}}},
+            client(algorithm_name="DQN", input_size=3, act_dim=2, continuous=True, act_limit=1),
             "clients.c: DQN needs a Discrete action space",
         ),
         (
-            {"clients": {"c": {"algorithm_name": "PPO", "demonstrations": {"path": "no.npz", "clone_steps": 1}}}},
+            client(algorithm_name="PPO", demonstrations={"path": "no.npz", "clone_steps": 1}),
             "clients.c.demonstrations: no.npz cannot be read",
         ),
         (
-            {"clients": {"c": {"algorithm_name": "PPO", "demonstrations": {"path": "no.npz", "fraction": 0.5}}}},
+            client(algorithm_name="PPO", demonstrations={"path": "no.npz", "fraction": 0.5}),
             "clients.c.demonstrations.fraction: PPO has no replay",
         ),
     ],
@@ -345,33 +341,31 @@ def test_a_learner_does_not_start_with_a_client_that_can_never_be_built(
 
 @pytest.mark.usefixtures("learners_extra")
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("env", "entry", "said"),
     [
-        ({"evaluation": {"env": "CartPole-v9"}}, "clients.pole.evaluation.env: environment 'CartPole-v9': "),
+        ("CartPole-v9", {}, "clients.c.evaluation.env: environment 'CartPole-v9': "),
+        ({"id": "CartPole-v1", "gravity": 1}, {}, "clients.c.evaluation.env: environment 'CartPole-v1': "),
+        ("CartPole-v1", {"act_dim": 3}, "clients.c.action_space: Discrete(3), but CartPole-v1 of "),
         (
-            {"evaluation": {"env": {"id": "CartPole-v1", "gravity": 1}}},
-            "clients.pole.evaluation.env: environment 'CartPole-v1': ",
+            {"id": "FrozenLake-v1", "map_name": "none"},
+            {"algorithm_name": "PPO"},
+            "clients.c.evaluation.env: environment 'FrozenLake-v1': KeyError: 'none'",
         ),
-        ({"evaluation": {"env": "CartPole-v1"}, "act_dim": 3}, "clients.pole.action_space: Discrete(3), but CartPole-v1 of "),
-        (
-            {"evaluation": {"env": {"id": "FrozenLake-v1", "map_name": "none"}}, "algorithm_name": "PPO"},
-            "clients.pole.evaluation.env: environment 'FrozenLake-v1': KeyError: 'none'",
-        ),
-        ({"evaluation": {"env": "CartPole-v1"}, "algorithm_name": "SAC", "input_size": 2}, "clients.pole.observation_space: Box"),
-        ({"evaluation": {"env": "Pendulum-v1"}, "algorithm_name": "DQN"}, "clients.pole: DQN needs a Discrete action space"),
+        ("CartPole-v1", {"algorithm_name": "SAC", "input_size": 2}, "clients.c.observation_space: Box"),
+        ("Pendulum-v1", {"algorithm_name": "DQN"}, "clients.c: DQN needs a Discrete action space"),
     ],
 )
-def test_the_environment_of_an_evaluation_is_created(tmp_path: Path, entry: dict[str, Any], said: str) -> None:
+def test_the_environment_of_an_evaluation_is_created(env: Any, entry: dict[str, Any], said: str) -> None:
     pytest.importorskip("gymnasium")
-    assert said in refused(check({"clients": {"pole": entry}}))
+    assert said in refused(check(client(evaluation={"env": env}, **entry)))
 
 
 @pytest.mark.usefixtures("learners_extra")
 def test_the_spaces_of_an_evaluation_are_those_of_the_client(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     for entry in ({"algorithm_name": "PPO"}, {}):
-        said = output(check({"clients": {"pole": {"evaluation": {"env": "CartPole-v1"}, **entry}}}))
-        assert "clients.pole.evaluation: CartPole-v1 can be created" in said and "example spaces" not in said
+        said = output(check(client(evaluation={"env": "CartPole-v1"}, **entry)))
+        assert "clients.c.evaluation: CartPole-v1 can be created" in said and "example spaces" not in said
 
 
 @pytest.mark.usefixtures("learners_extra")
@@ -413,8 +407,8 @@ def test_the_tables_of_other_libraries_are_listed_and_an_ambiguous_name_is_a_war
     assert "  like: sb3 (Stable-Baselines3, PPO)" in listed and "      n_epochs = 10 -> update_epochs\n" in listed
     assert "      vf_coef = 0.5 -> vf_coef: weight of the whole squared error" in listed
     for given, warns in (({}, True), ({"like": "sb3"}, False), ({"like": "cleanrl"}, False)):
-        client = {"algorithm_name": "PPO", "algorithm_parameters": {"vf_coef": 0.5, **given}}
-        assert ("warning: vf_coef: " in output(check({"clients": {"c": client}}))) is warns
+        content = client(algorithm_name="PPO", algorithm_parameters={"vf_coef": 0.5, **given})
+        assert ("warning: vf_coef: " in output(check(content))) is warns
 
 
 @pytest.mark.usefixtures("learners_extra")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import raising
+from kit import raising, write_keys
 
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_error, request_status, text_table
-from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys
+from rl4sys_zmq.security import UserKeys, new_key_pair, read_user_keys
 from rl4sys_zmq.transports import MonitorEvent
 
 from .test_report import client
@@ -80,14 +80,10 @@ def test_no_address_is_an_error() -> None:
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[tuple[str, UserKeys, UserKeys]]:
     """Yield the address of a learner with keys, the keys of an admin, and the keys of an actor."""
-    server, admin, actor = (new_key_pair() for _ in range(3))
-    write_server_keys(tmp_path / "learner.secret", ServerKeys(server))
-    (tmp_path / "users.toml").write_text(
-        f'[admin]\nkey = "{admin.public}"\nclient_ids = []\nroles = ["admin"]\n'
-        f'[actor]\nkey = "{actor.public}"\nclient_ids = ["*"]\nroles = ["submit", "read_weights"]\n'
-    )
+    write_keys(tmp_path, {"admin": ["admin"], "actor": ["submit", "read_weights"]})
+    admin, actor = (read_user_keys(tmp_path / f"{name}.keys")[1] for name in ("admin", "actor"))
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path)) as learner:
-        yield learner.address, UserKeys(admin, server.public), UserKeys(actor, server.public)
+        yield learner.address, admin, actor
 
 
 def test_keys_with_the_role_admin_get_the_status(keyed: tuple[str, UserKeys, UserKeys]) -> None:

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import raising, until
+from kit import raising, until, write_keys
 
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError
-from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.serving import QueuedDataStore, TrainerConfig, TrainerServer
 
 from .trainers import join
 
-Give = Callable[..., Path]
 
-
-@pytest.fixture
-def give(tmp_path: Path) -> Give:
-    """Yield a function that writes a user's keys to the folder ``keys``. Without roles the user is not on the access list."""
-    folder = tmp_path / "keys"
-    server = ServerKeys(new_key_pair())
-    write_server_keys(folder / "learner.secret", server)
-    listed = folder / "users.toml"
-    listed.touch(mode=0o600)
-
-    def make(name: str, *roles: str) -> Path:
-        pair = new_key_pair()
-        if roles:
-            with listed.open("a") as file:
-                file.write(f"[{name}]\nkey = '{pair.public}'\nclient_ids = ['*']\nroles = {list(roles)}\n")
-        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
-        return folder / f"{name}.keys"
-
-    return make
-
-
-def test_roles(give: Give, tmp_path: Path) -> None:
-    robot, judge, stranger = give("robot", "call", "submit", "read_weights"), give("judge", "call"), give("stranger")
+def test_roles(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys", {"robot": ["call", "submit", "read_weights"], "judge": ["call"], "stranger": []})
+    robot, judge, stranger = (tmp_path / "keys" / f"{name}.keys" for name in ("robot", "judge", "stranger"))
     config = TrainerConfig("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", request_types=["echo"])
     with TrainerServer(config, request_callback=lambda kind, payload: payload, keys=tmp_path / "keys") as server:
         server.register_data_store("a", store := QueuedDataStore(10))

@@ -152,12 +152,12 @@ EXECUTED = {
     *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
     "docs/howto/deploy.md",  # tests/docs/test_deploy.py
     "docs/howto/engines.md",  # test_the_engine_of_the_page_is_a_valid_entry
-    "docs/howto/libraries.md",  # tests/docs/test_recorded_data.py
+    "docs/howto/libraries.md",  # tests/docs/test_howto.py
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
     "docs/reference/networks.md",  # tests/algorithms/test_network_kinds.py
     *("docs/howto/environments.md", "docs/howto/migration_multiserverrl.md"),  # tests/serving/test_environments.py
-    "docs/howto/serving_data.md",  # tests/serving/data/test_document.py
-    "docs/howto/trainer.md",  # tests/serving/test_trainer_page.py
+    "docs/howto/serving_data.md",  # tests/serving/test_pages.py
+    "docs/howto/trainer.md",  # tests/serving/test_pages.py
     *(f"docs/tutorials/{name}.md" for name in ("first_policy", "embed", "trainer")),  # tests/docs/test_tutorials.py
 }
 NOT_EXECUTED = {

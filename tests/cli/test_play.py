@@ -130,7 +130,7 @@ def test_a_truncated_episode_hands_over_the_mask_of_its_last_observation(script:
 
 def test_masks_are_left_out_where_there_are_none_or_nobody_wants_them() -> None:
     for envs, options in (([Env("x")], {}), ([Env("x", alternating)], {"masks": False})):
-        assert set(run(envs, EpisodeCounts(episodes=2), **options).of("masks")) == {(None,)}  # type: ignore[arg-type]
+        assert set(run(envs, EpisodeCounts(episodes=2), **options).of("masks")) == {(None,)}
     assert run([Env(".t", alternating)], EpisodeCounts(episodes=1), masks=False).of("final mask") == [(None,)]
 
 

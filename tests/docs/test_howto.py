@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,9 @@ from kit import python_blocks
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace
 
 from .player import ROOT, free_port
 
@@ -153,3 +157,23 @@ def test_action() -> None:
         serves.result(30)
     assert names["answer"] == {"status": "done"}
     assert [move.tolist() for move in moves] == [[1.0] * 6]
+
+
+@pytest.mark.timeout(120)
+def test_the_program_with_recorded_data_trains_to_its_end(tmp_path: Path) -> None:
+    pytest.importorskip("torchrl")
+    rng = np.random.default_rng(1)
+    episode = Demonstration(
+        [rng.uniform(-1, 1, (101, 3)).astype(np.float32)],
+        rng.uniform(-1.9, 1.9, (100, 1)).astype(np.float32),
+        rng.uniform(-1, 0, 100).astype(np.float32),
+        terminated=False,
+    )
+    write_demonstrations(tmp_path / "pendulum.npz", BoxSpace((3,)), BoxSpace((1,), low=-2.0, high=2.0), [episode] * 3)
+    (program,) = python_blocks(HOWTO / "libraries.md")
+    assert "UNITS = 50" in program and '"gradient_steps": 100' in program
+    program = program.replace("UNITS = 50", "UNITS = 3").replace('"gradient_steps": 100', '"gradient_steps": 2')  # only shorter
+    (tmp_path / "offline.py").write_text(program)
+    output = subprocess.check_output([sys.executable, "offline.py"], cwd=tmp_path, text=True, timeout=100.0)
+    assert output.splitlines()[-1] == "3 of 3 units"
+    assert list((tmp_path / "run" / "checkpoints" / "offline").iterdir())

@@ -72,6 +72,8 @@ def test_a_new_environment_gets_the_package_from_the_clone() -> None:
     found = 0
     for page in [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for line in page.read_text().splitlines():
+            for pins in re.findall(r"pip install[^`\n]* -c (\S+)", line):
+                assert (ROOT / pins).is_file(), f"{page.name}: {line}"
             for name, extras in re.findall(r"pip install[^`\n]*?\s'?(rl4sys-zmq|\.)(?:\[([\w,]+)\])?", line):
                 found += 1
                 assert set(filter(None, extras.split(","))) <= set(setup["options.extras_require"]), f"{page.name}: {line}"

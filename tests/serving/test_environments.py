@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import python_blocks, raising, until
+from kit import free_port, python_blocks, raising, until
 
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("Box2D")
@@ -26,7 +27,14 @@ from rl4sys_zmq.errors import (  # noqa: E402
     Closed,
     ConfigError,
 )
-from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWrapper, RemoteEnv, RemoteVectorEnv  # noqa: E402
+from rl4sys_zmq.serving import (  # noqa: E402
+    GymEnvClient,
+    GymEnvClientWrapper,
+    GymEnvServer,
+    GymEnvServerWrapper,
+    RemoteEnv,
+    RemoteVectorEnv,
+)
 
 from .trees import same  # noqa: E402
 from .worlds import ROOM, Counting, Room  # noqa: E402
@@ -309,6 +317,30 @@ def test_agentlaces_wrappers() -> None:
             assert same(client.step(1), local.step(1))
             assert same(served.step(0), local.step(0))  # both callers step the same episode
             assert same(client.step(1), local.step(1))
+
+
+def test_agentlaces_client_waits_for_its_server_and_for_a_free_environment() -> None:
+    port, made = free_port(), list[GymEnvClient]()
+
+    def waiting() -> threading.Thread:
+        thread = threading.Thread(target=lambda: made.append(GymEnvClient("127.0.0.1", port, 0.01, timeout_ms=50)))
+        thread.start()
+        return thread
+
+    first = waiting()
+    first.join(0.2)
+    assert not made
+    with closing(GymEnvServerWrapper(gymnasium.make("CartPole-v1"), port=port)) as served:
+        served.start(threaded=True)
+        first.join(10.0)
+        assert made[0].reset(seed=1)[0].shape == (4,)
+        second = waiting()
+        second.join(0.1)
+        assert len(made) == 1  # the environment is not free
+        made[0].close()
+        second.join(10.0)
+        assert made[1].reset(seed=1)[0].shape == (4,)
+        made[1].close()
 
 
 def test_the_page_for_users_runs(serve: Any) -> None:

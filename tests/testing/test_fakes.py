@@ -1,3 +1,5 @@
+"""The algorithm and the environment that users have in their tests."""
+
 from __future__ import annotations
 
 import threading
@@ -124,3 +126,15 @@ def test_a_last_part_of_a_batch_makes_an_update_when_asked() -> None:
     off = make("offpolicy", steps_per_update=10)
     off.observe(segment(9))
     assert off.update(partial=True) is None and off.demand() == 1
+
+
+def test_the_task_without_velocities_shows_position_and_angle() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    from rl4sys_zmq.testing.hidden_velocities import ENV
+
+    env, whole = gymnasium.make(ENV), gymnasium.make("CartPole-v1")
+    assert env.observation_space.shape == (2,) and env.spec.max_episode_steps == 500
+    shown, every = env.reset(seed=3)[0], whole.reset(seed=3)[0]
+    for action in (0, 1, 1):
+        assert shown.tolist() == every[[0, 2]].tolist() and env.observation_space.contains(shown)
+        shown, every = env.step(action)[0], whole.step(action)[0]

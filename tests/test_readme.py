@@ -150,7 +150,7 @@ EXECUTED = {
     "README.md",
     *("docs/howto/embed.md", "docs/howto/inference.md", "docs/howto/action.md"),  # tests/docs/test_howto.py
     *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
-    "docs/howto/deploy.md",  # tests/docs/test_deploy.py
+    "docs/howto/deploy.md",  # tests/docs/test_tutorials.py
     "docs/howto/engines.md",  # test_the_engine_of_the_page_is_a_valid_entry
     "docs/howto/libraries.md",  # tests/docs/test_howto.py
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py

@@ -45,7 +45,7 @@ NOT_PLAYED = {
     "howto/fleet.md": "its Ray cluster has several machines",
 }
 OTHERS = {"howto/deploy.md"}
-"""Pages that tests/docs/test_deploy.py plays. test_tutorials.py plays all tutorials."""
+"""Pages that tests/docs/test_tutorials.py plays, with all tutorials."""
 
 
 @pytest.mark.timeout(300)

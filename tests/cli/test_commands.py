@@ -132,6 +132,12 @@ def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path) -> None:
         ),
         (actor, ["run", "--env", "CartPole-v1", "--learner", "runs/plant"], "'runs/plant' is a folder; give the address"),
         (learner, ["client", "runs/other", "luna", "restart"], "expected an address"),
+        (learner, ["doctor"], "ADDRESS"),
+        (learner, ["doctor", "nonsense"], "address"),
+        *((learner, [name, "a:1", "--keys", "none.keys"], "none.keys: no such file") for name in ("doctor", "status")),
+        (learner, ["doctor", "a:1", "--config", "none.json"], "none.json: no such file"),
+        (learner, ["doctor", "a:1", "--config", "nameless.json"], "client_id is missing"),
+        (learner, ["doctor", "a:1", "--config", "slash.json"], "client_id: expected 1 to 200 printable characters"),
         (learner, ["plot", "nowhere"], "nowhere"),
         (actor, ["run"], "--env"),
         (actor, ["run", "--env", "CartPole-v1", "--num-envs", "0", "--client-id", "a"], "0"),
@@ -139,6 +145,8 @@ def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path) -> None:
 )
 def test_wrong_usage_is_one_line_and_2(group: click.Group, arguments: list[str], said: str) -> None:
     Path("runs/plant").mkdir(parents=True)
+    Path("nameless.json").write_text('{"algorithm_name": "PPO"}')
+    Path("slash.json").write_text('{"client_id": "a/b"}')
     assert said in refused(invoke(group, *arguments))
 
 

@@ -311,25 +311,6 @@ def test_a_beacon_that_never_comes(start: Callable[..., Learner], monkeypatch: p
     assert "no beacon from" in visit.text and "within 0.5 s" in visit.text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["doctor"], "ADDRESS"),
-        (["doctor", "nonsense"], "address"),
-        (["doctor", "127.0.0.1:1", "--timeout", "0"], "0"),
-        (["doctor", "127.0.0.1:1", "--keys", "none.keys"], "none.keys: no such file"),
-        (["doctor", "127.0.0.1:1", "--config", "none.json"], "none.json: no such file"),
-        (["doctor", "127.0.0.1:1", "--config", "nameless.json"], "client_id is missing"),
-        (["doctor", "127.0.0.1:1", "--config", "slash.json"], "client_id: expected 1 to 200 printable characters"),
-        (["status", "127.0.0.1:1", "--keys", "none.keys"], "none.keys: no such file"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_2(arguments: list[str], said: str) -> None:
-    Path("nameless.json").write_text('{"algorithm_name": "PPO"}')
-    Path("slash.json").write_text('{"client_id": "a/b"}')
-    assert said in refused(run(*arguments))
-
-
 def test_status_with_keys_and_without(start: Callable[..., Learner], keys: Path) -> None:
     learner = start(keys=keys, luna=True)
     text = output(run("status", learner.address, "--keys", "k/me.keys"))

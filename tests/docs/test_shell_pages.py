@@ -37,7 +37,10 @@ PLAYED = {
         needs=("torch", "pettingzoo", "mpe2"), shorter={"--episodes 2000": "--episodes 20 --address localhost:50051"}
     ),
     "howto/operate.md": Page(shorter={"spools/plant-0": "spools/plant-0 --episodes 5"}, shows=("5 episodes",)),
-    "howto/store_tuning.md": Page(shorter={"tuning.py": "tuning.py --steps 2000 --evaluate 400"}),
+    "howto/store_tuning.md": Page(
+        shorter={"tuning.py": "tuning.py --steps 2000 --evaluate 400"},
+        shows=(r"(\d+) of \1 segments accepted, 0 actions came too late", r"(?m)^policy +\d", "policy / best fixed: "),
+    ),
 }
 NOT_PLAYED = {
     "howto/capacity.md": "its first command measures for a minute; tests/cli plays it in a short form",

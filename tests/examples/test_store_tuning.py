@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from typing import Any
 
 import pytest
@@ -88,16 +87,6 @@ def test_each_late_reward_reaches_its_own_action_over_the_ends_of_episodes(monke
     assert len(episodes) == 4
     assert rewards == pytest.approx([-work / 10 for work in works])
     assert len(works) == STEPS
-
-
-def test_it_runs_and_prints_the_comparison(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr(example, "OPERATIONS", 40)
-    _, out, _ = call(example, "--steps", 1000, "--evaluate", 300)
-    assert re.search(r"(\d+) of \1 segments accepted, 0 actions came too late", out), out
-    rows = re.findall(r"^(at most +\d+ runs|random|policy)(?: +\d+\.\d\d| +-){7}$", out, re.MULTILINE)
-    assert len(rows) == len(example.RUNS) + 2, out
-    assert "policy / best fixed: " in out
 
 
 @pytest.mark.parametrize("words", [["--steps", "9"], ["--evaluate", "0"]])

@@ -151,34 +151,6 @@ def test_all_fields_that_differ_are_named_and_the_order_of_keys_is_free(lab: Lab
         ActionClient(server.address, lab.config(version="2"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "key"),
-    [
-        ({"port_number": 70_000}, "port_number"),
-        ({"port_number": "nonsense"}, "port_number"),
-        ({"port_number": True}, "port_number"),
-        ({"port_number": None}, "port_number"),
-        ({"broadcast_port": "udp://x"}, "broadcast_port"),
-        ({"action_keys": "move"}, "action_keys"),
-        ({"action_keys": ["move", "move"]}, "action_keys"),
-        ({"observation_keys": [1]}, "observation_keys"),
-        ({"observation_keys": [""]}, "observation_keys"),
-        ({"observation_keys": None}, "observation_keys"),
-        ({"version": 1}, "version"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"timeout_s": "1"}, "timeout_s"),
-        ({"image_codecs": {"cam": "gif"}}, "image_codecs"),
-        ({"image_codecs": {"cam": "jpeg:0"}}, "image_codecs"),
-        ({"image_codecs": {1: "jpeg"}}, "image_codecs"),
-        ({"image_codecs": ["cam"]}, "image_codecs"),
-        ({"bind": "a b"}, "port_number"),
-    ],
-)
-def test_a_wrong_field_is_named(fields: dict[str, Any], key: str) -> None:
-    with raising(ConfigError, key=key):
-        ActionConfig(**{"port_number": 0, "action_keys": [], "observation_keys": [], **fields})
-
-
 def test_the_configuration_is_a_value() -> None:
     keys = ["move"]
     config = ActionConfig(6379, keys, ("cam",))

@@ -278,26 +278,6 @@ def test_a_mismatch_names_the_field(server: TrainerServer, field: str, value: An
         join(server, "c", config=TrainerConfig(**{field: value}))
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"port_number": -1}, "port_number"),
-        ({"broadcast_port": "x"}, "broadcast_port"),
-        ({"port_number": 6000, "broadcast_port": 6000}, "broadcast_port"),
-        ({"request_types": "get-stats"}, "request_types"),
-        ({"request_types": ["a", "a"]}, "request_types"),
-        ({"rate_limit": 0}, "rate_limit"),
-        ({"version": 1}, "version"),
-        ({"port_number": "udp://x"}, "port_number"),
-        ({"broadcast_port": None}, "broadcast_port"),
-        ({"bind": "no host"}, "port_number"),
-    ],
-)
-def test_a_configuration_that_cannot_be_names_the_field(options: dict[str, Any], key: str) -> None:
-    with raising(ConfigError, key=key):
-        TrainerConfig(**options)
-
-
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan"), float("inf"), 1e12, "10", None, True])
 def test_the_interval_of_updates_is_a_finite_time(server: TrainerServer, interval: Any) -> None:
     with join(server, "a") as client, raising(ConfigError, "a number above 0 and at most 315360000", key="interval"):

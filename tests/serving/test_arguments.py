@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kit import raising
 
 pytest.importorskip("gymnasium")
 
@@ -89,42 +88,3 @@ def test_an_argument_of_the_wrong_type_is_refused(name: str) -> None:
         with pytest.raises((ConfigError, TransportError)):
             create(value)
             pytest.fail(f"{name} took {value!r:.60}")
-
-
-@pytest.mark.parametrize(
-    ("cls", "fields", "key"),
-    [
-        (ActionConfig, {"port_number": 70_000}, "port_number"),
-        (ActionConfig, {"port_number": "nonsense"}, "port_number"),
-        (ActionConfig, {"port_number": True}, "port_number"),
-        (ActionConfig, {"port_number": None}, "port_number"),
-        (ActionConfig, {"broadcast_port": "udp://x"}, "broadcast_port"),
-        (ActionConfig, {"action_keys": "move"}, "action_keys"),
-        (ActionConfig, {"action_keys": ["move", "move"]}, "action_keys"),
-        (ActionConfig, {"observation_keys": [1]}, "observation_keys"),
-        (ActionConfig, {"observation_keys": [""]}, "observation_keys"),
-        (ActionConfig, {"observation_keys": None}, "observation_keys"),
-        (ActionConfig, {"version": 1}, "version"),
-        (ActionConfig, {"timeout_s": 0}, "timeout_s"),
-        (ActionConfig, {"timeout_s": "1"}, "timeout_s"),
-        (ActionConfig, {"image_codecs": {"cam": "gif"}}, "image_codecs"),
-        (ActionConfig, {"image_codecs": {"cam": "jpeg:0"}}, "image_codecs"),
-        (ActionConfig, {"image_codecs": {1: "jpeg"}}, "image_codecs"),
-        (ActionConfig, {"image_codecs": ["cam"]}, "image_codecs"),
-        (ActionConfig, {"bind": "a b"}, "port_number"),
-        (TrainerConfig, {"port_number": -1}, "port_number"),
-        (TrainerConfig, {"broadcast_port": "x"}, "broadcast_port"),
-        (TrainerConfig, {"port_number": 6000, "broadcast_port": 6000}, "broadcast_port"),
-        (TrainerConfig, {"request_types": "get-stats"}, "request_types"),
-        (TrainerConfig, {"request_types": ["a", "a"]}, "request_types"),
-        (TrainerConfig, {"rate_limit": 0}, "rate_limit"),
-        (TrainerConfig, {"version": 1}, "version"),
-        (TrainerConfig, {"port_number": "udp://x"}, "port_number"),
-        (TrainerConfig, {"broadcast_port": None}, "broadcast_port"),
-        (TrainerConfig, {"bind": "no host"}, "port_number"),
-    ],
-)
-def test_a_field_of_a_configuration_that_cannot_be_is_named(cls: type[Any], fields: dict[str, Any], key: str) -> None:
-    needed = {"port_number": 0, "action_keys": [], "observation_keys": []} if cls is ActionConfig else {}
-    with raising(ConfigError, key=key):
-        cls(**{**needed, **fields})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from kit import free_port, until
+from kit import free_port, raising, until
 
 from rl4sys_zmq import serving
 from rl4sys_zmq.errors import AddressInUse, CallTimeout, Closed, ConfigError
@@ -124,3 +124,42 @@ def test_other_machines_are_not_let_in_by_accident(service: Service) -> None:
         service.server("tcp://*:0")
     with service.server("tcp://*:0", insecure=True) as server:
         server.start(threaded=True)
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "key"),
+    [
+        (serving.ActionConfig, {"port_number": 70_000}, "port_number"),
+        (serving.ActionConfig, {"port_number": "nonsense"}, "port_number"),
+        (serving.ActionConfig, {"port_number": True}, "port_number"),
+        (serving.ActionConfig, {"port_number": None}, "port_number"),
+        (serving.ActionConfig, {"broadcast_port": "udp://x"}, "broadcast_port"),
+        (serving.ActionConfig, {"action_keys": "move"}, "action_keys"),
+        (serving.ActionConfig, {"action_keys": ["move", "move"]}, "action_keys"),
+        (serving.ActionConfig, {"observation_keys": [1]}, "observation_keys"),
+        (serving.ActionConfig, {"observation_keys": [""]}, "observation_keys"),
+        (serving.ActionConfig, {"observation_keys": None}, "observation_keys"),
+        (serving.ActionConfig, {"version": 1}, "version"),
+        (serving.ActionConfig, {"timeout_s": 0}, "timeout_s"),
+        (serving.ActionConfig, {"timeout_s": "1"}, "timeout_s"),
+        (serving.ActionConfig, {"image_codecs": {"cam": "gif"}}, "image_codecs"),
+        (serving.ActionConfig, {"image_codecs": {"cam": "jpeg:0"}}, "image_codecs"),
+        (serving.ActionConfig, {"image_codecs": {1: "jpeg"}}, "image_codecs"),
+        (serving.ActionConfig, {"image_codecs": ["cam"]}, "image_codecs"),
+        (serving.ActionConfig, {"bind": "a b"}, "port_number"),
+        (serving.TrainerConfig, {"port_number": -1}, "port_number"),
+        (serving.TrainerConfig, {"broadcast_port": "x"}, "broadcast_port"),
+        (serving.TrainerConfig, {"port_number": 6000, "broadcast_port": 6000}, "broadcast_port"),
+        (serving.TrainerConfig, {"request_types": "get-stats"}, "request_types"),
+        (serving.TrainerConfig, {"request_types": ["a", "a"]}, "request_types"),
+        (serving.TrainerConfig, {"rate_limit": 0}, "rate_limit"),
+        (serving.TrainerConfig, {"version": 1}, "version"),
+        (serving.TrainerConfig, {"port_number": "udp://x"}, "port_number"),
+        (serving.TrainerConfig, {"broadcast_port": None}, "broadcast_port"),
+        (serving.TrainerConfig, {"bind": "no host"}, "port_number"),
+    ],
+)
+def test_a_field_of_a_configuration_that_cannot_be_is_named(cls: type[Any], fields: dict[str, Any], key: str) -> None:
+    needed = {"port_number": 0, "action_keys": [], "observation_keys": []} if cls is serving.ActionConfig else {}
+    with raising(ConfigError, key=key):
+        cls(**{**needed, **fields})

@@ -1,16 +1,24 @@
-"""Helpers for tests of several folders: they wait for a condition, make a segment, play episodes, and train on them."""
+"""Helpers for tests of several folders: they wait for a condition, expect an error, play episodes, and run programs."""
 
 from __future__ import annotations
 
+import re
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pytest
 
-from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.values import Segment
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner import Learner
@@ -32,6 +40,47 @@ def until(
     return value
 
 
+@contextmanager
+def raising(error: type[BaseException], words: str | None = None, **fields: Any) -> Iterator[None]:
+    """Expect an error with these values of its attributes, such as its code or key, and a text that matches `words`."""
+    with pytest.raises(error, match=words) as caught:
+        yield
+    assert {name: getattr(caught.value, name) for name in fields} == fields
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def python(*arguments: object, **options: Any) -> str:
+    """Run an interpreter with these arguments, such as ``-c`` and code, and return its output. It must succeed in silence."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": PATIENCE_S, **options})
+    assert (done.returncode, done.stderr) == (0, ""), f"exit status {done.returncode}:\n{done.stdout}{done.stderr}"
+    return str(done.stdout)
+
+
+def python_blocks(page: Path) -> list[str]:
+    """Return the Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def write_keys(folder: Path, users: Mapping[str, Sequence[str]], client_ids: Sequence[str] = ("*",)) -> None:
+    """Write the keys of a server and of users with these roles to a folder. A user without roles is not on the access list."""
+    server = ServerKeys(new_key_pair())
+    write_server_keys(folder / "learner.secret", server)
+    (folder / "users.toml").touch(mode=0o600)
+    with (folder / "users.toml").open("w") as listed:
+        for name, roles in users.items():
+            pair = new_key_pair()
+            write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
+            if roles:
+                listed.write(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {list(client_ids)}\nroles = {list(roles)}\n")
+
+
 def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Segment:
     """Return a segment of zeros, for Box(4) and Discrete, with other values in `columns`. `end` can be truncated or cut too."""
     defaults: dict[str, Any] = {
@@ -48,6 +97,13 @@ def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Seg
         "truncated": end == "truncated",
     }
     return Segment(**{**defaults, **columns})
+
+
+def joined(learner: Learner, **options: Any) -> RL4SysAgent:
+    """Return an actor of a learner. Unless the options say otherwise, its spaces are Box(4) and Discrete(2)."""
+    spaces = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
+    defaults = {"client_id": "lab", "train_server_address": learner.address, "connect_timeout_s": PATIENCE_S, **spaces}
+    return RL4SysAgent(config=AgentConfig(**{**defaults, **options}))
 
 
 def play(agent: RL4SysAgent, observations: int | Iterable[Any], reward: float = 1.0, **end: Any) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import python
 
 import rl4sys_zmq
 
@@ -560,18 +559,15 @@ def test_every_lazily_exported_name_exists() -> None:
 
 
 def test_an_actor_loads_no_large_library_and_no_module_of_the_learner() -> None:
-    code = (
+    python(
+        "-c",
         "import sys, rl4sys_zmq\nfrom rl4sys_zmq import AgentConfig, RL4SysAgent\n"
         "large = {'torch', 'gymnasium', 'matplotlib', 'tensorboard', 'PIL'}\n"
         "others = {'rl4sys_zmq.learner', 'rl4sys_zmq.config.relay', 'rl4sys_zmq.wire.thread_messages'}\n"
-        "sys.exit(' '.join((large | others) & set(sys.modules)) or 0)"
+        "sys.exit(' '.join((large | others) & set(sys.modules)) or 0)",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("module", ["remote.ray_engine", "fleet.ray_engine"])
 def test_the_engines_ray_load_no_ray(module: str) -> None:
-    code = f"import sys, rl4sys_zmq.{module}\nsys.exit('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    python("-c", f"import sys, rl4sys_zmq.{module}\nsys.exit('ray' in sys.modules)")

@@ -6,25 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
 from harness.children import is_there
+from kit import until
 
 from rl4sys_zmq.child_process import ChildProcess, end_text
 
 WAIT_S = 30.0
 GROUP = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '977']).pid, flush=True); "
-
-
-def until_ended(pid: int) -> None:
-    pause = threading.Event()
-    for _ in range(int(WAIT_S / 0.01)):
-        if not is_there(pid):
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"process {pid} still runs")
 
 
 @pytest.fixture
@@ -71,7 +62,7 @@ def test_what_a_process_has_started_ends_with_it() -> None:
         process.wait(0.0)
     assert is_there(child) and process.end(0.0) == -signal.SIGKILL
     process.stdout.close()
-    until_ended(child)
+    until(lambda: not is_there(child), "the end of the child", WAIT_S)
 
 
 def test_the_end_of_a_killed_leader_is_the_end_of_its_group() -> None:
@@ -86,7 +77,7 @@ def test_the_end_of_a_killed_leader_is_the_end_of_its_group() -> None:
     process.kill()
     process.wait(WAIT_S)
     process.stdout.close()
-    until_ended(child)
+    until(lambda: not is_there(child), "the end of the child", WAIT_S)
 
 
 def test_a_child_undoes_inherited_signals_and_can_lose_its_streams() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from kit import python
 
 from rl4sys_zmq.memory_watch import STATM, resident_bytes
 
@@ -33,9 +32,8 @@ print(took, faults(20))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
 def test_large_blocks_cost_no_faults_after_the_first() -> None:
-    out = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60).stdout.split()
-    assert out[0] == "True"
-    assert int(out[1]) < 1000  # 20 rounds of 32 MiB are 163,840 pages
+    took, faults = python("-c", SCRIPT).split()
+    assert took == "True" and int(faults) < 1000  # 20 rounds of 32 MiB are 163,840 pages
 
 
 def test_an_open_file_gives_the_memory_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import raising
 
 from rl4sys_zmq.config import AgentConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
@@ -68,9 +69,8 @@ def test_names(name: str) -> None:
 )
 def test_what_is_no_name_is_refused_the_same_everywhere(name: object) -> None:
     assert not is_name(name)
-    with pytest.raises(ConfigError, match="1 to 200 printable characters") as caught:
+    with raising(ConfigError, "1 to 200 printable characters", key="client_id"):
         check_name(name, "client_id")
-    assert caught.value.key == "client_id"
     with pytest.raises(ConfigError, match="1 to 200 printable characters"):
         AgentConfig(client_id=name)  # type: ignore[arg-type]
     if isinstance(name, str):

@@ -35,17 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> set[Path]:
     """Return the files that setup.py puts into a wheel, with paths relative to it."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "setup.py",
-        "-q",
-        "egg_info",
-        "--egg-base",
-        str(folder),
-        "build",
-        "--build-base",
-        str(folder / "build"),
-    ]
+    command = [sys.executable, *f"setup.py -q egg_info --egg-base {folder} build --build-base {folder}/build".split()]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

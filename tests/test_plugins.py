@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kit import joined, raising
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent, plugins
 from rl4sys_zmq.algorithms import ALGORITHMS
@@ -23,7 +24,7 @@ from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.plugins import Registry, import_plugins
 from rl4sys_zmq.policies import POLICIES, PolicyEntry, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space, TensorSpec
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -206,29 +207,18 @@ def _odd(observations: ObservationSpace, actions: Space, parameters: object, see
 def test_a_kind_that_the_actor_lacks_ends_its_constructor_at_once() -> None:
     register_algorithm("ODD", _odd)
     assert not POLICIES.has("odd-kind")
-    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner, pytest.raises(ConfigError) as caught:
-        RL4SysAgent(
-            config=AgentConfig(
-                client_id="odd",
-                algorithm_name="ODD",
-                input_size=1,
-                action_space=DiscreteSpace(2),
-                train_server_address=learner.address,
-                connect_timeout_s=60.0,
-            )
-        )
-    assert caught.value.key == "kind"
-    assert re.search(r"the policy kind 'odd-kind' is not registered in this process \(registered: .*mlp", str(caught.value))
+    words = r"the policy kind 'odd-kind' is not registered in this process \(registered: .*mlp"
+    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner, raising(ConfigError, words, key="kind"):
+        joined(learner, algorithm_name="ODD")
 
 
 def test_a_learner_without_inference_ends_the_constructor_of_an_actor_that_asks_it() -> None:
     register_algorithm("PLAIN", FakeAlgorithm.factory())
-    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner, pytest.raises(ConfigError) as caught:
+    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner:
         assert learner.inference_address == ""
         assert learner.status()["inference"] == {}
-        config = AgentConfig(client_id="plain", algorithm_name="PLAIN", input_size=1, act_dim=2, inference="remote")
-        RL4SysAgent(config=AgentConfig.from_mapping(config.to_json(), train_server_address=learner.address))
-    assert caught.value.key == "inference"
+        with raising(ConfigError, key="inference"):
+            joined(learner, algorithm_name="PLAIN", inference="remote")
 
 
 @pytest.mark.parametrize("threads", [None, 1])
@@ -246,10 +236,7 @@ def test_torchs_threads_are_the_programs_unless_the_learner_is_told(threads: int
 
         register_algorithm("THREADS", make)
         with Learner(LearnerConfig(bind="inproc://*", run_dir=None, torch_threads=threads)) as learner:
-            config = AgentConfig(
-                client_id="t", algorithm_name="THREADS", input_size=1, act_dim=2, train_server_address=learner.address
-            )
-            RL4SysAgent(config=config).close()
+            joined(learner, algorithm_name="THREADS").close()
         assert found == [threads or 2]
     finally:
         torch.set_num_threads(before)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-import socket
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from docs.player import play
+from kit import free_port, python_blocks
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 100.0
 
 
 def blocks(name: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+    return python_blocks(ROOT / name)
 
 
 def block_with(name: str, words: str) -> str:
@@ -30,38 +29,14 @@ def block_with(name: str, words: str) -> str:
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number = free.getsockname()[1]
-    yield number
+def port() -> int:
+    return free_port()
 
 
 def execute(code: str, port: int, **names: Any) -> dict[str, Any]:
     namespace = {"__name__": "document", **names}
     exec(compile(code.replace("50051", str(port)), "document", "exec"), namespace)
     return namespace
-
-
-class Background:
-    """A block that runs in a thread of its own. `join` raises the error of the block."""
-
-    def __init__(self, code: str, port: int) -> None:
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(code, port))
-        self._thread.start()
-
-    def _run(self, code: str, port: int) -> None:
-        try:
-            execute(code, port)
-        except BaseException as error:  # raised again in join
-            self._error = error
-
-    def join(self) -> None:
-        self._thread.join(LIMIT_S)
-        assert not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
 
 
 def test_the_readmes_actor_and_learner_work_together(
@@ -74,11 +49,10 @@ def test_the_readmes_actor_and_learner_work_together(
     actor, learner = actor.replace("30_001", "8_001"), learner.replace("version=75", "version=20")  # the same, a quarter as long
     assert len(actor.splitlines()) <= 15
     assert len(learner.splitlines()) <= 10
-    serving = Background(learner, port)
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(execute, learner, port)
         execute(actor, port)
-    finally:
-        serving.join()
+        serving.result(LIMIT_S)
     assert re.search(r"version \d+ mean return -\d", capsys.readouterr().out)
     assert {p.name for p in (tmp_path / "runs/house").iterdir()} >= {"config.json", "log.jsonl", "tensorboard"}
 
@@ -176,14 +150,14 @@ EXECUTED = {
     "README.md",
     *("docs/howto/embed.md", "docs/howto/inference.md", "docs/howto/action.md"),  # tests/docs/test_howto.py
     *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
-    "docs/howto/deploy.md",  # tests/docs/test_deploy.py
+    "docs/howto/deploy.md",  # tests/docs/test_tutorials.py
     "docs/howto/engines.md",  # test_the_engine_of_the_page_is_a_valid_entry
-    "docs/howto/libraries.md",  # tests/docs/test_recorded_data.py
+    "docs/howto/libraries.md",  # tests/docs/test_howto.py
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
     "docs/reference/networks.md",  # tests/algorithms/test_network_kinds.py
     *("docs/howto/environments.md", "docs/howto/migration_multiserverrl.md"),  # tests/serving/test_environments.py
-    "docs/howto/serving_data.md",  # tests/serving/data/test_document.py
-    "docs/howto/trainer.md",  # tests/serving/test_trainer_page.py
+    "docs/howto/serving_data.md",  # tests/serving/test_pages.py
+    "docs/howto/trainer.md",  # tests/serving/test_pages.py
     *(f"docs/tutorials/{name}.md" for name in ("first_policy", "embed", "trainer")),  # tests/docs/test_tutorials.py
 }
 NOT_EXECUTED = {

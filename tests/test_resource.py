@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 
 import pytest
+from kit import python
 
 from rl4sys_zmq.resource import with_descriptor
 
@@ -36,8 +35,7 @@ loader.raise_if_dead()
 
 def test_a_thread_has_a_stack_that_onnxruntime_fits_and_the_programs_threads_keep_theirs() -> None:
     pytest.importorskip("onnxruntime")
-    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout) == (0, "65536\n"), done.stderr
+    assert python("-c", SMALL) == "65536\n"
 
 
 def test_a_call_is_repeated_while_no_descriptor_is_free() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench import measurements
+from bench.capacity import SETUPS, measure_setup, predicted_rate
 from bench.infer import PERCEPTRONS
+from rl4sys_zmq.capacity.constants import RECORDED
 
 
 def test_the_fan_out_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +55,10 @@ def test_a_step_with_a_recurrent_policy_is_measured() -> None:
     record = measurements.measure(["recurrent"], measurements.BenchOptions(pairs=1, steps=50), said.append)
     found = record["results"]["recurrent"]["median_us"]
     assert found["ours"] > 0 and found["baseline"] > 0 and any("GRU of 64 units" in line for line in said)
+
+
+def test_a_set_up_is_predicted_and_run() -> None:
+    for setup in SETUPS:
+        assert predicted_rate(setup, RECORDED) > 0
+    found = measure_setup(SETUPS[2], RECORDED, seconds=0.3, versions=3)
+    assert found.measured > 0 and found.ratio == found.predicted / found.measured

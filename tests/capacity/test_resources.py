@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import raising
 
 from rl4sys_zmq.capacity.constants import RECORDED, FanoutCost, IngressCost, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.resources import HOW_TO, ResourceLoad, first_limit, gradient_s, predict, propose
@@ -157,9 +158,8 @@ def test_the_first_limit_is_the_highest_load() -> None:
     ],
 )
 def test_a_load_that_cannot_be(wrong: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as failure:
+    with raising(ConfigError, key=key):
         replace(LOAD, **wrong)
-    assert failure.value.key == key
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8))

@@ -1,4 +1,4 @@
-"""Commands as processes. Each wait has a time limit, and no process is left behind."""
+"""Commands in this process, and as processes. Each wait has a time limit, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,12 +14,59 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner, Result
+from kit import until
 
 import rl4sys_zmq
+from rl4sys_zmq.cli.act import RunOptions
 
 PACKAGE = Path(rl4sys_zmq.__file__).parent.parent
 START_S = 60.0
+RUN = RunOptions(
+    env_id="CartPole-v1",
+    learner="learner:50051",
+    client_id="luna",
+    config_path=None,
+    num_envs=4,
+    episodes=None,
+    seed=7,
+    algorithm=None,
+    connect_timeout_s=None,
+    exit_with_stdin=False,
+    verbose=False,
+    debug=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield held.getsockname()[1]
+
+
+def invoke(group: click.Group, *arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(group, [*map(str, arguments)])
+
+
+def output(result: Result) -> str:
+    """Return the output of a command that succeeded."""
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(result: Result, code: int = 2) -> str:
+    """Return the one line on stderr of a command that failed."""
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), result.output
+    return result.stderr
 
 
 class Command:
@@ -65,17 +113,10 @@ class Command:
         self._queue.put(None)
         return code
 
-    def wait_for_handlers(self, timeout_s: float = START_S) -> None:
+    def wait_for_handlers(self) -> None:
         """Wait until it handles SIGTERM. The interpreter alone does not handle it."""
-        deadline = time.monotonic() + timeout_s
-        pause = threading.Event()
-        while not int(self._status("SigCgt"), 16) >> (signal.SIGTERM - 1) & 1:
-            assert time.monotonic() < deadline
-            pause.wait(0.01)
-
-    def _status(self, key: str) -> str:
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return text.partition(f"{key}:")[2].split()[0]
+        status = Path(f"/proc/{self.process.pid}/status")
+        until(lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
 
     def signal(self, signum: signal.Signals) -> int:
         """Send a signal, wait for the end, and return the exit code."""
@@ -113,3 +154,16 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     yield start
     for command in commands:
         command.close()
+
+
+def serve(spawn: Spawn, *arguments: str, path: tuple[Path, ...] = ()) -> tuple[Command, str]:
+    """Start a learner on a free port, and return it with its address. Skip the test without the packages that it needs."""
+    for module in ("torch", "tensorboard", "rich", "matplotlib", "gymnasium"):
+        pytest.importorskip(module)
+    server = spawn("learner", "serve", "--port", "0", *arguments, path=path)
+    return server, server.wait_for(r"learner at (\S+) ").group(1)
+
+
+def act(spawn: Spawn, address: str, *arguments: str, path: tuple[Path, ...] = ()) -> Command:
+    """Start an actor of the client luna in CartPole."""
+    return spawn("actor", "run", "--env", "CartPole-v1", "--learner", address, "--client-id", "luna", *arguments, path=path)

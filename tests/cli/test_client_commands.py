@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from kit import PATIENCE_S, joined, until, write_keys
 from kit import play as play_episode
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.log_files import read_log
-from rl4sys_zmq.security import ServerKeys, new_key_pair, write_server_keys, write_user_keys
-from rl4sys_zmq.security.keys import UserKeys
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-PATIENCE_S = 30.0
+from . import conftest
+from .conftest import invoke, output
+
 register_algorithm("HOARDS", FakeAlgorithm.factory(steps_per_update=4, rollout_length=16))
 """Four episodes of one step make an update, and the others wait. No change of the generation cuts an episode of one step."""
 
@@ -42,10 +42,8 @@ def start(stack: ExitStack, run_dir: Path | None, bind: str = "tcp://127.0.0.1:0
 
 
 def join(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
-    given = {"client_id": "lab", "actor_id": "a1", "algorithm_name": "HOARDS", "linger_ms": 0, "connect_timeout_s": PATIENCE_S}
-    spaces: dict[str, Any] = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
-    config = AgentConfig(train_server_address=learner.address, seed=1, **spaces, **{**given, **options})
-    return stack.enter_context(RL4SysAgent(config=config))
+    given = {"actor_id": "a1", "algorithm_name": "HOARDS", "linger_ms": 0, "seed": 1, **options}
+    return stack.enter_context(joined(learner, **given))
 
 
 def play(agent: RL4SysAgent, episodes: int, steps: int = 1) -> None:
@@ -54,17 +52,18 @@ def play(agent: RL4SysAgent, episodes: int, steps: int = 1) -> None:
     agent.flush(PATIENCE_S)
 
 
-def client_of(learner: Learner, client_id: str = "lab", **wanted: Any) -> dict[str, Any]:
+def client_of(learner: Learner, **wanted: Any) -> dict[str, Any]:
     """Return the client's status, once it runs, has resumed and has the `wanted` values. Check the conservation law."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        client = learner.status()["clients"].get(client_id, {})
-        if client.get("state") == "running" and not client["resuming"] and all(client[k] == v for k, v in wanted.items()):
-            break
-        assert time.monotonic() < deadline, (client, wanted)
+
+    def ready() -> dict[str, Any] | None:
+        client: dict[str, Any] = learner.status()["clients"].get("lab", {})
+        runs = client.get("state") == "running" and not client["resuming"]
+        return client if runs and all(client[key] == value for key, value in wanted.items()) else None
+
+    client = until(ready, lambda: (learner.status()["clients"], wanted))
     v = client["verdicts"]
     assert client["accepted"] == v["trained"] + v["stale"] + v["quarantined"] + client["pending"] + client["rolled_back"], client
-    return dict(client)
+    return client
 
 
 def eleven(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
@@ -77,25 +76,17 @@ def eleven(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["client", *map(str, arguments)])
+    return invoke(main, "client", *arguments)
 
 
 def done(*arguments: object) -> dict[str, Any]:
     """Run a command that succeeds, and return its JSON output."""
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.stdout))
+    return dict(json.loads(output(run(*arguments, "--json"))))
 
 
 def refused(*arguments: object, code: int = 2) -> str:
     """Run a command that is refused, and return its one line on stderr."""
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert result.stdout == "" and result.stderr.count("\n") == 1, result.output
-    return result.stderr
-
-
-# ---- a running learner
+    return conftest.refused(run(*arguments), code)
 
 
 def test_a_client_is_restarted(stack: ExitStack, tmp_path: Path, bind: str) -> None:
@@ -154,29 +145,24 @@ def test_a_client_is_forgotten_and_founded_anew(stack: ExitStack, tmp_path: Path
     assert len(of_run(tmp_path / "run", "client_started")) == 2, "the client was created again"
 
 
-def test_an_actor_is_dropped(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+@pytest.mark.parametrize("live", [True, False])
+def test_an_actor_that_is_dropped_goes_on_where_it_was(stack: ExitStack, tmp_path: Path, bind: str, live: bool) -> None:
     learner = start(stack, tmp_path / "run", bind)
     tomorrow = time.time_ns() + 86_400 * 10**9
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr("rl4sys_zmq.actor.components.time.time_ns", lambda: tomorrow)
-        eleven(stack, learner).close()
-    figures = done(learner.address, "lab", "drop-actor", "a1")
-    assert figures == {"streams": 1, "live": 0, "pending": 3}
-    assert client_of(learner)["actors"] == {}
-    again = join(stack, learner)
-    play(again, 5)
-    client = client_of(learner, accepted=16, pending=0)
-    assert (client["verdicts"]["trained"], client["rolled_back"]) == (16, 0)
-
-
-def test_a_live_actor_that_is_dropped_goes_on_where_it_was(stack: ExitStack, tmp_path: Path, bind: str) -> None:
-    learner = start(stack, tmp_path / "run", bind)
-    agent = eleven(stack, learner)
-    assert done(learner.address, "lab", "drop-actor", "a1")["live"] == 1
+        if not live:
+            clock.setattr("rl4sys_zmq.actor.components.time.time_ns", lambda: tomorrow)
+        agent = eleven(stack, learner)
+    if not live:
+        agent.close()
+    assert done(learner.address, "lab", "drop-actor", "a1") == {"streams": 1, "live": int(live), "pending": 3}
+    if not live:
+        assert client_of(learner)["actors"] == {}
+        agent = join(stack, learner)
     play(agent, 5)
     client = client_of(learner, accepted=16, pending=0)
     assert (client["verdicts"]["trained"], client["rolled_back"], client["gap"]) == (16, 0, 0)
-    assert agent.stats()["in_doubt"] == 0 and agent.stats()["accepted"] == 16
+    assert agent.stats()["in_doubt"] == 0 and agent.stats()["accepted"] == (16 if live else 5)
 
 
 def test_commands_say_what_they_did(stack: ExitStack, tmp_path: Path) -> None:
@@ -188,8 +174,8 @@ def test_commands_say_what_they_did(stack: ExitStack, tmp_path: Path) -> None:
         (("give-up-pending",), "3 are rolled back"),
         (("forget",), "0 of its 11 accepted segments were pending"),
     ):
-        result = run(learner.address, "lab", *arguments)
-        assert result.exit_code == 0 and said in result.stdout and result.stdout.count("\n") == 2, result.output
+        text = output(run(learner.address, "lab", *arguments))
+        assert said in text and text.count("\n") == 2
 
 
 def test_a_journal_in_memory_knows_the_commands_too(stack: ExitStack) -> None:
@@ -211,9 +197,7 @@ def test_a_client_that_fails_again_is_said_to(stack: ExitStack, tmp_path: Path) 
     agent = join(stack, learner, algorithm_name="BREAKS")
     with suppress(ClientFailed):  # the failure may be reported before the flush ends
         play(agent, 2)
-    deadline = time.monotonic() + PATIENCE_S
-    while learner.status()["clients"]["lab"]["state"] != "failed":
-        assert time.monotonic() < deadline
+    until(lambda: learner.status()["clients"]["lab"]["state"] == "failed")
     assert done(learner.address, "lab", "give-up-pending")["rolled_back"] >= 1
     client_of(learner, pending=0)
 
@@ -242,18 +226,9 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
 
 
 def test_commands_are_for_admins(stack: ExitStack, tmp_path: Path) -> None:
-    folder, server = tmp_path / "keys", ServerKeys(new_key_pair())
-    write_server_keys(folder / "learner.secret", server)
-    lines = []
-    for name, roles, clients in (
-        ("worker", ["submit", "read_weights"], ["lab"]),
-        ("operator", ["admin"], ["lab"]),
-        ("stranger", ["admin"], ["other"]),
-    ):
-        pair = new_key_pair()
-        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
-        lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {clients}\nroles = {roles}\n")
-    (folder / "users.toml").write_text("".join(lines))
+    folder = tmp_path / "keys"
+    write_keys(folder, {"worker": ["submit", "read_weights"], "operator": ["admin"]}, ["lab"])
+    output(invoke(main, "keys", folder, "--user", "stranger", "--role", "admin", "--client-id", "other"))
     learner = start(stack, tmp_path / "run", keys=folder)
     play(join(stack, learner, keys=folder / "worker.keys"), 3)
     address = learner.address
@@ -267,9 +242,6 @@ def test_a_learner_that_anybody_reaches_takes_no_commands(stack: ExitStack, tmp_
     learner = start(stack, tmp_path / "run", "tcp://0.0.0.0:0", insecure=True)
     port = learner.address.rpartition(":")[2]
     assert "commands need keys" in refused(f"127.0.0.1:{port}", "lab", "forget", code=1)
-
-
-# ---- parameters
 
 
 RATE = {"learning_rate": 3e-4}
@@ -296,9 +268,8 @@ def test_a_parameter_changes_in_a_running_client_and_stays_so(stack: ExitStack, 
     agent = learning(stack, learner)
     play(agent, 8)
     assert rate_of(learner, updates=1) == (3e-4, 3e-4)
-    result = run(learner.address, "lab", "set", "lr=1e-3", "ent_coef=0", "anneal_lr=false")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines() == [
+    said = output(run(learner.address, "lab", "set", "lr=1e-3", "ent_coef=0", "anneal_lr=false"))
+    assert said.splitlines() == [
         "client lab: learning_rate 0.0003 -> 0.001, ent_coef null -> 0.0",
         "in force from the next update on, and after a restart",
     ]
@@ -386,9 +357,6 @@ def test_a_new_value_in_the_learners_file_is_said_and_recorded(stack: ExitStack,
         ("operator", {"learning_rate": [1e-3, 2e-3]}),
         ("file", {"learning_rate": [2e-3, 5e-3]}),
     ]
-
-
-# ---- a run directory
 
 
 def test_a_parameter_changes_in_a_directory(stack: ExitStack, tmp_path: Path) -> None:

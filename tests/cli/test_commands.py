@@ -6,7 +6,6 @@ import importlib.util
 import io
 import json
 import logging
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +16,11 @@ from typing import Any, cast
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from rl4sys_zmq import __version__
 from rl4sys_zmq.algorithms import register_algorithm
-from rl4sys_zmq.cli.act import RunOptions, agent_config, environment_spaces
+from rl4sys_zmq.cli.act import agent_config, environment_spaces
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.learner import main as learner
@@ -31,6 +30,8 @@ from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
+
+from .conftest import RUN, invoke, output, refused
 
 LUNA = {
     "client_id": "luna",
@@ -57,11 +58,6 @@ GLOBAL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def learners_extra() -> None:
     """Skip the test without the packages that `rl4sys-learner` needs."""
@@ -69,24 +65,9 @@ def learners_extra() -> None:
         pytest.importorskip(module)
 
 
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
-        yield held.getsockname()[1]
-
-
-def invoke(group: click.Group, *arguments: str, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(group, arguments)
-
-
-def refused(result: Result, code: int = 2) -> str:
-    """Return the one line on stderr of a command that failed."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1, result.stderr
-    return result.stderr
+def client(**entry: Any) -> dict[str, Any]:
+    """Return a learner's file with one client, c."""
+    return {"clients": {"c": entry}}
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[click.Group, tuple[str, ...]]]:
@@ -96,6 +77,12 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[c
             yield from ((group, (*path, *rest)) for _, rest in commands(command, (name,)))
         else:
             yield group, (*path, name)
+
+
+def check(content: object) -> Result:
+    """Write a file, and check it."""
+    Path("file.json").write_text(json.dumps(content))
+    return invoke(learner, "config", "check", "file.json")
 
 
 @pytest.mark.parametrize(("group", "path"), [*commands(learner), *commands(actor)])
@@ -110,9 +97,8 @@ def test_version(group: click.Group) -> None:
     assert __version__ in invoke(group, "--version").stdout
 
 
-def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     episode = {"t": 1.0, "event": "metrics", "client_id": "luna", "scalars": {}, "episodes": [[10, 5.0, 10]]}
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(episode) + "\n")
@@ -146,6 +132,12 @@ def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pyt
         ),
         (actor, ["run", "--env", "CartPole-v1", "--learner", "runs/plant"], "'runs/plant' is a folder; give the address"),
         (learner, ["client", "runs/other", "luna", "restart"], "expected an address"),
+        (learner, ["doctor"], "ADDRESS"),
+        (learner, ["doctor", "nonsense"], "address"),
+        *((learner, [name, "a:1", "--keys", "none.keys"], "none.keys: no such file") for name in ("doctor", "status")),
+        (learner, ["doctor", "a:1", "--config", "none.json"], "none.json: no such file"),
+        (learner, ["doctor", "a:1", "--config", "nameless.json"], "client_id is missing"),
+        (learner, ["doctor", "a:1", "--config", "slash.json"], "client_id: expected 1 to 200 printable characters"),
         (learner, ["plot", "nowhere"], "nowhere"),
         (actor, ["run"], "--env"),
         (actor, ["run", "--env", "CartPole-v1", "--num-envs", "0", "--client-id", "a"], "0"),
@@ -153,6 +145,8 @@ def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pyt
 )
 def test_wrong_usage_is_one_line_and_2(group: click.Group, arguments: list[str], said: str) -> None:
     Path("runs/plant").mkdir(parents=True)
+    Path("nameless.json").write_text('{"algorithm_name": "PPO"}')
+    Path("slash.json").write_text('{"client_id": "a/b"}')
     assert said in refused(invoke(group, *arguments))
 
 
@@ -268,21 +262,16 @@ def test_an_unknown_environment_is_named() -> None:
         (LUNA, ["an actor's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
         (SECTIONS, ["an actor's configuration", 'client_id: "file"', "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
         (GLOBAL, ["a learner's configuration", "algorithms.PPO", "NAF: this learner does not have this algorithm"]),
-        ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
-        (
-            {"clients": {"eye": {"algorithm_name": "PPO", "algorithm_parameters": {"network": {"kind": "cnn"}}}}},
-            ["clients.eye: PPO"],
-        ),
+        (client(algorithm_name="PPO"), ["a learner's configuration", "clients.c: PPO"]),
+        (client(algorithm_name="PPO", algorithm_parameters={"network": {"kind": "cnn"}}), ["clients.c: PPO"]),
         ({"client_id": "luna"}, ["from the learner's configuration"]),
     ],
 )
 def test_a_good_file_is_ok_and_says_what_will_be_used(tmp_path: Path, content: dict[str, Any], says: list[str]) -> None:
-    (tmp_path / "file.json").write_text(json.dumps(content))
-    result = invoke(learner, "config", "check", "file.json")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1] == "ok"
+    said = output(check(content))
+    assert said.splitlines()[-1] == "ok"
     for text in says:
-        assert text in result.stdout
+        assert text in said
 
 
 @pytest.mark.usefixtures("learners_extra")
@@ -293,12 +282,9 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         return FakeAlgorithm.factory()(observation_space, action_space, parameters, seed)
 
     register_algorithm("BOXES", factory)
-    (tmp_path / "file.json").write_text(json.dumps({"algorithms": {"BOXES": {}}}))
-    result = invoke(learner, "config", "check", "file.json")
-    assert result.exit_code == 0, result.output
-    assert "algorithms.BOXES: BOXES" in result.stdout
-    (tmp_path / "file.json").write_text(json.dumps({"client_id": "a", "algorithm_name": "BOXES", "input_size": 2, "act_dim": 3}))
-    assert "needs a Box" in refused(invoke(learner, "config", "check", "file.json"))
+    said = output(check({"algorithms": {"BOXES": {}}}))
+    assert "algorithms.BOXES: BOXES" in said
+    assert "needs a Box" in refused(check({"client_id": "a", "algorithm_name": "BOXES", "input_size": 2, "act_dim": 3}))
 
 
 @pytest.mark.usefixtures("learners_extra")
@@ -308,27 +294,11 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         ({**LUNA, "send_frequenzy": 1}, "'send_frequency'"),
         ({**LUNA, "algorithm_parameters": {"gama": 1.0}}, "'gamma'"),
         ({**LUNA, "algorithm_name": "PPQ"}, "'PPO'"),
-        ({**GLOBAL, "algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO.gamma: expected a number"),
-        (
-            {"clients": {"luna": {"algorithm_name": "DQN", "algorithm_parameters": {"tau": 2}}}},
-            "clients.luna.algorithm_parameters.tau: expected",
-        ),
-        ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "algorithms.PPO.steps_per_updat: PPO has no such parameter"),
         ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "did you mean 'steps_per_update'?"),
         ({**GLOBAL, "algorithms": {"PPO": {"zzzz": 3}}}, "`rl4sys-learner algorithms` lists them"),
-        (
-            {**LUNA, "algorithm_parameters": {"network": "lstm"}},
-            "parameters.network: unknown network kind 'lstm'",
-        ),
+        ({**LUNA, "algorithm_parameters": {"network": "lstm"}}, "parameters.network: unknown network kind 'lstm'"),
         ({**LUNA, "steps_per_update": 3}, "put it under 'algorithm_parameters'"),
-        (
-            {"bind": "127.0.0.1:0", "algorithm_parameters": {"gamma": 1}},
-            "algorithm_parameters: no such key; did you mean 'algorithms'",
-        ),
-        (
-            {"clients": {"c": {"algorithm": "DQN", "input_size": 3, "act_dim": 2, "continuous": True, "act_limit": 1}}},
-            "clients.c: DQN needs a Discrete action space",
-        ),
+        ({"algorithm_parameters": {"gamma": 1}, "bind": "x"}, "algorithm_parameters: no such key; did you mean 'algorithms'"),
         (
             {"client_id": "c", "algorithm": "PPO", "act_dim": 4, "observation_space": IMAGE},
             "observation_space: PPO has no convolutions; it would flatten the image of shape (96, 96, 3) to 27,648 inputs, with "
@@ -341,8 +311,7 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
     ],
 )
 def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, content: dict[str, Any], said: str) -> None:
-    (tmp_path / "file.json").write_text(json.dumps(content))
-    line = refused(invoke(learner, "config", "check", "file.json"))
+    line = refused(check(content))
     assert said in line
     assert "file.json" in line
 
@@ -351,19 +320,19 @@ def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, conten
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"clients": {"c": {"algorithm_name": "PPQ"}}}, "clients.c: unknown algorithm 'PPQ'"),
-        ({"clients": {"c": {"algorithm_name": "PPO", "algorithm_parameters": {"gama": 1.0}}}}, "c.algorithm_parameters.gama"),
+        (client(algorithm_name="PPQ"), "clients.c: unknown algorithm 'PPQ'"),
+        (client(algorithm_name="PPO", algorithm_parameters={"gama": 1.0}), "c.algorithm_parameters.gama"),
         ({"algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO.gamma: expected a number"),
         (
-            {"clients": {"c": {"algorithm_name": "DQN", "input_size": 3, "act_dim": 2, "continuous": True, "act_limit": 1}}},
-            "c: DQN",
+            client(algorithm_name="DQN", input_size=3, act_dim=2, continuous=True, act_limit=1),
+            "clients.c: DQN needs a Discrete action space",
         ),
         (
-            {"clients": {"c": {"algorithm_name": "PPO", "demonstrations": {"path": "no.npz", "clone_steps": 1}}}},
+            client(algorithm_name="PPO", demonstrations={"path": "no.npz", "clone_steps": 1}),
             "clients.c.demonstrations: no.npz cannot be read",
         ),
         (
-            {"clients": {"c": {"algorithm_name": "PPO", "demonstrations": {"path": "no.npz", "fraction": 0.5}}}},
+            client(algorithm_name="PPO", demonstrations={"path": "no.npz", "fraction": 0.5}),
             "clients.c.demonstrations.fraction: PPO has no replay",
         ),
     ],
@@ -380,45 +349,37 @@ def test_a_learner_does_not_start_with_a_client_that_can_never_be_built(
 
 @pytest.mark.usefixtures("learners_extra")
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("env", "entry", "said"),
     [
-        ({"evaluation": {"env": "CartPole-v9"}}, "clients.pole.evaluation.env: environment 'CartPole-v9': "),
+        ("CartPole-v9", {}, "clients.c.evaluation.env: environment 'CartPole-v9': "),
+        ({"id": "CartPole-v1", "gravity": 1}, {}, "clients.c.evaluation.env: environment 'CartPole-v1': "),
+        ("CartPole-v1", {"act_dim": 3}, "clients.c.action_space: Discrete(3), but CartPole-v1 of "),
         (
-            {"evaluation": {"env": {"id": "CartPole-v1", "gravity": 1}}},
-            "clients.pole.evaluation.env: environment 'CartPole-v1': ",
+            {"id": "FrozenLake-v1", "map_name": "none"},
+            {"algorithm_name": "PPO"},
+            "clients.c.evaluation.env: environment 'FrozenLake-v1': KeyError: 'none'",
         ),
-        ({"evaluation": {"env": "CartPole-v1"}, "act_dim": 3}, "clients.pole.action_space: Discrete(3), but CartPole-v1 of "),
-        (
-            {"evaluation": {"env": {"id": "FrozenLake-v1", "map_name": "none"}}, "algorithm_name": "PPO"},
-            "clients.pole.evaluation.env: environment 'FrozenLake-v1': KeyError: 'none'",
-        ),
-        ({"evaluation": {"env": "CartPole-v1"}, "algorithm_name": "SAC", "input_size": 2}, "clients.pole.observation_space: Box"),
-        ({"evaluation": {"env": "Pendulum-v1"}, "algorithm_name": "DQN"}, "clients.pole: DQN needs a Discrete action space"),
+        ("CartPole-v1", {"algorithm_name": "SAC", "input_size": 2}, "clients.c.observation_space: Box"),
+        ("Pendulum-v1", {"algorithm_name": "DQN"}, "clients.c: DQN needs a Discrete action space"),
     ],
 )
-def test_the_environment_of_an_evaluation_is_created(tmp_path: Path, entry: dict[str, Any], said: str) -> None:
+def test_the_environment_of_an_evaluation_is_created(env: Any, entry: dict[str, Any], said: str) -> None:
     pytest.importorskip("gymnasium")
-    (tmp_path / "file.json").write_text(json.dumps({"clients": {"pole": entry}}))
-    assert said in refused(invoke(learner, "config", "check", "file.json"))
+    assert said in refused(check(client(evaluation={"env": env}, **entry)))
 
 
 @pytest.mark.usefixtures("learners_extra")
 def test_the_spaces_of_an_evaluation_are_those_of_the_client(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     for entry in ({"algorithm_name": "PPO"}, {}):
-        (tmp_path / "file.json").write_text(json.dumps({"clients": {"pole": {"evaluation": {"env": "CartPole-v1"}, **entry}}}))
-        result = invoke(learner, "config", "check", "file.json")
-        assert result.exit_code == 0, result.output
-        assert "clients.pole.evaluation: CartPole-v1 can be created" in result.stdout
-        assert "example spaces" not in result.stdout
+        said = output(check(client(evaluation={"env": "CartPole-v1"}, **entry)))
+        assert "clients.c.evaluation: CartPole-v1 can be created" in said and "example spaces" not in said
 
 
 @pytest.mark.usefixtures("learners_extra")
 def test_ignored_keys_are_printed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file.json").write_text(json.dumps({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
-    result = invoke(learner, "config", "check", "file.json")
-    assert result.exit_code == 0, result.output
-    assert (result.output + caplog.text).count("model_paths") == 1
+    said = output(check({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
+    assert (said + caplog.text).count("model_paths") == 1
     config = replace(LearnerConfig.load(tmp_path / "file.json"), bind="inproc://*", run_dir=None)
     with Learner(config):
         assert caplog.text.count("are ignored: model_paths, tensorboard") == 1
@@ -440,10 +401,7 @@ def test_the_size_of_a_discrete_observation_fits_a_file_of_rl4sys(tmp_path: Path
     spaces = gymnasium.spaces
     env = SimpleNamespace(observation_space=spaces.Discrete(16), action_space=spaces.Discrete(4))
     path = tmp_path / "file.json"
-    run = RunOptions(
-        env_id="Lake", learner=None, client_id="a", config_path=path, num_envs=1, episodes=None, seed=None, algorithm=None,
-        connect_timeout_s=None, exit_with_stdin=False, verbose=False, debug=False,
-    )  # fmt: skip
+    run = replace(RUN, env_id="Lake", learner=None, client_id="a", config_path=path, num_envs=1, seed=None)
     path.write_text(json.dumps({"algorithm_parameters": {"input_size": 16, "act_dim": 4}}))
     assert agent_config(run, env, 0).observation_space == DiscreteSpace(16)
     path.write_text(json.dumps({"algorithm_parameters": {"input_size": 8, "act_dim": 4}}))
@@ -457,10 +415,8 @@ def test_the_tables_of_other_libraries_are_listed_and_an_ambiguous_name_is_a_war
     assert "  like: sb3 (Stable-Baselines3, PPO)" in listed and "      n_epochs = 10 -> update_epochs\n" in listed
     assert "      vf_coef = 0.5 -> vf_coef: weight of the whole squared error" in listed
     for given, warns in (({}, True), ({"like": "sb3"}, False), ({"like": "cleanrl"}, False)):
-        client = {"algorithm_name": "PPO", "algorithm_parameters": {"vf_coef": 0.5, **given}}
-        (tmp_path / "file.json").write_text(json.dumps({"clients": {"c": client}}))
-        result = invoke(learner, "config", "check", "file.json")
-        assert result.exit_code == 0 and ("warning: vf_coef: " in result.stdout) is warns, result.stdout
+        content = client(algorithm_name="PPO", algorithm_parameters={"vf_coef": 0.5, **given})
+        assert ("warning: vf_coef: " in output(check(content))) is warns
 
 
 @pytest.mark.usefixtures("learners_extra")

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from kit import segment_with
 
 from rl4sys_zmq.cli import deadletter as module
 from rl4sys_zmq.cli.learner import main
@@ -20,23 +21,18 @@ from rl4sys_zmq.wire import encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import StatusRequest
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
+from .conftest import invoke, output, refused
+
 NOON = 1_700_000_000.0
 
 
 def segment(reward: float = 1.0) -> Segment:
-    rewards = np.array([1.0, reward, -2.5], dtype=np.float32)
-    return Segment(
-        np.arange(12, dtype=np.float32).reshape(3, 4),
-        np.array([0, 1, 1], dtype=np.int64),
-        rewards,
-        np.full(3, -0.5, dtype=np.float32),
-        np.array([7, 7, 8], dtype=np.uint64),
-        None,
-        42,
-        0xABC,
-        0,
-        True,
-        False,
+    return segment_with(
+        observations=np.arange(12, dtype=np.float32).reshape(3, 4),
+        rewards=np.array([1.0, reward, -2.5], np.float32),
+        versions=np.array([7, 7, 8], np.uint64),
+        generation=42,
+        episode_id=0xABC,
         episode_return=float("nan"),
         episode_length=3,
     )
@@ -49,35 +45,24 @@ def letter(run: Path, client_id: str = "luna", seq: int = 0, reason: str = "a re
 
 
 def deadletter(*arguments: object, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, ["deadletter", *map(str, arguments)])
-
-
-def said(result: Result) -> str:
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(result: Result) -> str:
-    assert result.exit_code == 2, result.output
-    assert result.stderr.count("\n") == 1, result.stderr
-    return result.stderr
+    return invoke(main, "deadletter", *arguments, **environment)
 
 
 def test_letters_are_listed_oldest_first(tmp_path: Path) -> None:
-    assert said(deadletter(tmp_path)) == "no dead letters\n"
+    assert output(deadletter(tmp_path)) == "no dead letters\n"
     for seq, client in ((2, "luna"), (1, "mars"), (3, "luna")):
         letter(tmp_path, client, seq)
-    lines = said(deadletter(tmp_path)).splitlines()
+    lines = output(deadletter(tmp_path)).splitlines()
     assert lines[1].split() == [
         *("1", "2023-11-14", "22:13:21", "mars", "3f2a9c41", "1", lines[1].split()[6], "B"),
         *("a", "reward", "is", "not", "finite"),
     ]
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
     assert all(len(line) < 100 for line in lines[:-1])
-    only = said(deadletter(tmp_path, "--client", "luna")).splitlines()
+    only = output(deadletter(tmp_path, "--client", "luna")).splitlines()
     assert [line.split()[0] for line in only[1:3]] == ["2", "3"]  # the numbers stay the same
-    assert "no dead letters of client nobody" in said(deadletter(tmp_path, RL4SYS_LEARNER_DEADLETTER_CLIENT="nobody"))
-    listed = json.loads(said(deadletter(tmp_path, "--json")))
+    assert "no dead letters of client nobody" in output(deadletter(tmp_path, RL4SYS_LEARNER_DEADLETTER_CLIENT="nobody"))
+    listed = json.loads(output(deadletter(tmp_path, "--json")))
     assert [(entry["n"], entry["client_id"], entry["seq"]) for entry in listed] == [
         (1, "mars", 1),
         (2, "luna", 2),
@@ -87,8 +72,10 @@ def test_letters_are_listed_oldest_first(tmp_path: Path) -> None:
 
 def test_one_is_shown_by_number_and_by_file(tmp_path: Path) -> None:
     path = letter(tmp_path)
-    text = said(deadletter(tmp_path, "--show", 1))
-    assert text == said(deadletter(tmp_path, "--show", path)) == said(deadletter(tmp_path, "--show", path.with_suffix(".json")))
+    text = output(deadletter(tmp_path, "--show", 1))
+    assert (
+        text == output(deadletter(tmp_path, "--show", path)) == output(deadletter(tmp_path, "--show", path.with_suffix(".json")))
+    )
     lines = text.splitlines()
     assert "client     luna, actor 3f2a9c41aaaa, origin 5, seq 0" in lines
     assert "reason     a reward is not finite" in lines
@@ -99,7 +86,7 @@ def test_one_is_shown_by_number_and_by_file(tmp_path: Path) -> None:
     assert columns["observations"] == ["float32", "3x4", "0", "11", "-"]
     assert columns["versions"] == ["uint64", "3", "7", "8", "-"]
     assert max(map(len, lines[1:])) <= 80
-    shown = json.loads(said(deadletter(tmp_path, "--show", 1, "--json")))
+    shown = json.loads(output(deadletter(tmp_path, "--show", 1, "--json")))
     assert shown["segments"][0]["columns"]["rewards"]["not_finite"] == 1
     assert shown["problem"] == ""
     assert shown["segments"][0]["episode_return"] == "nan"
@@ -110,7 +97,7 @@ def test_each_array_of_a_tree_is_a_column(tmp_path: Path) -> None:
     observations = (np.zeros((3, 4), np.float32), np.array([5, 6, 5]))
     whole = replace(segment(), observations=observations, actions=actions)
     letter(tmp_path, body=encode(join_submit(0, 0, [pack_segment(whole)])))
-    (shown,) = json.loads(said(deadletter(tmp_path, "--show", 1, "--json")))["segments"]
+    (shown,) = json.loads(output(deadletter(tmp_path, "--show", 1, "--json")))["segments"]
     greatest = {name: column["max"] for name, column in shown["columns"].items()}
     assert {name: greatest[name] for name in list(greatest)[:4]} == {
         "observations[0]": 0.0,
@@ -143,16 +130,14 @@ def frames(*lengths: int) -> bytes:
         (struct.pack("<I", 2**32 - 1), "beyond the end of the file"),
         (frames(*[0] * 1000), "more than 256 frames"),
         (frames(48), "magic"),
-        (frames(*map(len, [b"abc"])), "shorter than the prefix"),
+        (frames(3), "shorter than the prefix"),
     ],
 )
 def test_a_damaged_letter_is_said_to_be(tmp_path: Path, content: bytes, problem: str) -> None:
-    path = letter(tmp_path)
-    path.write_bytes(content)
-    text = said(deadletter(tmp_path, "--show", 1))
-    assert f"damaged    {problem}" in text or problem in text
-    assert "segment " not in text
-    assert "luna" in said(deadletter(tmp_path))
+    letter(tmp_path).write_bytes(content)
+    text = output(deadletter(tmp_path, "--show", 1))
+    assert problem in text and "segment " not in text
+    assert "luna" in output(deadletter(tmp_path))
 
 
 def test_every_cut_and_every_flipped_byte_of_a_letter_is_survived(tmp_path: Path) -> None:
@@ -167,38 +152,37 @@ def test_every_cut_and_every_flipped_byte_of_a_letter_is_survived(tmp_path: Path
 
 def test_another_message_is_no_letter(tmp_path: Path) -> None:
     letter(tmp_path, body=encode(StatusRequest()))
-    assert "contains a StatusRequest, not a Submit" in said(deadletter(tmp_path, "--show", 1))
+    assert "contains a StatusRequest, not a Submit" in output(deadletter(tmp_path, "--show", 1))
 
 
 def test_a_letter_too_large_is_not_read(tmp_path: Path) -> None:
-    path = letter(tmp_path)
-    with path.open("r+b") as file:
+    with letter(tmp_path).open("r+b") as file:
         file.truncate(module.MAX_LETTER_BYTES + 1)  # a hole in the file, without data
-    assert "more than a letter can have" in said(deadletter(tmp_path, "--show", 1))
+    assert "more than a letter can have" in output(deadletter(tmp_path, "--show", 1))
 
 
 def test_control_characters_are_escaped(tmp_path: Path) -> None:
     evil = "\x1b[31mred\x07\n\u202efdp"
     letter(tmp_path, client_id=evil, reason=evil, actor_id=evil)
-    for text in (said(deadletter(tmp_path)), said(deadletter(tmp_path, "--show", 1)), said(deadletter(tmp_path, "--json"))):
+    for text in (output(deadletter(tmp_path)), output(deadletter(tmp_path, "--show", 1)), output(deadletter(tmp_path, "--json"))):
         assert not set(text) & set("\x1b\x07\u202e")
         assert "red" in text
-    assert said(deadletter(tmp_path)).count("\n") == 3
+    assert output(deadletter(tmp_path)).count("\n") == 3
 
 
 def test_letters_that_nobody_described_are_counted_and_cleared(tmp_path: Path) -> None:
     path = letter(tmp_path)
     letter(tmp_path, "mars", 1)
     path.with_suffix(".json").write_text("{")
-    text = said(deadletter(tmp_path))
+    text = output(deadletter(tmp_path))
     assert "1 more without a readable description" in text
-    assert "segment    3 steps" in said(deadletter(tmp_path, "--show", path))
-    assert said(deadletter(tmp_path, "--clear", "--client", "luna")) == "removed 0 letters\n"
-    assert said(deadletter(tmp_path, "--clear", "--client", "mars")) == "removed 1 letter\n"
+    assert "segment    3 steps" in output(deadletter(tmp_path, "--show", path))
+    assert output(deadletter(tmp_path, "--clear", "--client", "luna")) == "removed 0 letters\n"
+    assert output(deadletter(tmp_path, "--clear", "--client", "mars")) == "removed 1 letter\n"
     assert path.exists()
-    assert said(deadletter(tmp_path, "--clear")) == "removed 1 letter\n"
+    assert output(deadletter(tmp_path, "--clear")) == "removed 1 letter\n"
     assert list((tmp_path / "dead").rglob("*")) == []
-    assert said(deadletter(tmp_path)) == "no dead letters\n"
+    assert output(deadletter(tmp_path)) == "no dead letters\n"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +197,6 @@ def test_letters_that_nobody_described_are_counted_and_cleared(tmp_path: Path) -
         ([], "RUN"),
     ],
 )
-def test_wrong_usage_is_one_line_and_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_wrong_usage_is_one_line_and_2(tmp_path: Path, arguments: list[str], words: str) -> None:
     letter(tmp_path / "run")
     assert words in refused(deadletter(*arguments))

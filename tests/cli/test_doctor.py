@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import zmq
-from click.testing import CliRunner, Result
-from kit import until
+from click.testing import Result
+from kit import joined, until
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent, __version__
+from rl4sys_zmq import AgentConfig, __version__
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops import doctor as module
@@ -27,17 +27,18 @@ from rl4sys_zmq.transports import Address, Socket, context
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire.messages import Welcome
 
+from .conftest import invoke, output, refused
+
 LUNA = {"client_id": "luna", "algorithm_name": "DOCTOR", "input_size": 4, "act_dim": 2}
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def algorithm() -> None:
     register_algorithm("DOCTOR", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
 
 
 def run(*arguments: object, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, [*map(str, arguments)])
+    return invoke(main, *arguments, **environment)
 
 
 class Visit:
@@ -72,6 +73,12 @@ class Visit:
         return stage
 
 
+def fails(stage: str, words: str, *arguments: object) -> None:
+    """Assert that the doctor finds a fault at this stage, and says so in these words."""
+    visit = Visit(*arguments)
+    assert visit.failed == stage and words in visit.text, visit.text
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Learner]]:
     """Yield a function that starts a learner. With `luna`, it also starts an actor of the client luna."""
@@ -81,9 +88,7 @@ def start() -> Iterator[Callable[..., Learner]]:
             learner = stack.enter_context(Learner(LearnerConfig(**{"bind": "tcp://127.0.0.1:0", "run_dir": None, **options})))
             if luna:
                 keys: dict[str, Any] = {"keys": Path("k/actor.keys")} if "keys" in options else {}
-                spaces: dict[str, Any] = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
-                actor: dict[str, Any] = {"client_id": "luna", "algorithm_name": "DOCTOR", "train_server_address": learner.address}
-                stack.enter_context(RL4SysAgent(config=AgentConfig(**actor, **spaces, **keys)))
+                stack.enter_context(joined(learner, client_id="luna", algorithm_name="DOCTOR", **keys))
             return learner
 
         yield make
@@ -100,9 +105,6 @@ def keys(tmp_path: Path) -> Path:
 def configured(**changes: object) -> str:
     Path("actor.json").write_text(json.dumps({**LUNA, **changes}))
     return "actor.json"
-
-
-# ---- no faults
 
 
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1:0", "ipc"])
@@ -171,13 +173,8 @@ def test_within_a_process_only_the_last_stages_apply(start: Callable[..., Learne
     assert Visit("inproc://nobody", "--timeout", "0.2").failed == "protocol"
 
 
-# ---- the faults of each stage
-
-
 def test_a_name_that_nobody_has() -> None:
-    visit = Visit("nobody.invalid:5555", "--timeout", "30")
-    assert visit.failed == "name"
-    assert "'nobody.invalid' has no address" in visit.text
+    fails("name", "'nobody.invalid' has no address", "nobody.invalid:5555", "--timeout", "30")
 
 
 def test_a_closed_port(tmp_path: Path) -> None:
@@ -220,44 +217,32 @@ def test_a_web_server() -> None:
 
 
 def test_keys_on_one_side_only(start: Callable[..., Learner], keys: Path) -> None:
-    none = Visit(start(keys=keys).address)
-    assert none.failed == "keys"
-    assert "the learner requires keys, but none were given" in none.text
-    ours = Visit(start().address, "--keys", "k/actor.keys")
-    assert ours.failed == "keys"
-    assert "the learner has none" in ours.text
+    fails("keys", "the learner requires keys, but none were given", start(keys=keys).address)
+    fails("keys", "the learner has none", start().address, "--keys", "k/actor.keys")
 
 
 def test_keys_that_the_learner_does_not_take(start: Callable[..., Learner], keys: Path) -> None:
     learner = start(keys=keys)
     assert run("keys", "other").exit_code == 0
     assert run("keys", "other", "--user", "a").exit_code == 0
-    wrong = Visit(learner.address, "--keys", "other/a.keys")
-    assert wrong.failed == "keys"
-    assert "wrong learner key in NAME.keys" in wrong.text
+    fails("keys", "wrong learner key in NAME.keys", learner.address, "--keys", "other/a.keys")
     clients = keys / "users.toml"
     # An expired key, and one that is not listed.
     clients.write_text(clients.read_text().replace("[actor]\n", "[actor]\nexpires = 2020-01-01\n"))
     assert run("keys", "k", "--revoke", "me").exit_code == 0
     until(lambda: learner.status()["security"]["loads"] > 1 and learner.status()["security"]["listed"] == 1)
     for name in ("actor", "me"):
-        visit = Visit(learner.address, "--keys", f"k/{name}.keys")
-        assert visit.failed == "keys"
-        assert "does not accept our key" in visit.text
+        fails("keys", "does not accept our key", learner.address, "--keys", f"k/{name}.keys")
 
 
 def test_the_port_of_the_weights(start: Callable[..., Learner]) -> None:
-    visit = Visit(start().pub_address, "--timeout", "0.5")
-    assert visit.failed == "keys"
-    assert "is this the port of the weights?" in visit.text
+    fails("keys", "is this the port of the weights?", start().pub_address, "--timeout", "0.5")
 
 
 def test_another_program_that_speaks_zeromq() -> None:
     with context().socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        visit = Visit(f"127.0.0.1:{port}", "--timeout", "0.3")
-    assert visit.failed == "protocol"
-    assert "no reply within 0.3 s" in visit.text
+        fails("protocol", "no reply within 0.3 s", f"127.0.0.1:{port}", "--timeout", "0.3")
 
 
 @pytest.mark.parametrize(
@@ -303,9 +288,7 @@ def test_a_configuration_that_differs(start: Callable[..., Learner], change: dic
 def test_a_client_of_another_key(start: Callable[..., Learner], keys: Path) -> None:
     assert run("keys", "k", "--user", "mars", "--client-id", "mars").exit_code == 0
     learner = start(keys=keys, luna=True)
-    visit = Visit(learner.address, "--keys", "k/mars.keys", "--config", configured())
-    assert visit.failed == "configuration"
-    assert "refused (identity, keys)" in visit.text
+    fails("configuration", "refused (identity, keys)", learner.address, "--keys", "k/mars.keys", "--config", configured())
 
 
 @pytest.mark.parametrize(("advertise", "words"), [("nobody.invalid", "has no address"), ("127.0.0.2", "ECONNREFUSED")])
@@ -328,46 +311,16 @@ def test_a_beacon_that_never_comes(start: Callable[..., Learner], monkeypatch: p
     assert "no beacon from" in visit.text and "within 0.5 s" in visit.text
 
 
-# ---- usage
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["doctor"], "ADDRESS"),
-        (["doctor", "nonsense"], "address"),
-        (["doctor", "127.0.0.1:1", "--timeout", "0"], "0"),
-        (["doctor", "127.0.0.1:1", "--keys", "none.keys"], "none.keys: no such file"),
-        (["doctor", "127.0.0.1:1", "--config", "none.json"], "none.json: no such file"),
-        (["doctor", "127.0.0.1:1", "--config", "nameless.json"], "client_id is missing"),
-        (["doctor", "127.0.0.1:1", "--config", "slash.json"], "client_id: expected 1 to 200 printable characters"),
-        (["status", "127.0.0.1:1", "--keys", "none.keys"], "none.keys: no such file"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_2(arguments: list[str], said: str) -> None:
-    Path("nameless.json").write_text('{"algorithm_name": "PPO"}')
-    Path("slash.json").write_text('{"client_id": "a/b"}')
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
-    assert said in result.stderr
-
-
 def test_status_with_keys_and_without(start: Callable[..., Learner], keys: Path) -> None:
     learner = start(keys=keys, luna=True)
-    result = run("status", learner.address, "--keys", "k/me.keys")
-    assert result.exit_code == 0, result.output
-    assert "security: 2 keys listed" in result.stdout
-    assert "luna: running, DOCTOR, version 0" in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    text = output(run("status", learner.address, "--keys", "k/me.keys"))
+    assert "security: 2 keys listed" in text and "luna: running, DOCTOR, version 0" in text
+    assert max(map(len, text.splitlines())) <= 80
     assert json.loads(run("status", learner.address, "--json", RL4SYS_LEARNER_STATUS_KEYS="k/me.keys").stdout)["clients"]["luna"]
     for arguments, said in (([], "requires keys"), (["--keys", "k/actor.keys"], "not have the role admin")):
-        refused = run("status", learner.address, *arguments)
-        assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1), refused.output
-        assert said in refused.stderr
+        assert said in refused(run("status", learner.address, *arguments), code=1)
 
 
 def test_a_status_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: {"address": "a"})
-    result = run("status", "127.0.0.1:1")
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.output
-    assert "print it with --json" in result.stderr
+    assert "print it with --json" in refused(run("status", "127.0.0.1:1"), code=1)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from kit import joined, play
 
-from rl4sys_zmq import AgentConfig, FrozenAgent, RL4SysAgent
+from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.cli.stored_policies import bootstrap_interval
@@ -21,16 +21,14 @@ from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm, fresh_address
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+from .conftest import invoke, output, refused
 
 pytest.importorskip("safetensors")
 
-OBSERVED, ACTED = BoxSpace((4,)), DiscreteSpace(2)
-
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def algorithm() -> None:
     register_algorithm("EXPORTED", FakeAlgorithm.factory(steps_per_update=4, rollout_length=4))
 
 
@@ -40,46 +38,20 @@ def started(run_dir: str, **options: Any) -> Learner:
 
 def train(learner: Learner, client_id: str = "lab", episodes: int = 3) -> int:
     """Train the client, and return the digest of the actor's last policy."""
-    config = AgentConfig(
-        client_id=client_id,
-        train_server_address=learner.address,
-        algorithm_name="EXPORTED",
-        observation_space=OBSERVED,
-        action_space=ACTED,
-        overflow="wait",
-    )
-    with RL4SysAgent(config=config) as agent:
+    with joined(learner, client_id=client_id, algorithm_name="EXPORTED", overflow="wait") as agent:
         for _ in range(episodes):
-            traj = None
-            for _ in range(4):
-                traj, action = agent.request_for_action(traj, np.zeros(4, np.float32))
-                agent.add_to_trajectory(traj, action)
-                action.update_reward(2.5)
-            assert traj is not None
-            agent.mark_end_of_trajectory(traj)
+            play(agent, 4, reward=2.5)
         agent.flush(20.0)
         learner.wait(client_id=client_id, version=episodes, timeout_s=20.0)
         agent.wait_version(episodes, 20.0)
         return agent.digest
 
 
-def invoke(group: Any, *arguments: str) -> Result:
-    return CliRunner().invoke(group, arguments)
-
-
-def refused(result: Result) -> str:
-    assert result.exit_code == 2, result.output
-    assert result.stderr.count("\n") == 1, result.stderr
-    return result.stderr
-
-
 def test_a_policy_is_exported_while_its_learner_runs(tmp_path: Path) -> None:
     with started("run") as running:
         expected = train(running)
         running.save(timeout_s=20.0)
-        done = invoke(learner, "export", "run", "--client", "lab", "-o", "policy")
-        assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
+        lines = output(invoke(learner, "export", "run", "--client", "lab", "-o", "policy")).splitlines()
     assert lines[0].startswith("client lab, EXPORTED, version 3, saved ")
     assert "12 steps, 3 updates" in lines[0]
     with FrozenAgent("policy") as agent:
@@ -91,8 +63,7 @@ def test_a_policy_is_exported_while_its_learner_runs(tmp_path: Path) -> None:
 def test_the_returns_of_the_training_are_noted(tmp_path: Path) -> None:
     with started("run") as running:
         train(running)
-    done = invoke(learner, "export", "run")
-    assert "mean return of the last 3 training episodes 10.0" in done.stdout, done.output
+    assert "mean return of the last 3 training episodes 10.0" in output(invoke(learner, "export", "run"))
     origin = read_policy("policy").origin
     assert (origin.episodes, origin.mean_return, origin.steps, origin.updates) == (3, 10.0, 12, 3)
 
@@ -101,8 +72,7 @@ def test_export_writes_an_onnx_file() -> None:
     onnx = pytest.importorskip("onnx")
     with started("run") as running:
         train(running)
-    done = invoke(learner, "export", "run")
-    assert "policy/policy.onnx" in done.stdout
+    assert "policy/policy.onnx" in output(invoke(learner, "export", "run"))
     onnx.checker.check_model(onnx.load("policy/policy.onnx"))
 
 
@@ -138,9 +108,6 @@ def test_a_damaged_newest_checkpoint_is_skipped(tmp_path: Path) -> None:
     assert "spec.json" in refused(invoke(learner, "export", "run", "--force"))
 
 
-# ---- evaluate
-
-
 def test_an_interval_covers_the_mean() -> None:
     values = np.random.default_rng(0).normal(10.0, 2.0, 400)
     interval = bootstrap_interval(values)
@@ -158,15 +125,13 @@ def policy() -> str:
     pytest.importorskip("gymnasium")
     with started("run") as running:
         train(running)
-    assert invoke(learner, "export", "run").exit_code == 0
+    output(invoke(learner, "export", "run"))
     return "policy"
 
 
 def test_a_policy_is_evaluated(policy: str) -> None:
     arguments = ("evaluate", "--policy", policy, "--env", "CartPole-v1", "--episodes", "8", "--seed", "3")
-    done = invoke(actor, *arguments)
-    assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
+    lines = output(invoke(actor, *arguments)).splitlines()
     assert lines[0] == "client lab, EXPORTED, version 3, in CartPole-v1: 8 episodes, most probable actions"
     assert lines[1].startswith("mean return ") and "95 % interval " in lines[1]
     assert lines[2].startswith("median ")
@@ -183,10 +148,9 @@ def test_a_policy_is_evaluated(policy: str) -> None:
 
 def test_episodes_are_recorded_as_demonstrations(policy: str) -> None:
     arguments = ("record", "--policy", policy, "--env", "CartPole-v1", "--episodes", "2", "--out", "pole.npz")
-    done = invoke(actor, *arguments)
-    assert done.exit_code == 0, done.output
+    said = output(invoke(actor, *arguments))
     found = read_demonstrations(Path("pole.npz"))
-    assert done.stdout.startswith(f"2 episodes of CartPole-v1, {found.steps} steps, mean return {found.steps / 2:.1f}")
+    assert said.startswith(f"2 episodes of CartPole-v1, {found.steps} steps, mean return {found.steps / 2:.1f}")
     assert len(found.segments) == 2 and all(segment.ended and (segment.rewards == 1.0).all() for segment in found.segments)
     assert "pole.npz exists" in refused(invoke(actor, *arguments))
     assert "observation_space" in refused(invoke(actor, "record", "--policy", policy, "--env", "Pendulum-v1", "--out", "x"))
@@ -212,8 +176,8 @@ def test_the_episodes_of_a_minari_dataset_are_demonstrations(monkeypatch: pytest
         )
 
     monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset=load_dataset))
-    done = invoke(actor, "record", "--minari", "pole-v0", "--out", "pole.npz")
-    assert "2 episodes of the dataset pole-v0, 6 steps, mean return 3.0" in done.stdout
+    said = output(invoke(actor, "record", "--minari", "pole-v0", "--out", "pole.npz"))
+    assert "2 episodes of the dataset pole-v0, 6 steps, mean return 3.0" in said
     found = read_demonstrations(Path("pole.npz"))
     assert [segment.terminated for segment in found.segments] == [True, True] and found.rewarded
     missing = refused(invoke(actor, "record", "--minari", "other-v0", "--out", "other.npz"))
@@ -246,6 +210,5 @@ def test_videos_need_their_extra(policy: str, monkeypatch: pytest.MonkeyPatch) -
 def test_episodes_are_recorded(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("moviepy")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    done = invoke(actor, "evaluate", "--policy", policy, "--env", "CartPole-v1", "--episodes", "2", "--video", "videos")
-    assert done.exit_code == 0, done.output
+    output(invoke(actor, "evaluate", "--policy", policy, "--env", "CartPole-v1", "--episodes", "2", "--video", "videos"))
     assert len(list(Path("videos").glob("*.mp4"))) == 2

@@ -5,39 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from kit import until
+from kit import python, until
 
 from rl4sys_zmq.cli.act import EpisodeCounts, RunOptions, play
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.fleet import FleetOptions, actor_command, fleet_config, shared_options
 from rl4sys_zmq.errors import ConfigError
 
-from .conftest import Command, Spawn
+from .conftest import RUN, Command, Spawn, act, invoke, refused, serve
 from .test_play import Agent, Env
 
-RUN = RunOptions(
-    env_id="CartPole-v1",
-    learner="learner:50051",
-    client_id="luna",
-    config_path=None,
-    num_envs=4,
-    episodes=None,
-    seed=7,
-    algorithm=None,
-    connect_timeout_s=None,
-    exit_with_stdin=False,
-    verbose=False,
-    debug=False,
-)
 FLEET = FleetOptions(run=RUN, engine="process", num_actors=2, min_actors=None, max_actors=None, grace_s=1.0)
 
 
@@ -74,10 +57,7 @@ def test_every_option_of_an_actor_reaches_it() -> None:
         plugin=("one", "two"),
     )
     command = actor_command(replace(run, actor_id="pool", spool=None), 0, 0)
-    seen: dict[str, Any] = {}
-    assert actor.commands["run"].params  # the options that parse the command line below
-    context = actor.commands["run"].make_context("run", command[command.index("run") + 1 : command.index("--plugin")])
-    seen.update(context.params)
+    seen = actor.commands["run"].make_context("run", command[command.index("run") + 1 : command.index("--plugin")]).params
     assert command[-4:] == ["--plugin", "one", "--plugin", "two"]
     assert seen["json"] and seen["exit_with_stdin"] and seen["sidecar"] and seen["debug"] and not seen["masks"]
     expected = {"config": Path("luna.json"), "episodes": 3, "algorithm": "DQN", "connect_timeout": 2.5, "keys": Path("a.keys")}
@@ -138,31 +118,21 @@ def test_draining_actors_end_their_episodes() -> None:
 
 
 def test_the_fleet_imports_neither_torch_nor_gymnasium() -> None:
-    code = "import sys, rl4sys_zmq.cli.fleet\nsys.exit(' '.join({'torch', 'gymnasium'} & set(sys.modules)) or 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-# ---- with real processes and a real learner
+    python("-c", "import sys, rl4sys_zmq.cli.fleet; assert not {'torch', 'gymnasium'} & set(sys.modules)")
 
 
 @pytest.fixture
 def address(spawn: Spawn) -> str:
-    for module in ("torch", "tensorboard", "rich", "gymnasium"):
-        pytest.importorskip(module)
-    server = spawn("learner", "serve", "--port", "0")
-    return server.wait_for(r"learner at (\S+) ").group(1)
+    return serve(spawn)[1]
 
 
 def fleet(spawn: Spawn, address: str, *arguments: str) -> Command:
-    given = ("--learner", address, "--client-id", "luna", "--algorithm", "PPO", "--num-envs", "1", "--connect-timeout", "60")
-    return spawn("actor", "run", "--env", "CartPole-v1", *given, *arguments)
+    return act(spawn, address, "--algorithm", "PPO", "--num-envs", "1", "--connect-timeout", "60", *arguments)
 
 
 def children(command: Command) -> list[int]:
     pid = command.process.pid
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ended(pid: int) -> bool:
@@ -224,12 +194,11 @@ def test_a_line_on_stdin_drains_the_fleet(spawn: Spawn, address: str) -> None:
 
 @pytest.mark.parametrize("word", [("--engine", "process"), ("--grace", "1")])
 def test_an_option_of_fleets_without_a_fleet_is_refused(word: tuple[str, str]) -> None:
-    result = CliRunner().invoke(actor, ["run", "--env", "CartPole-v1", "--client-id", "luna", *word])
-    assert result.exit_code == 2 and f"{word[0]} applies to a fleet: give --num-actors" in result.stderr
+    line = refused(invoke(actor, "run", "--env", "CartPole-v1", "--client-id", "luna", *word))
+    assert f"{word[0]} applies to a fleet: give --num-actors" in line
 
 
 def test_a_fleet_that_cannot_begin_says_why() -> None:
     pytest.importorskip("gymnasium")
-    result = CliRunner().invoke(actor, ["run", "--env", "No-Such-v0", "--client-id", "luna", "--num-actors", "1"])
-    assert result.exit_code == 2
-    assert "actor 0 cannot begin: rl4sys-actor: environment 'No-Such-v0'" in result.stderr
+    result = invoke(actor, "run", "--env", "No-Such-v0", "--client-id", "luna", "--num-actors", "1")
+    assert result.exit_code == 2 and "actor 0 cannot begin: rl4sys-actor: environment 'No-Such-v0'" in result.stderr

@@ -11,39 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kit import until
 
 from rl4sys_zmq.cli import keys as module
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main
-from rl4sys_zmq.errors import ConfigError, ProtocolError
+from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.security import load_access, new_key_pair, read_learner_public, read_server_keys, read_user_keys
 
-from .conftest import Spawn
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+from .conftest import Spawn, act, invoke, output, refused, serve
 
 
 def keys(*arguments: str, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, ["keys", *arguments])
-
-
-def done(result: Result) -> str:
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(result: Result) -> str:
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1, result.stderr
-    return result.stderr
+    return invoke(main, "keys", *arguments, **environment)
 
 
 def mode(path: Path) -> int:
@@ -51,31 +34,28 @@ def mode(path: Path) -> int:
 
 
 def test_a_folder_is_made_once_and_then_left_alone(tmp_path: Path) -> None:
-    said = done(keys("k"))
+    said = output(keys("k"))
     folder = tmp_path / "k"
     assert mode(folder) == 0o700
-    assert {p.name: mode(p) for p in folder.iterdir()} == {
-        "learner.secret": 0o600,
-        "learner.public": 0o644,
-        "users.toml": 0o600,
-    }
+    modes = {"learner.secret": 0o600, "learner.public": 0o644, "users.toml": 0o600}
+    assert {p.name: mode(p) for p in folder.iterdir()} == modes
     assert read_server_keys(folder / "learner.secret").learner.public == read_learner_public(folder / "learner.public")
     assert read_server_keys(folder / "learner.secret").learner.secret not in said
     assert "next: rl4sys-learner keys k --user NAME" in said
     assert load_access(folder / "users.toml").by_name == {}
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
-    said = done(keys("k"))
+    said = output(keys("k"))
     assert said.count("already there") == 3
     assert "created" not in said
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()} == before
 
 
 def test_what_is_missing_is_made_again_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    done(keys("k"))
-    done(keys("other"))
+    output(keys("k"))
+    output(keys("other"))
     public = (tmp_path / "k" / "learner.public").read_text()
     (tmp_path / "k" / "learner.public").unlink()
-    assert done(keys("k")).count("created") == 1
+    assert output(keys("k")).count("created") == 1
     assert (tmp_path / "k" / "learner.public").read_text() == public
     (tmp_path / "other" / "learner.public").write_text(public)
     assert "does not belong to learner.secret" in keys("other").stderr
@@ -84,8 +64,8 @@ def test_what_is_missing_is_made_again_and_what_does_not_fit_is_refused(tmp_path
 
 
 def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
-    done(keys("k"))
-    said = done(keys("k", "--user", "edge-7"))
+    output(keys("k"))
+    said = output(keys("k", "--user", "edge-7"))
     assert said.splitlines()[-1] == '  "keys": "edge-7.keys"'
     file = tmp_path / "k" / "edge-7.keys"
     assert mode(file) == 0o600
@@ -93,42 +73,21 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
     assert (name, made.learner_public) == ("edge-7", read_learner_public(tmp_path / "k" / "learner.public"))
     assert made.own.secret not in said
     peer = load_access(tmp_path / "k" / "users.toml").by_name["edge-7"]
-    assert (peer.key, peer.client_ids, peer.roles, peer.expires_unix_s) == (
-        made.own.public,
-        None,
-        frozenset({"submit", "read_weights"}),
-        None,
-    )
-    done(
-        keys(
-            "k",
-            "--user",
-            "edge.8@lab",
-            "--client-id",
-            "luna",
-            "--client-id",
-            "mars",
-            "--role",
-            "admin",
-            "--expires",
-            "2999-01-01",
-        )
-    )
+    assert (peer.key, peer.client_ids, peer.expires_unix_s) == (made.own.public, None, None)
+    assert peer.roles == {"submit", "read_weights"}
+    clients = ("--client-id", "luna", "--client-id", "mars")
+    output(keys("k", "--user", "edge.8@lab", *clients, "--role", "admin", "--expires", "2999-01-01"))
     peer = load_access(tmp_path / "k" / "users.toml").by_name["edge.8@lab"]
-    assert (peer.client_ids, peer.roles, peer.expires_unix_s) == (
-        frozenset({"luna", "mars"}),
-        frozenset({"admin"}),
-        32472144000.0,
-    )
-    assert "already there: k/users.toml: edge-7, edge.8@lab" in done(keys("k"))
+    assert peer.client_ids == frozenset({"luna", "mars"}) and peer.roles == {"admin"} and peer.expires_unix_s == 32472144000.0
+    assert "already there: k/users.toml: edge-7, edge.8@lab" in output(keys("k"))
 
 
 @pytest.mark.parametrize(
     ("expires", "unix_s"), [("2999-01-01T12:00:00Z", 32472187200.0), ("2999-01-01T12:00:00+02:00", 32472180000.0)]
 )
 def test_a_time_is_taken_too(tmp_path: Path, expires: str, unix_s: float) -> None:
-    done(keys("k"))
-    done(keys("k", "--user", "a", "--expires", expires))
+    output(keys("k"))
+    output(keys("k", "--user", "a", "--expires", expires))
     assert load_access(tmp_path / "k" / "users.toml").by_name["a"].expires_unix_s == unix_s
 
 
@@ -148,14 +107,15 @@ def test_a_time_is_taken_too(tmp_path: Path, expires: str, unix_s: float) -> Non
         (["k", "--revoke", "nobody"], "'nobody' is not listed; listed: there"),
         (["none", "--user", "a"], "rl4sys-learner keys none"),
         (["file"], "the folder cannot be used"),
+        (["nowhere", "--revoke", "a"], "the folder cannot be used"),
         (["empty", "--user", "a"], "create the keys first"),
         (["empty", "--revoke", "a"], "cannot be read"),
         ([], "DIR"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_changes_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
-    done(keys("k"))
-    done(keys("k", "--user", "there"))
+    output(keys("k"))
+    output(keys("k", "--user", "there"))
     (tmp_path / "k" / "left.keys").touch()
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
@@ -190,7 +150,7 @@ roles = ["read_weights"]
 @pytest.fixture
 def edited(tmp_path: Path) -> Path:
     """Return an access list of edge-1 and edge-2 as an operator has edited it, with mode 0640."""
-    done(keys("k"))
+    output(keys("k"))
     public = [new_key_pair().public for _ in range(2)]
     path = tmp_path / "k" / "users.toml"
     path.write_text(LIST.replace("{a}", public[0]).replace("{b}", public[1]))
@@ -200,18 +160,18 @@ def edited(tmp_path: Path) -> Path:
 
 def test_comments_and_mode_stay(edited: Path) -> None:
     before = edited.read_text()
-    done(keys("k", "--user", "new"))
+    output(keys("k", "--user", "new"))
     assert edited.read_text().startswith(before)
     assert mode(edited) == 0o640
-    done(keys("k", "--revoke", "new"))
+    output(keys("k", "--revoke", "new"))
     assert edited.read_text() == before
-    done(keys("k", "--revoke", "edge-1"))
+    output(keys("k", "--revoke", "edge-1"))
     text = edited.read_text()
     assert text.startswith("# first words\n\n# about edge-2\n")
     assert text.endswith("# last words\n")
     assert "luna" not in text
     assert list(load_access(edited).by_name) == ["edge-2"]
-    done(keys("k", "--revoke", "edge-2"))
+    output(keys("k", "--revoke", "edge-2"))
     assert load_access(edited).by_name == {}
     assert edited.read_text() == "# first words\n\n# about edge-2\n# last words\n"
     assert mode(edited) == 0o640
@@ -221,14 +181,14 @@ def test_comments_and_mode_stay(edited: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_list_stays_its_owners(edited: Path) -> None:
     os.chown(edited, 1234, 5678)
-    done(keys("k", "--user", "new"))
+    output(keys("k", "--user", "new"))
     assert (edited.stat().st_uid, edited.stat().st_gid, mode(edited)) == (1234, 5678, 0o640)
 
 
 def test_a_link_to_a_list_stays_one(edited: Path, tmp_path: Path) -> None:
     real = edited.rename(tmp_path / "real.toml")
     edited.symlink_to(real)
-    done(keys("k", "--user", "new"))
+    output(keys("k", "--user", "new"))
     assert edited.is_symlink()
     assert "new" in load_access(real).by_name
 
@@ -264,7 +224,7 @@ def test_a_list_that_cannot_be_written_leaves_no_key(edited: Path, monkeypatch: 
 
 
 def test_many_at_once_lose_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done(keys("k"))
+    output(keys("k"))
     names = [f"n{i}" for i in range(12)]
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda name: module.add_user(tmp_path / "k", name, ["*"], ["submit"], None), names))
@@ -273,13 +233,13 @@ def test_many_at_once_lose_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
-    done(keys("k"))
-    done(keys("k", RL4SYS_LEARNER_KEYS_USER="env", RL4SYS_LEARNER_KEYS_ROLE="admin read_weights"))
+    output(keys("k"))
+    output(keys("k", RL4SYS_LEARNER_KEYS_USER="env", RL4SYS_LEARNER_KEYS_ROLE="admin read_weights"))
     assert load_access(tmp_path / "k" / "users.toml").by_name["env"].roles == {"admin", "read_weights"}
 
 
 def test_a_running_learner_follows(tmp_path: Path) -> None:
-    done(keys("k"))
+    output(keys("k"))
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "k")) as learner:
 
         def lets_in(name: str) -> bool:
@@ -289,31 +249,23 @@ def test_a_running_learner_follows(tmp_path: Path) -> None:
                 return False
             return True
 
-        done(keys("k", "--user", "me", "--role", "admin"))
+        output(keys("k", "--user", "me", "--role", "admin"))
         until(lambda: lets_in("me"))
         began = time.monotonic()
-        done(keys("k", "--revoke", "me"))
+        output(keys("k", "--revoke", "me"))
         until(lambda: not lets_in("me"))
         assert time.monotonic() - began < 5.0
 
 
-def test_an_error_of_the_list_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the folder cannot be used"):
-        module.revoke_user(tmp_path / "nowhere", "a")
-
-
 def test_a_learner_and_an_actor_meet_by_the_keys_they_were_made(spawn: Spawn, tmp_path: Path) -> None:
-    for module_name in ("torch", "tensorboard", "rich", "gymnasium"):
-        pytest.importorskip(module_name)
     for arguments in ([], ["--user", "actor", "--client-id", "luna"], ["--user", "me", "--role", "admin"]):
-        done(keys("k", *arguments))
-    server = spawn("learner", "serve", "--port", "0", "--keys", "k")
-    address = server.wait_for(r"learner at (\S+) ").group(1)
-    run = ("run", "--env", "CartPole-v1", "--learner", address, "--client-id", "luna", "--algorithm", "PPO", "--episodes", "2")
-    player = spawn("actor", *run, "--keys", "k/actor.keys", "--spool", "s", "--sidecar")
+        output(keys("k", *arguments))
+    server, address = serve(spawn, "--keys", "k")
+    run = ("--algorithm", "PPO", "--episodes", "2")
+    player = act(spawn, address, *run, "--keys", "k/actor.keys", "--spool", "s", "--sidecar")
     assert player.end() == 0, player.errors
     assert any((tmp_path / "s").iterdir())
-    without = spawn("actor", *run, "--connect-timeout", "5")
+    without = act(spawn, address, *run, "--connect-timeout", "5")
     assert without.end() == 1
     assert re.search("one side uses keys and the other does not|a wrong or missing key", without.errors), without.errors
     healthy = spawn("learner", "doctor", address, "--keys", "k/actor.keys")
@@ -327,6 +279,5 @@ def test_a_learner_and_an_actor_meet_by_the_keys_they_were_made(spawn: Spawn, tm
 def test_an_actor_names_keys_that_are_not_there() -> None:
     pytest.importorskip("gymnasium")
     arguments = ["run", "--env", "CartPole-v1", "--client-id", "a", "--keys", "none.keys"]
-    assert "none.keys: no such file" in refused(CliRunner().invoke(actor, arguments))
-    environment = {"RL4SYS_ACTOR_RUN_KEYS": "other.keys"}
-    assert "other.keys: no such file" in refused(CliRunner(env=environment).invoke(actor, arguments[:-2]))
+    assert "none.keys: no such file" in refused(invoke(actor, *arguments))
+    assert "other.keys: no such file" in refused(invoke(actor, *arguments[:-2], RL4SYS_ACTOR_RUN_KEYS="other.keys"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,23 +20,28 @@ from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, TupleSpace
 class Env:
     """An environment whose observations count the steps of an episode.
 
-    Each letter of `script` is one step: ``.`` continues, ``t`` truncates, ``x`` terminates, and ``b`` does both.
+    Each letter of `script` is one step: ``.`` continues, ``t`` truncates, ``x`` terminates, and ``b`` does both. `mask` returns
+    the mask of the actions after so many steps, or None.
     """
 
-    def __init__(self, script: str) -> None:
-        self._script, self._at, self._count = script, 0, 0
+    def __init__(self, script: str, mask: Callable[[int], list[int] | None] = lambda count: None) -> None:
+        self._script, self._mask, self._at, self._count = script, mask, 0, 0
         self.seeds: list[int | None] = []
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         self.seeds.append(seed)
         self._count = 0
-        return np.array([0.0], dtype=np.float32), {}
+        return np.array([0.0], dtype=np.float32), self._info()
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         kind = self._script[self._at % len(self._script)]
         self._at += 1
         self._count += 1
-        return np.array([float(self._count)], dtype=np.float32), 1.0, kind in "xb", kind in "tb", {}
+        return np.array([float(self._count)], dtype=np.float32), 1.0, kind in "xb", kind in "tb", self._info()
+
+    def _info(self) -> dict[str, Any]:
+        mask = self._mask(self._count)
+        return {} if mask is None else {"action_mask": np.array(mask, np.int8)}
 
 
 class Action:
@@ -74,18 +80,9 @@ class Agent:
         return [entry[1:] for entry in self.log if entry[0] == name]
 
 
-class MaskedEnv(Env):
-    """An environment that forbids action 0 after a reset, and action 1 after an even number of steps.
-
-    Other steps have no mask.
-    """
-
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        *result, _ = super().step(action)
-        return *result, {} if self._count % 2 else {"action_mask": np.array([1, 0], np.int8)}
+def alternating(count: int) -> list[int] | None:
+    """Forbid action 0 after a reset, and action 1 after an even number of steps. Other steps have no mask."""
+    return [0, 1] if count == 0 else None if count % 2 else [1, 0]
 
 
 def run(envs: list[Env], tally: EpisodeCounts, **options: bool) -> Agent:
@@ -120,7 +117,7 @@ def test_rewards_come_before_the_step_is_stored() -> None:
 
 
 def test_masks_in_the_info_of_an_environment_are_passed_on() -> None:
-    agent = run([MaskedEnv("...x"), Env(".")], EpisodeCounts(episodes=2))
+    agent = run([Env("...x", alternating), Env(".")], EpisodeCounts(episodes=2))
     once: list[Any] = [[0, 1], None, [1, 0], None]
     assert [masks for (masks,) in agent.of("masks")] == [mask and [mask, [True, True]] for mask in once * 2]
     assert agent.of("request")[4] == ([0.0, 4.0],)
@@ -128,25 +125,17 @@ def test_masks_in_the_info_of_an_environment_are_passed_on() -> None:
 
 @pytest.mark.parametrize(("script", "mask"), [(".t", [1, 0]), ("..t", None), (".x", None), (".b", None)])
 def test_a_truncated_episode_hands_over_the_mask_of_its_last_observation(script: str, mask: list[int] | None) -> None:
-    assert run([MaskedEnv(script)], EpisodeCounts(episodes=1)).of("final mask") == [(mask,)]
+    assert run([Env(script, alternating)], EpisodeCounts(episodes=1)).of("final mask") == [(mask,)]
 
 
 def test_masks_are_left_out_where_there_are_none_or_nobody_wants_them() -> None:
-    for envs, options in (([Env("x")], {}), ([MaskedEnv("x")], {"masks": False})):
-        assert set(run(envs, EpisodeCounts(episodes=2), **options).of("masks")) == {(None,)}  # type: ignore[arg-type]
-    assert run([MaskedEnv(".t")], EpisodeCounts(episodes=1), masks=False).of("final mask") == [(None,)]
-
-
-class LateMaskEnv(Env):
-    """An environment whose resets have no mask. After each step, action 0 is forbidden."""
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        *result, _ = super().step(action)
-        return *result, {"action_mask": np.array([0, 1], np.int8)}
+    for envs, options in (([Env("x")], {}), ([Env("x", alternating)], {"masks": False})):
+        assert set(run(envs, EpisodeCounts(episodes=2), **options).of("masks")) == {(None,)}
+    assert run([Env(".t", alternating)], EpisodeCounts(episodes=1), masks=False).of("final mask") == [(None,)]
 
 
 def test_a_mask_that_only_a_step_has_is_passed_on() -> None:
-    agent = run([LateMaskEnv("..x")], EpisodeCounts(episodes=2))
+    agent = run([Env("..x", lambda count: [0, 1] if count else None)], EpisodeCounts(episodes=2))
     assert [masks for (masks,) in agent.of("masks")] == [None, [[0, 1]], [[0, 1]]] * 2
 
 
@@ -224,14 +213,8 @@ def test_an_observation_that_its_space_cannot_hold_is_an_error_in_every_step(
 
 
 def test_the_last_observation_of_a_recorded_episode_is_checked_too() -> None:
-    agent: Any = SimpleNamespace(
-        spec=SimpleNamespace(observation_space=BYTES, action_space=DiscreteSpace(2)),
-        request_for_action=lambda traj, obs, mask: (traj, SimpleNamespace(act=0, mask=mask, obs=obs)),
-        add_to_trajectory=lambda traj, action: None,
-        mark_end_of_trajectory=lambda traj: None,
-    )
     with pytest.raises(ObservationError, match="float64"):
-        record_episode(agent, Returning(np.zeros(2, np.uint8), np.array([0.5, 0.9])), 0)
+        record_episode(recorder(BYTES), Returning(np.zeros(2, np.uint8), np.array([0.5, 0.9])), 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode")
@@ -273,6 +256,20 @@ def test_verbose_lines_wait_for_their_time(capsys: pytest.CaptureFixture[str]) -
     assert "version 3" in capsys.readouterr().out
 
 
+def recorder(space: Any, act: int = 0) -> Any:
+    """Return an agent that always chooses `act`, and whose actions have a copy of the observation."""
+
+    def choose(traj: Any, observation: Any, mask: Any) -> tuple[Any, Any]:
+        return traj, SimpleNamespace(act=act, obs=observation.copy(), mask=None if mask is None else mask.astype(np.bool_))
+
+    return SimpleNamespace(
+        spec=SimpleNamespace(observation_space=space, action_space=DiscreteSpace(2)),
+        request_for_action=choose,
+        add_to_trajectory=lambda traj, action: None,
+        mark_end_of_trajectory=lambda traj: None,
+    )
+
+
 class ReusingEnv:
     """An environment that always returns the same array, with new numbers in it."""
 
@@ -288,47 +285,31 @@ class ReusingEnv:
 
 
 def test_a_recorded_episode_has_copies_of_the_observations() -> None:
-    agent: Any = SimpleNamespace(
-        spec=SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(2)),
-        request_for_action=lambda traj, obs, mask: (traj, SimpleNamespace(act=0, mask=mask, obs=obs.copy())),
-        add_to_trajectory=lambda traj, action: None,
-        mark_end_of_trajectory=lambda traj: None,
-    )
-    (observations,) = record_episode(agent, ReusingEnv(), 0).observations
+    (observations,) = record_episode(recorder(BoxSpace((2,))), ReusingEnv(), 0).observations
     assert observations.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
 class MaskedRecording(ReusingEnv):
-    """An environment with a mask for each observation but the second. It ends an episode of two steps by its time limit."""
+    """An environment with these masks. It ends an episode of two steps by its time limit."""
 
     def __init__(self, masks: list[Any]) -> None:
         super().__init__()
         self._infos = iter({} if mask is None else {"action_mask": np.array(mask, np.int8)} for mask in masks)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        return self._observation, next(self._infos)
+        return super().reset()[0], next(self._infos)
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._observation += 1.0
-        return self._observation, 1.0, False, bool(self._observation[0] == 2.0), next(self._infos)
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, bool(observation[0] == 2.0), next(self._infos)
 
 
 def test_a_recorded_episode_has_the_masks_of_its_environment(tmp_path: Path) -> None:
-    observation_space, action_space = BoxSpace((2,)), DiscreteSpace(2)
-
-    def choose(traj: Any, observation: Any, mask: Any) -> tuple[Any, Any]:
-        return traj, SimpleNamespace(act=1, obs=observation, mask=None if mask is None else mask.astype(np.bool_))
-
-    agent: Any = SimpleNamespace(
-        spec=SimpleNamespace(observation_space=observation_space, action_space=action_space),
-        request_for_action=choose,
-        add_to_trajectory=lambda traj, action: None,
-        mark_end_of_trajectory=lambda traj: None,
-    )
+    agent = recorder(BoxSpace((2,)), act=1)
     episode = record_episode(agent, MaskedRecording([[0, 1], None, [1, 0]]), 0)
     assert episode.masks is not None
     assert episode.masks.tolist() == [[False, True], [True, True], [True, False]]
-    write_demonstrations(tmp_path / "d.npz", observation_space, action_space, [episode])
+    write_demonstrations(tmp_path / "d.npz", agent.spec.observation_space, agent.spec.action_space, [episode])
     (segment,) = read_demonstrations(tmp_path / "d.npz").segments
     np.testing.assert_array_equal(segment.masks, episode.masks)
     assert record_episode(agent, MaskedRecording([None] * 3), 0).masks is None

@@ -10,33 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.cli.serve import await_status
 from rl4sys_zmq.errors import Closed, WorkerDied
 from rl4sys_zmq.learner import Learner, LearnerConfig
 
-from .conftest import Command, Spawn
-
-for _module in ("torch", "tensorboard", "rich", "matplotlib", "gymnasium"):
-    pytest.importorskip(_module)
-
-
-def serve(spawn: Spawn, *arguments: str) -> tuple[Command, str]:
-    command = spawn("learner", "serve", "--port", "0", *arguments)
-    return command, command.wait_for(r"learner at (\S+) ").group(1)
-
-
-def act(spawn: Spawn, address: str, *arguments: str) -> Command:
-    return spawn("actor", "run", "--env", "CartPole-v1", "--learner", address, "--client-id", "luna", *arguments)
+from .conftest import Spawn, act, invoke, output, serve
 
 
 def status(address: str) -> dict[str, dict[str, object]]:
-    result = CliRunner().invoke(learner, ["status", address, "--json", "--timeout", "10"])
-    assert result.exit_code == 0, result.output
-    clients: dict[str, dict[str, object]] = json.loads(result.stdout)["clients"]
-    return clients
+    text = output(invoke(learner, "status", address, "--json", "--timeout", "10"))
+    return dict(json.loads(text)["clients"])
 
 
 def until_running(address: str) -> dict[str, object]:
@@ -65,9 +50,8 @@ def test_a_change_of_parameters_that_was_answered_survives_kill_9(spawn: Spawn, 
     server, address = serve(spawn)
     short = act(spawn, address, "--episodes", "2", "--seed", "1", "--algorithm", "PPO")
     assert short.end() == 0, short.errors
-    change = CliRunner().invoke(learner, ["client", address, "luna", "set", "learning_rate=1e-3", "ent_coef=null"])
-    assert change.exit_code == 0, change.output
-    assert change.stdout.startswith("client luna: learning_rate 0.0003 -> 0.001\n")
+    said = output(invoke(learner, "client", address, "luna", "set", "learning_rate=1e-3", "ent_coef=null"))
+    assert said.startswith("client luna: learning_rate 0.0003 -> 0.001\n")
     server.process.kill()
     server.process.wait()
     again, address = serve(spawn)
@@ -85,8 +69,7 @@ def test_an_actor_plays_for_a_learner_that_status_sees_and_sigterm_ends(spawn: S
     luna = status(address)["luna"]
     assert luna["state"] == "running"
     assert int(str(luna["accepted"])) > 0
-    table = CliRunner().invoke(learner, ["status", address])
-    assert "luna" in table.stdout
+    assert "luna" in output(invoke(learner, "status", address))
     server.wait_for(r"\d luna: return ")
     endless = act(spawn, address, "--seed", "1")
     endless.wait_for("acting with version")

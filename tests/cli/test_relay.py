@@ -7,12 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from rl4sys_zmq.cli import servers as command
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.memory_watch import available_bytes
+
+from .conftest import invoke
 
 
 class Started(Exception):
@@ -33,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, limit: int = 1 << 20) 
 
     monkeypatch.setattr(command, "Relay", start)
     monkeypatch.setattr(command, "raise_descriptor_limit", raised)
-    result = CliRunner().invoke(main, ["relay", "host:50051", *arguments])
+    result = invoke(main, "relay", "host:50051", *arguments)
     assert isinstance(result.exception, Started), result.output
     wanted, config = seen
     return config, wanted

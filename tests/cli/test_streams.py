@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PACKAGE, START_S
+from rl4sys_zmq.cli.learner import main
+
+from .conftest import PACKAGE, START_S, invoke, refused
 
 PROGRAM = """
 import signal, sys
@@ -107,15 +109,8 @@ def test_a_learner_trains_after_the_reader_of_its_output_has_gone(tmp_path: Path
     try:
         act = ["-m", "rl4sys_zmq.cli.actor", "run", "--env", "CartPole-v1", "--client-id", "luna", "--learner", address]
         for _ in range(2):  # the first begins the lines of progress
-            done = subprocess.run(
-                [sys.executable, *act, "--episodes", "20", "--algorithm", "DQN"],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=START_S,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
+            command = [sys.executable, *act, "--episodes", "20", "--algorithm", "DQN"]
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=START_S, check=True)
         assert learner.poll() is None
     finally:
         learner.terminate()
@@ -134,13 +129,7 @@ def test_a_learner_trains_after_the_reader_of_its_output_has_gone(tmp_path: Path
 def test_an_error_names_the_environment_variable_of_the_option(
     arguments: list[str], variable: str, value: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from click.testing import CliRunner
-
-    from rl4sys_zmq.cli.learner import main
-
     monkeypatch.setenv(variable, value)
     words = f"; it comes from the environment variable {variable}: unset it, or give {option}"
-    failed = CliRunner().invoke(main, arguments)
-    assert failed.exit_code == 2 and words in failed.output
-    failed = CliRunner().invoke(main, [*arguments, option, value])
-    assert failed.exit_code == 2 and "environment variable" not in failed.output
+    assert words in refused(invoke(main, *arguments))
+    assert "environment variable" not in refused(invoke(main, *arguments, option, value))

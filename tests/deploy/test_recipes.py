@@ -54,9 +54,6 @@ def accepted(*command: str | Path) -> str:
     return done.stdout
 
 
-# ---- the commands of all recipes
-
-
 def arguments_of(words: list[str]) -> list[str]:
     """Return the words of a command of the shell up to a redirection or the next command."""
     return list(itertools.takewhile(lambda word: word != "||" and not word.startswith(">"), words))
@@ -151,9 +148,6 @@ def test_no_recipe_holds_a_secret_or_turns_keys_off() -> None:
         assert not [word for word in re.split(r"[\s\"']+", text) if len(word) == KEY_CHARS and "/" not in word], path
 
 
-# ---- systemd
-
-
 @pytest.fixture
 def stubbed(tmp_path: Path) -> list[Path]:
     """The units with paths of stub programs in place of /opt/rl4sys/bin."""
@@ -191,9 +185,6 @@ def test_a_unit_restarts_runs_as_a_user_and_keeps_its_files_private(unit: Path) 
     assert lines & {"Restart=always", "Restart=on-failure"}
 
 
-# ---- Docker
-
-
 def test_hadolint_accepts_the_dockerfile() -> None:
     accepted(has("hadolint"), RECIPES / "docker/Dockerfile")
 
@@ -227,9 +218,6 @@ def test_services_of_the_compose_file_are_locked_down() -> None:
         assert service["user"] == "10001:10001" and service["security_opt"] == ["no-new-privileges:true"]
         assert "environment" not in service and "ports" not in service
         assert (RECIPES / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).resolve().is_file()
-
-
-# ---- Kubernetes
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -292,9 +280,6 @@ def test_network_policies_allow_the_ports_of_the_learner_only() -> None:
     assert {rule["port"] for rule in learner_policy["spec"]["ingress"][0]["ports"]} == {"data", "weights"}
     assert learner_policy["spec"]["egress"] == [] and actor_policy["spec"]["ingress"] == []
     assert {rule["port"] for rule in actor_policy["spec"]["egress"][0]["ports"]} == ports
-
-
-# ---- Slurm
 
 
 def test_the_batch_script_is_a_sound_shell_script() -> None:

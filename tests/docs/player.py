@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import os
 import random
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -42,7 +40,7 @@ class Played:
 
 
 def script_of(text: str) -> str:
-    """Return the shell script of a document, without the installation, which `check_installation` checks."""
+    """Return the shell script of a document, without the installation, which test_shell_pages.py checks."""
     parts = []
     for language, block in BLOCK.findall(text):
         name = FILE.match(block)
@@ -60,25 +58,6 @@ def script_of(text: str) -> str:
 def is_installation(line: str) -> bool:
     """Return True if a command installs something. Such commands download a gigabyte, so tests only check them."""
     return re.match(r"(pip install|git clone|cd |python3?[.\d]* -m venv|\. )", line) is not None
-
-
-def check_installation(line: str) -> None:
-    """Raise AssertionError if an installation names a file, an extra or a pin that does not exist."""
-    words = shlex.split(line, comments=True)
-    if words[:2] != ["pip", "install"]:
-        return
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    rest = iter(words[2:])
-    for word in rest:
-        if word == "-c":
-            assert (ROOT / next(rest)).is_file(), line
-        elif match := re.fullmatch(r"(?:\.|rl4sys-zmq)(?:\[([\w,]+)\])?", word):
-            extras = match[1] or ""
-            assert word.startswith(".") or extras, f"{line}: the package is on no index"
-            assert set(filter(None, extras.split(","))) <= set(setup["options.extras_require"]), line
-        else:
-            assert re.search(rf"^{re.escape(word)}==", (ROOT / "constraints.txt").read_text(), re.MULTILINE), line
 
 
 def free_port() -> int:
@@ -100,9 +79,6 @@ def play(document: Path, folder: Path, shorter: Mapping[str, str] | None = None)
         shorter: Words of the commands, such as ``--episodes 300``, each with the words that replace it.
     """
     text = document.read_text()
-    for line in (line for language, block in BLOCK.findall(text) if language == "sh" for line in block.splitlines()):
-        if is_installation(line):
-            check_installation(line)
     script = script_of(text)
     for words, instead in (shorter or {}).items():
         assert words in script, f"{document.name} has no {words!r}"

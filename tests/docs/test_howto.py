@@ -5,41 +5,33 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import python_blocks
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace
 
 from .player import ROOT, free_port
 
 HOWTO = ROOT / "docs/howto"
 
 
-def python_blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (HOWTO / page).read_text(), re.MULTILINE | re.DOTALL)
-
-
 def configuration(folder: Path, name: str, address: str, **options: Any) -> None:
-    (folder / name).write_text(
-        json.dumps(
-            {
-                "client_id": "page",
-                "algorithm_name": "HOWTO",
-                "input_size": 2,
-                "act_dim": 3,
-                "train_server_address": address,
-                "connect_timeout_s": 30,
-                **options,
-            }
-        )
-    )
+    spaces = {"input_size": 2, "act_dim": 3}
+    defaults = {"client_id": "page", "algorithm_name": "HOWTO", "train_server_address": address, "connect_timeout_s": 30}
+    (folder / name).write_text(json.dumps({**defaults, **spaces, **options}))
 
 
 @pytest.fixture
@@ -91,7 +83,7 @@ class World:
 
 
 def test_embed(learner: Learner, tmp_path: Path) -> None:
-    loop, guarded, alone, batch = python_blocks("embed.md")
+    loop, guarded, alone, batch = python_blocks(HOWTO / "embed.md")
     configuration(tmp_path, "plant.json", learner.address)
     names: dict[str, Any] = {}
     exec(loop, names)
@@ -113,7 +105,7 @@ def test_embed(learner: Learner, tmp_path: Path) -> None:
 
 
 def test_inference(learner: Learner, tmp_path: Path) -> None:
-    acting, serving = python_blocks("inference.md")
+    acting, serving = python_blocks(HOWTO / "inference.md")
     configuration(tmp_path, "luna_conf.json", learner.address, inference="auto", inference_timeout_s=10)
     names: dict[str, Any] = {"RL4SysAgent": RL4SysAgent, "traj": None, "observation": [0.0, 1.0]}
     exec(acting, names)
@@ -136,7 +128,7 @@ def test_inference(learner: Learner, tmp_path: Path) -> None:
 
 def test_action() -> None:
     pytest.importorskip("PIL")
-    (block,) = python_blocks("action.md")
+    (block,) = python_blocks(HOWTO / "action.md")
     block = re.sub(r"\b(6379|6380)\b", lambda _: str(free_port()), block).replace("10.0.0.5", "127.0.0.1")
     setup, robot, decisions = re.split(r"^# beside the robot|^# where the decisions are made", block, flags=re.MULTILINE)
     ended, shown = threading.Event(), threading.Event()
@@ -156,21 +148,32 @@ def test_action() -> None:
         "policy": lambda observation: observation["joints"] + 1.0,
     }
     exec(setup, names)
-    failed: list[BaseException] = []
-
-    def serve() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        serves = pool.submit(exec, robot, names)
         try:
-            exec(robot, names)
-        except BaseException as error:  # the test asserts that there is none
-            failed.append(error)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        exec(decisions.replace("    answer", "    assert shown.wait(30)\n    answer"), {**names, "shown": shown}, names)
-    finally:
-        ended.set()
-        thread.join(30)
-    assert not failed
+            exec(decisions.replace("    answer", "    assert shown.wait(30)\n    answer"), {**names, "shown": shown}, names)
+        finally:
+            ended.set()
+        serves.result(30)
     assert names["answer"] == {"status": "done"}
     assert [move.tolist() for move in moves] == [[1.0] * 6]
+
+
+@pytest.mark.timeout(120)
+def test_the_program_with_recorded_data_trains_to_its_end(tmp_path: Path) -> None:
+    pytest.importorskip("torchrl")
+    rng = np.random.default_rng(1)
+    episode = Demonstration(
+        [rng.uniform(-1, 1, (101, 3)).astype(np.float32)],
+        rng.uniform(-1.9, 1.9, (100, 1)).astype(np.float32),
+        rng.uniform(-1, 0, 100).astype(np.float32),
+        terminated=False,
+    )
+    write_demonstrations(tmp_path / "pendulum.npz", BoxSpace((3,)), BoxSpace((1,), low=-2.0, high=2.0), [episode] * 3)
+    (program,) = python_blocks(HOWTO / "libraries.md")
+    assert "UNITS = 50" in program and '"gradient_steps": 100' in program
+    program = program.replace("UNITS = 50", "UNITS = 3").replace('"gradient_steps": 100', '"gradient_steps": 2')  # only shorter
+    (tmp_path / "offline.py").write_text(program)
+    output = subprocess.check_output([sys.executable, "offline.py"], cwd=tmp_path, text=True, timeout=100.0)
+    assert output.splitlines()[-1] == "3 of 3 units"
+    assert list((tmp_path / "run" / "checkpoints" / "offline").iterdir())

@@ -37,7 +37,10 @@ PLAYED = {
         needs=("torch", "pettingzoo", "mpe2"), shorter={"--episodes 2000": "--episodes 20 --address localhost:50051"}
     ),
     "howto/operate.md": Page(shorter={"spools/plant-0": "spools/plant-0 --episodes 5"}, shows=("5 episodes",)),
-    "howto/store_tuning.md": Page(shorter={"tuning.py": "tuning.py --steps 2000 --evaluate 400"}),
+    "howto/store_tuning.md": Page(
+        shorter={"tuning.py": "tuning.py --steps 2000 --evaluate 400"},
+        shows=(r"(\d+) of \1 segments accepted, 0 actions came too late", r"(?m)^policy +\d", "policy / best fixed: "),
+    ),
 }
 NOT_PLAYED = {
     "howto/capacity.md": "its first command measures for a minute; tests/cli plays it in a short form",
@@ -45,7 +48,7 @@ NOT_PLAYED = {
     "howto/fleet.md": "its Ray cluster has several machines",
 }
 OTHERS = {"howto/deploy.md"}
-"""Pages that tests/docs/test_deploy.py plays. test_tutorials.py plays all tutorials."""
+"""Pages that tests/docs/test_tutorials.py plays, with all tutorials."""
 
 
 @pytest.mark.timeout(300)
@@ -72,6 +75,8 @@ def test_a_new_environment_gets_the_package_from_the_clone() -> None:
     found = 0
     for page in [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for line in page.read_text().splitlines():
+            for pins in re.findall(r"pip install[^`\n]* -c (\S+)", line):
+                assert (ROOT / pins).is_file(), f"{page.name}: {line}"
             for name, extras in re.findall(r"pip install[^`\n]*?\s'?(rl4sys-zmq|\.)(?:\[([\w,]+)\])?", line):
                 found += 1
                 assert set(filter(None, extras.split(","))) <= set(setup["options.extras_require"]), f"{page.name}: {line}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kit import free_port
 
 pytest.importorskip("PIL")
 
@@ -31,9 +31,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 def start_server(*words: str) -> tuple[subprocess.Popen[str], str]:
     """Start the server on a free port and the next one. Return it with the port. Another test can take one of the two first."""
     for _ in range(ATTEMPTS):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = str(free_port())
         server = start("--server", "--port", port, *words)
         assert server.stdout is not None
         line = server.stdout.readline()

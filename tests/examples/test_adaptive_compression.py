@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
+from typing import Any
 
 import adaptive_compression
 import numpy as np
 import pytest
 from adaptive_zstd import bandwidth, data, methods, sockets, view, virtual
+from kit import joined
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 USUAL_S = np.full(len(data.LEVELS), 0.001)
 
@@ -144,52 +145,40 @@ def test_the_level_that_is_best_has_no_lead_over_itself() -> None:
 
 
 def test_it_trains_and_compares_and_later_compares_without_a_learner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
     pytest.importorskip("torch")
+    rates = {"constant": 4e6, "stopped": 1e-9}
     monkeypatch.setattr(
-        adaptive_compression,
-        "profiles",
-        lambda seconds: {"constant": constant(4e6, seconds), "stopped": constant(1e-9, seconds)},
+        adaptive_compression, "profiles", lambda seconds: {name: constant(rate, seconds) for name, rate in rates.items()}
     )
     policy, figures = tmp_path / "policy", tmp_path / "figures.json"
-    words = ["adaptive_compression.py", "--seconds", "0.1", "--blocks", "4", "--policy", str(policy), "--json", str(figures)]
-    for steps in ("400", *["0"] * 20):
-        monkeypatch.setattr(sys, "argv", [*words, "--train-steps", steps, "--only", "const"])
-        adaptive_compression.main()
+    words = ["--seconds", 0.1, "--blocks", 4, "--policy", policy, "--json", figures]
+    for steps in (400, *[0] * 20):
+        _, out, _ = call(adaptive_compression, *words, "--train-steps", steps, "--only", "const")
         if json.loads(figures.read_text())["constant"]["policy"] > 0:
             break  # on a busy machine, nothing may arrive in a tenth of a second
     else:
         pytest.fail("the policy sent nothing in any of the runs")
-    assert "policy / best fixed" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [*words, "--train-steps", "0", "--only", "stop"])
-    adaptive_compression.main()
+    assert "policy / best fixed" in out
+    call(adaptive_compression, *words, "--train-steps", 0, "--only", "stop")
     table = json.loads(figures.read_text())
     assert list(table) == ["constant", "stopped"]
     assert not any(table["stopped"].values())
 
 
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--train-steps", "0"], ["--only", "no such profile"]])
-def test_bad_options_are_refused(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["adaptive_compression.py", *words])
+def test_bad_options_are_refused(words: list[str], call: Any) -> None:
     with pytest.raises(SystemExit):
-        adaptive_compression.main()
+        call(adaptive_compression, *words)
 
 
 def test_a_training_in_virtual_time_is_accepted_by_the_learner(blocks: list[bytes], costs: data.Costs) -> None:
     pytest.importorskip("torch")
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0, torch_threads=1)) as learner:
-        config = AgentConfig(
-            client_id="zip",
-            algorithm_name="PPO",
-            algorithm_parameters={"steps_per_update": 256},
-            input_size=view.FEATURES,
-            act_dim=len(data.LEVELS),
-            train_server_address=learner.address,
-            overflow="wait",
-            connect_timeout_s=60,
-        )
-        with RL4SysAgent(config=config) as agent:
+        spaces = {"observation_space": BoxSpace((view.FEATURES,)), "action_space": DiscreteSpace(len(data.LEVELS))}
+        parameters = {"steps_per_update": 256}
+        with joined(learner, algorithm_name="PPO", algorithm_parameters=parameters, overflow="wait", **spaces) as agent:
             virtual.train(agent, blocks, costs, steps=600, seed=1)
             agent.flush(timeout_s=60)
             stats = agent.stats()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kit import free_port
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
@@ -21,36 +22,20 @@ LIMIT_S = 100.0
 
 
 def start(*words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, str(EXAMPLE), *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=_env())
+    command, environment = [sys.executable, str(EXAMPLE), *map(str, words)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment)
 
 
-def _env() -> dict[str, str]:
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
-def test_threads_learn_a_little(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = importlib.util.spec_from_file_location("async_learner_actor", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, example)
-    spec.loader.exec_module(example)
+def test_threads_learn_a_little(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
+    example = importlib.import_module("async_learner_actor")
     monkeypatch.setattr(example, "RECENT_EPISODES", 2)  # of 200 steps
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--max-seconds", str(LIMIT_S), "--target-return", "-1000000"])
-    assert example.main() == 0
-    assert re.search(r"solved: \d+ steps.*evaluation -\d", capsys.readouterr().out)
+    code, out, _ = call(example, "--max-seconds", LIMIT_S, "--target-return", -1000000)
+    assert code == 0 and re.search(r"solved: \d+ steps.*evaluation -\d", out)
 
 
 @pytest.mark.slow
 def test_a_learner_and_an_actor_in_processes_of_their_own_solve_pendulum(tmp_path: Path) -> None:
-    address = free_address()
+    address = f"tcp://127.0.0.1:{free_port()}"
     learner = start("--learner", "--address", address, "--max-seconds", LIMIT_S, "--run-dir", tmp_path / "run")
     actor = start("--actor", "--address", address, "--max-seconds", LIMIT_S - 10, "--target-return", -200)
     try:
@@ -66,13 +51,8 @@ def test_a_learner_and_an_actor_in_processes_of_their_own_solve_pendulum(tmp_pat
             process.communicate()
 
 
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is not None, reason="mujoco is installed")
 def test_an_environment_without_its_extra_names_it() -> None:
-    try:
-        import mujoco  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        pytest.skip("mujoco is installed")
     with start("--env", "HalfCheetah-v5", "--max-seconds", 5) as both:
         said, _ = both.communicate(timeout=LIMIT_S)
     assert both.returncode != 0

@@ -101,11 +101,8 @@ def test_agents_of_pettingzoo_have_a_policy_each_or_share_one(learner: Learner, 
 
 def test_copies_with_other_seeds_share_one_client(learner: Learner) -> None:
     pytest.importorskip("Box2D")
-    script, common = (
-        EXAMPLES / "lunar_lander.py",
-        ["--number-of-iterations", 2, "--number-of-moves", 70, "--address", learner.address],
-    )
-    copies = [start([script, *common, "--seed", seed]) for seed in (1, 2)]
+    common = [EXAMPLES / "lunar_lander.py", "--number-of-iterations", 2, "--number-of-moves", 70, "--address", learner.address]
+    copies = [start([*common, "--seed", seed]) for seed in (1, 2)]
     for copy in copies:
         out, err = copy.communicate(timeout=LIMIT_S)
         assert copy.returncode == 0, out + err

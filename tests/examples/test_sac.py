@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
-import subprocess
-import sys
 import threading
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import python
 
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "async_learner_actor.py"
+sac: Any = importlib.import_module("async_learner_actor")
 
 
-@pytest.fixture(scope="module")
-def sac() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("async_learner_actor", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def make_learner(sac: ModuleType, **changes: Any) -> Any:
+def make_learner(**changes: Any) -> Any:
     settings = sac.Settings(hidden=(8, 8), batch_size=16, **changes)
     observations = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
     actions = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
@@ -49,7 +35,7 @@ def make_batch(count: int = 16, *, reward: float = 1.0, terminated: bool = False
     }
 
 
-def test_the_log_probability_is_that_of_the_change_of_variables(sac: ModuleType) -> None:
+def test_the_log_probability_is_that_of_the_change_of_variables() -> None:
     rng = np.random.default_rng(1)
     mean, log_std, noise = rng.normal(0, 1, (50, 3)), rng.uniform(-3, 1, (50, 3)), rng.standard_normal((50, 3))
     action, log_prob = sac.squash(*map(torch.from_numpy, (mean, log_std, noise)))
@@ -63,7 +49,7 @@ def test_the_log_probability_is_that_of_the_change_of_variables(sac: ModuleType)
         assert float(log_prob[row]) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_saturated_action_has_a_finite_log_probability(sac: ModuleType) -> None:
+def test_a_saturated_action_has_a_finite_log_probability() -> None:
     mean = torch.tensor([[40.0], [-40.0]], requires_grad=True)
     _, log_prob = sac.squash(mean, torch.zeros(2, 1), torch.zeros(2, 1))
     (gradient,) = torch.autograd.grad(log_prob.sum(), mean)
@@ -71,8 +57,8 @@ def test_a_saturated_action_has_a_finite_log_probability(sac: ModuleType) -> Non
     assert torch.isfinite(gradient).all()
 
 
-def test_the_numpy_actor_is_the_torch_policy(sac: ModuleType) -> None:
-    learner = make_learner(sac)
+def test_the_numpy_actor_is_the_torch_policy() -> None:
+    learner = make_learner()
     for _ in range(5):
         learner.update(make_batch())
     params = learner.parameters_for_acting()
@@ -90,9 +76,9 @@ def test_the_numpy_actor_is_the_torch_policy(sac: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_the_critics_loss_is_that_of_the_paper(sac: ModuleType, terminated: bool) -> None:
+def test_the_critics_loss_is_that_of_the_paper(terminated: bool) -> None:
     """The target of a row is the reward alone if the task has ended, and bootstrapped if it goes on or the time has run out."""
-    learner = make_learner(sac, discount=0.9, reward_scale=0.5)
+    learner = make_learner(discount=0.9, reward_scale=0.5)
     batch = make_batch(reward=3.0, terminated=terminated)
     with torch.no_grad():
         learner._targets += 0.1  # as if the critics had moved away from them
@@ -115,14 +101,14 @@ def test_the_critics_loss_is_that_of_the_paper(sac: ModuleType, terminated: bool
     assert learner.update(batch)["critic_loss"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_unbounded_actions_are_refused(sac: ModuleType) -> None:
+def test_unbounded_actions_are_refused() -> None:
     box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     with pytest.raises(ValueError, match="bounds"):
         sac.Sac(box, box, sac.Settings(), seed=1)
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 3.5])
-def test_the_replay_ratio_is_never_exceeded(sac: ModuleType, ratio: float) -> None:
+def test_the_replay_ratio_is_never_exceeded(ratio: float) -> None:
     """The steps come in bursts. The learner does all updates that the ratio allows, and no more."""
     rng = np.random.default_rng(4)
     pace, steps = sac.ReplayRatio(ratio, 100), 0
@@ -133,7 +119,7 @@ def test_the_replay_ratio_is_never_exceeded(sac: ModuleType, ratio: float) -> No
         assert pace.updates == max(0, math.floor(ratio * (steps - 100)))
 
 
-def test_an_actor_takes_the_newest_network_once(sac: ModuleType) -> None:
+def test_an_actor_takes_the_newest_network_once() -> None:
     networks = sac.Newest()
     assert networks.take(0.0) is None
     networks.put({"k": np.zeros(1)})
@@ -153,7 +139,7 @@ class Store:
         return {name: np.stack([row[name] for row in chosen]) for name in chosen[0]}
 
 
-def test_the_two_loops_keep_their_pace_together(sac: ModuleType) -> None:
+def test_the_two_loops_keep_their_pace_together() -> None:
     settings = sac.Settings(hidden=(8,), batch_size=8, replay_ratio=0.5, random_steps=50, publish_every=10, max_lead=20)
     env, store, networks = gym.make("Pendulum-v1"), Store(), sac.Newest()
     arrived, stop = threading.Event(), threading.Event()
@@ -186,5 +172,4 @@ def test_the_two_loops_keep_their_pace_together(sac: ModuleType) -> None:
 
 
 def test_acting_loads_no_torch() -> None:
-    words = "import runpy, sys; runpy.run_path(sys.argv[1]); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", words, EXAMPLE], check=True, timeout=60)
+    python("-c", "import runpy, sys; runpy.run_path(sys.argv[1]); assert 'torch' not in sys.modules", sac.__file__)

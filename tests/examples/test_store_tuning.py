@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-import re
-import sys
+from typing import Any
 
 import pytest
 import store_tuning as example
+from kit import joined
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.values import Segment
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 STEPS = 700
 """The number of steps: three and a half episodes."""
@@ -78,15 +77,8 @@ def test_each_late_reward_reaches_its_own_action_over_the_ends_of_episodes(monke
     monkeypatch.setattr(FakeAlgorithm, "observe", note_rewards)
     register_algorithm("LATE_STORE", FakeAlgorithm.factory(steps_per_update=64, rollout_length=64))
     with Learner(LearnerConfig(bind="inproc://late-store", run_dir=None)) as learner:
-        config = AgentConfig(
-            client_id="late",
-            algorithm_name="LATE_STORE",
-            input_size=3,
-            act_dim=len(example.RUNS),
-            train_server_address=learner.address,
-            queue_items=1000,
-        )
-        with RL4SysAgent(config=config) as agent:
+        spaces = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(len(example.RUNS))}
+        with joined(learner, algorithm_name="LATE_STORE", queue_items=1000, **spaces) as agent:
             example.learn(agent, STEPS, seed=1)
             agent.flush(timeout_s=20)
             assert agent.stats()["dropped_at_source"] == 0
@@ -97,20 +89,7 @@ def test_each_late_reward_reaches_its_own_action_over_the_ends_of_episodes(monke
     assert len(works) == STEPS
 
 
-def test_it_runs_and_prints_the_comparison(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr(example, "OPERATIONS", 40)
-    monkeypatch.setattr(sys, "argv", ["store_tuning.py", "--steps", "1000", "--evaluate", "300"])
-    example.main()
-    out = capsys.readouterr().out
-    assert re.search(r"(\d+) of \1 segments accepted, 0 actions came too late", out), out
-    rows = re.findall(r"^(at most +\d+ runs|random|policy)(?: +\d+\.\d\d| +-){7}$", out, re.MULTILINE)
-    assert len(rows) == len(example.RUNS) + 2, out
-    assert "policy / best fixed: " in out
-
-
 @pytest.mark.parametrize("words", [["--steps", "9"], ["--evaluate", "0"]])
-def test_a_number_that_is_too_small_is_refused(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["store_tuning.py", *words])
+def test_a_number_that_is_too_small_is_refused(words: list[str], call: Any) -> None:
     with pytest.raises(SystemExit):
-        example.main()
+        call(example, *words)

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from rl4sys_zmq import __version__
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.logs import printable
 from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, report_lines, span_text
 
 NOW = 1_800_000_000.0
@@ -158,79 +157,63 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
     assert "luna: running (resuming), PPO" in text(clients={"luna": client(resuming=True)})
 
 
+SECURITY, JOURNAL = report()["security"], report()["journal"]
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"journal": {**report()["journal"], "error": "it is full"}}, "!! journal: it is full"),
-        ({"journal": {**report()["journal"], "damaged": 2}}, "!! journal: 2 damaged entries"),
-        (
-            {"journal": {**report()["journal"], "durable": False}},
-            "journal in memory: untrained data is lost when the process ends",
-        ),
+        ({"journal": {**JOURNAL, "error": "it is full"}}, "!! journal: it is full"),
+        ({"journal": {**JOURNAL, "damaged": 2}}, "!! journal: 2 damaged entries"),
+        ({"journal": {**JOURNAL, "durable": False}}, "journal in memory: untrained data is lost when the process ends"),
         ({"warnings": ["others may change run; chmod go-w run"]}, "!! others may change run; chmod go-w run"),
-        ({"security": {**report()["security"], "warnings": ["others may change it"]}}, "!! others may change it"),
+        ({"security": {**SECURITY, "warnings": ["others may change it"]}}, "!! others may change it"),
         ({"security": None}, "security: no keys; any peer that reaches the port has all rights"),
+        ({"security": {**SECURITY, "problem": "not TOML"}}, "!! the list of users on disk is not in force: not TOML"),
         (
-            {"security": {**report()["security"], "problem": "not TOML"}},
-            "!! the list of users on disk is not in force: not TOML",
-        ),
-        (
-            {"security": {**report()["security"], "alive": False}},
+            {"security": {**SECURITY, "alive": False}},
             "!! the check of keys has stopped, so no peer can connect: restart the learner",
         ),
         ({"clients": {}}, "no clients yet"),
-        ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),
         (
             {"clients": {"a b": client(state="failed", error="no")}},
             "  !! no; to restart it: rl4sys-learner client ADDRESS 'a b' restart",
-        ),
-        ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  no checkpoint yet"),
-        (
-            {"clients": {"a": client(worker={"engine": "thread", "devices": ["cuda:0", "cuda:1"]}, restarts=3)}},
-            "  engine thread, 2 ranks, device cuda:0, cuda:1, 3 restarts",
-        ),
-        (
-            {"clients": {"a": client(worker={"engine": "process", "pid": 7, "busy_s": 0.0, "devices": ["cpu"]})}},
-            "  engine process, process 7",
-        ),
-        (
-            {"clients": {"a": client(worker={"engine": "ray", "node": "0123456789", "host": "edge-1", "pid": 7}, restarts=1)}},
-            "  engine ray, process 7 on edge-1, node 01234567, 1 restarts",
-        ),
-        (
-            {"clients": {"a": client(worker={"engine": "ray", "node": "", "waiting": "no node has it"})}},
-            "  !! it waits: no node has it",
-        ),
-        (
-            {"clients": {"a": client(worker={"engine": "ray", "host": "node-3", "pid": 7, "busy_s": 0.0})}},
-            "  engine ray, process 7 on node-3",
-        ),
-        ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  !! checkpoint: no space"),
-        ({"clients": {"a": client(evaluator=evaluator(version=None, best_version=None))}}, "  evaluation: no result yet"),
-        (
-            {"clients": {"a": client(evaluator=evaluator(version=None))}},
-            "  best -400.1 (version 1,100)",
-        ),
-        (
-            {"clients": {"a": client(evaluator=evaluator(skipped=3))}},
-            "  evaluation -475.2 (version 1,234)  best -400.1 (version 1,100)  skipped 3",
-        ),
-        (
-            {"clients": {"a": client(evaluator=evaluator(busy_s=600.0))}},
-            "  an evaluation has run for 10 min",
-        ),
-        (
-            {
-                "clients": {
-                    "a": client(evaluation={"episodes": 1030, "mean_return": 480.0, "mean_length": 480.0, "version": 1234})
-                }
-            },
-            "  actors without exploration 480.0 (to version 1,234)  episodes 1,030",
         ),
     ],
 )
 def test_what_is_wrong_has_a_line(changes: dict[str, Any], line: str) -> None:
     assert line in text(**changes).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"error": "ValueError: \x1b[31mno\nway"}, "  !! ValueError: \\x1b[31mno\\nway"),
+        ({"checkpoint": {"number": 0, "error": "no space"}}, "  no checkpoint yet"),
+        ({"checkpoint": {"number": 0, "error": "no space"}}, "  !! checkpoint: no space"),
+        (
+            {"worker": {"engine": "thread", "devices": ["cuda:0", "cuda:1"]}, "restarts": 3},
+            "  engine thread, 2 ranks, device cuda:0, cuda:1, 3 restarts",
+        ),
+        ({"worker": {"engine": "process", "pid": 7, "busy_s": 0.0, "devices": ["cpu"]}}, "  engine process, process 7"),
+        (
+            {"worker": {"engine": "ray", "node": "0123456789", "host": "edge-1", "pid": 7}, "restarts": 1},
+            "  engine ray, process 7 on edge-1, node 01234567, 1 restarts",
+        ),
+        ({"worker": {"engine": "ray", "node": "", "waiting": "no node has it"}}, "  !! it waits: no node has it"),
+        ({"worker": {"engine": "ray", "host": "node-3", "pid": 7, "busy_s": 0.0}}, "  engine ray, process 7 on node-3"),
+        ({"evaluator": evaluator(version=None, best_version=None)}, "  evaluation: no result yet"),
+        ({"evaluator": evaluator(version=None)}, "  best -400.1 (version 1,100)"),
+        ({"evaluator": evaluator(skipped=3)}, "  evaluation -475.2 (version 1,234)  best -400.1 (version 1,100)  skipped 3"),
+        ({"evaluator": evaluator(busy_s=600.0)}, "  an evaluation has run for 10 min"),
+        (
+            {"evaluation": {"episodes": 1030, "mean_return": 480.0, "mean_length": 480.0, "version": 1234}},
+            "  actors without exploration 480.0 (to version 1,234)  episodes 1,030",
+        ),
+    ],
+)
+def test_a_client_has_a_line_for_each_of_its_parts(changes: dict[str, Any], line: str) -> None:
+    assert line in text(clients={"a": client(**changes)}).splitlines()
 
 
 def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
@@ -249,25 +232,20 @@ def test_a_real_report_can_be_said() -> None:
     assert lines[-1] == "no clients yet"
 
 
-def test_spans_and_sizes() -> None:
-    assert [span_text(s) for s in (0.04, 9.96, 59, 119, 600, 7200, 200_000)] == [
-        "0.0 s",
-        "10.0 s",
-        "59 s",
-        "119 s",
-        "10 min",
-        "2 h",
-        "2 d",
-    ]
-    assert [byte_text(n) for n in (0, 999, 1000, 123_456, 5_000_000, 4 << 30)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "123 kB",
-        "5.0 MB",
-        "4.3 GB",
-    ]
-    assert printable("a\x1b[2J\u202eb\u00e9") == "a\\x1b[2J\\u202eb\u00e9"
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.04, "0.0 s"), (9.96, "10.0 s"), (59, "59 s"), (119, "119 s"), (600, "10 min"), (7200, "2 h"), (200_000, "2 d")],
+)
+def test_spans(seconds: float, said: str) -> None:
+    assert span_text(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (5_000_000, "5.0 MB"), (4 << 30, "4.3 GB")],
+)
+def test_sizes(count: int, said: str) -> None:
+    assert byte_text(count) == said
 
 
 ALARM = {"stalled": {"count": 1, "text": "it waits", "first_unix_s": 1.0, "last_unix_s": 1.0}}

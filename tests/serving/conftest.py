@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -30,3 +31,22 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def dial(serve: Any) -> Iterator[Any]:
+    """Yield a function that connects an environment to a server, and begins an episode if it gets a seed.
+
+    ``dial(server, seed=1, timeout_s=0.4)`` returns a `RemoteEnv`. The environments are closed before the servers.
+    """
+    from rl4sys_zmq.serving import RemoteEnv
+
+    with ExitStack() as stack:
+
+        def connect(server: Any, kind: Any = RemoteEnv, seed: int | None = None, **options: Any) -> Any:
+            env = stack.enter_context(closing(kind(server.address, **options)))
+            if seed is not None:
+                env.reset(seed=seed)
+            return env
+
+        yield connect

@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Callable[[Any], object], list[Any]]] = {
     "InferenceClient.server_ip": (lambda it: InferenceClient(it, 1), [None, 5, b"x"]),
     "InferenceClient.timeout_s": (lambda it: InferenceClient(HOST, 1, timeout_s=it), TIMES),
     "RemoteEnv.timeout_s": (lambda it: RemoteEnv(SOMEWHERE, timeout_s=it), TIMES),
+    "RemoteEnv.address": (RemoteEnv, [None, 5, b"tcp://127.0.0.1:5"]),
     "RemoteVectorEnv.address": (RemoteVectorEnv, [None, 5, []]),
     "RemoteVectorEnv.num_envs": (lambda it: RemoteVectorEnv(SOMEWHERE, it), ["2", 0, 1.5, True]),
     "RemoteVectorEnv.timeout_s": (lambda it: RemoteVectorEnv(SOMEWHERE, timeout_s=it), TIMES),

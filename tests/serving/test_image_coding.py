@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import raising, until
 
 from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, RefusalReason
-from rl4sys_zmq.images import ImageFormat
-from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, jpeg_to_mat, mat_to_jpeg
+from rl4sys_zmq.images import ImageFormat, has_pillow
+from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, action_config, jpeg_to_mat, mat_to_jpeg
 from rl4sys_zmq.serving import image_coding as p
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values.trees import copy_tree
@@ -33,16 +32,11 @@ def gradient(*shape: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def test_images_travel_coded_both_ways_and_published(transport: TransportUnderTest) -> None:
     frame, mask = gradient(48, 64, 3), gradient(2, 16, 16)
     seen: list[dict[str, Any]] = []
-    heard = threading.Event()
 
     def act(key: str, payload: dict[str, Any]) -> dict[str, Any]:
         payload["cam"][0, 0] = 0  # the array belongs to the callback, and is writeable
         seen.append(payload)
         return {"cam": payload["cam"], "mask": None}
-
-    def hear(obs: dict[str, Any]) -> None:
-        seen.append(obs)
-        heard.set()
 
     config = ActionConfig(
         transport.address(),
@@ -65,16 +59,14 @@ def test_images_travel_coded_both_ways_and_published(transport: TransportUnderTe
             assert seen[0]["note"] == "x"
             assert seen[0]["cam"].shape == answer["cam"].shape == frame.shape
             assert answer["mask"] is None  # a value that is not an array is sent unchanged
-            client.register_obs_callback(hear)
+            client.register_obs_callback(seen.append)
             server.publish_obs({"cam": frame, "free": [1]})
-            assert heard.wait(WAIT_S)
+            until(lambda: len(seen) == 2, "the observation")
             assert (seen[1]["cam"].shape, seen[1]["free"]) == (frame.shape, [1])
-            with pytest.raises(PayloadError, match="cannot become jpeg") as caught:
+            with raising(PayloadError, "cannot become jpeg", path="payload['cam']"):
                 client.act("show", {"cam": np.zeros((48, 64, 3), np.float32)})
-            assert caught.value.path == "payload['cam']"
-            with pytest.raises(PayloadError) as caught:
+            with raising(PayloadError, path="payload['free']"):
                 server.publish_obs({"cam": frame, "free": object()})
-            assert caught.value.path == "payload['free']"
 
 
 def test_a_callback_whose_image_is_no_image_is_told(transport: TransportUnderTest) -> None:
@@ -138,9 +130,8 @@ def test_what_would_be_too_much_is_not_coded(monkeypatch: pytest.MonkeyPatch) ->
     p.code_images({"a": gradient(8, 8)}, {"a": PNG})
     with pytest.raises(PayloadError, match="128 bytes of images; the limit is 100"):
         p.code_images({"a": gradient(8, 8), "b": gradient(8, 8)}, {"a": PNG, "b": JPEG})
-    with pytest.raises(ProtocolError) as caught:
+    with raising(ProtocolError, code=RefusalReason.SHAPE):
         p.read_images({"a": ["png", [2, 8, 8], FILES]})
-    assert caught.value.code is RefusalReason.SHAPE
 
 
 def test_copied_arrays_may_be_written_to() -> None:
@@ -149,9 +140,6 @@ def test_copied_arrays_may_be_written_to() -> None:
     here["a"][0][0] = here["a"][1][0][1] = 7
     assert not there.any()
     assert (here["b"], here["a"][1][1]) == (1, "x")
-
-
-# ---- agentlace's functions for single images
 
 
 def test_a_matrix_is_in_the_order_of_opencv() -> None:
@@ -193,40 +181,19 @@ def test_bytes_that_are_no_jpeg_are_refused() -> None:
             jpeg_to_mat(bad)  # type: ignore[arg-type]
 
 
-NO_PILLOW = """
-import sys
-sys.modules["PIL"] = None
-from rl4sys_zmq.errors import ConfigError, ProtocolError
-from rl4sys_zmq.serving import ActionConfig, jpeg_to_mat, mat_to_jpeg
-from rl4sys_zmq.serving.image_coding import read_images
-for call in (jpeg_to_mat, mat_to_jpeg):
-    try:
-        call(None)
-    except ConfigError as exc:
-        assert "rl4sys-zmq[images]" in str(exc)
-    else:
-        sys.exit("no error")
-try:
-    ActionConfig(0, [], [], image_codecs={"cam": "jpeg"})
-except ConfigError as exc:
-    assert exc.key == "image_codecs" and "rl4sys-zmq[images]" in str(exc)
-else:
-    sys.exit("no error")
-try:
-    read_images({"cam": ["png", [8, 8], b""]})
-except ProtocolError as exc:
-    assert exc.code == "feature" and "rl4sys-zmq[images]" in str(exc)
-else:
-    sys.exit("no error")
-ActionConfig(0, [], ["cam"])
-loaded = {"torch", "gymnasium", "cv2"} & set(sys.modules)
-sys.exit(" ".join(loaded) or 0)
-"""
-
-
-def test_without_pillow_the_error_names_the_extra() -> None:
-    done = subprocess.run([sys.executable, "-c", NO_PILLOW], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_without_pillow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for module in (p, action_config):
+        monkeypatch.setattr(module, "has_pillow", has_pillow.__wrapped__)  # it is imported again
+    words = r"rl4sys-zmq\[images\]"
+    for call in (jpeg_to_mat, mat_to_jpeg):
+        with pytest.raises(ConfigError, match=words):
+            call(None)  # type: ignore[arg-type]
+    with raising(ConfigError, words, key="image_codecs"):
+        ActionConfig(0, [], [], image_codecs={"cam": "jpeg"})
+    with raising(ProtocolError, words, code=RefusalReason.FEATURE):
+        p.read_images({"cam": ["png", [8, 8], b""]})
+    ActionConfig(0, [], ["cam"])
 
 
 def test_an_unknown_codec_is_a_configuration_error() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
+from kit import raising
 
 pytest.importorskip("gymnasium")
 
@@ -14,11 +14,8 @@ from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.leases import LeaseTable
 
 
-@contextmanager
-def refused(code: CallRefusalReason, words: str) -> Iterator[None]:
-    with pytest.raises(CallRefusedByCallback, match=words) as caught:
-        yield
-    assert caught.value.code is code
+def refused(code: CallRefusalReason, words: str) -> AbstractContextManager[None]:
+    return raising(CallRefusedByCallback, words, code=code)
 
 
 def test_two_clients_get_two_seats_and_a_third_is_told_how_many_are_taken() -> None:

@@ -1,25 +1,25 @@
-"""Each field, class and error that the pages about serving name exists."""
+"""The pages about serving: their blocks run, and they name what there is."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from kit import free_port, python, python_blocks, until
 
-from rl4sys_zmq import errors, serving
-from rl4sys_zmq.serving import ActionConfig
-from rl4sys_zmq.serving import data as stores
+from rl4sys_zmq import serving
+from rl4sys_zmq.serving import ActionConfig, QueuedDataStore, TrajectoryBuffer
+
+from .trainers import WAIT_S, transition
 
 DOCS = Path(__file__).parents[2] / "docs/howto"
-NOT_OURS = {
-    *("ActionClientEnv", "BroadcastServer", "DefaultActionConfig", "Exception", "FrozenDict", "GymWrapper", "None", "Producer"),
-    *("Caller", "ReqRepServer", "Server", "VirtualEnvironment"),
-}
-"""Names in the pages that do not belong to this part of the package."""
 
 
 def test_every_field_of_the_configuration_is_described() -> None:
@@ -30,19 +30,10 @@ def test_every_field_of_the_configuration_is_described() -> None:
         assert any(f"`{field.name}`" in row.split(" | ")[0] for row in rows), field.name
 
 
-def test_every_class_that_the_pages_name_exists() -> None:
-    known = {*serving.__all__, *errors.__all__, *stores.__all__, *NOT_OURS}
-    for name in ("action.md", "migration_agentlace.md", "migration_multiserverrl.md"):
-        text = re.sub(r"```.*?```", "", (DOCS / name).read_text(), flags=re.DOTALL)
-        for found in re.findall(r"`([A-Z][a-z]+[A-Za-z]*)\b", text):
-            assert found in known, (name, found)
-
-
 def test_a_module_is_an_attribute_without_a_further_import() -> None:
     """As in agentlace's page, which imports the library alone."""
     code = "import rl4sys_zmq.serving as a; assert len(a.data.ReplayBuffer(capacity=2)) == 0 and a.action.ActionConfig"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    python("-c", code)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         serving.nothing  # noqa: B018
 
@@ -67,3 +58,79 @@ def test_every_class_of_serving_that_agentlace_has_is_on_the_migration_page() ->
     assert theirs <= set(serving.__all__)
     for name in theirs:
         assert f"`{name}" in page, name
+
+
+def test_the_page_of_the_stores_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = python_blocks(DOCS / "serving_data.md")
+    assert len(blocks) == 3
+    store = QueuedDataStore(10)
+    store.batch_insert(["a", "b", "c"])
+    names: dict[str, Any] = {
+        "store": store,
+        "from_id": 0,
+        "env": SimpleNamespace(observation_space=None, action_space=None),
+        "observation": np.zeros(3, np.float32),
+        "following": np.ones(3, np.float32),
+        "action": 1,
+        "reward": 1.0,
+        "terminated": False,
+        "truncated": False,
+        "done": False,
+        "errors": np.ones(256),
+    }
+    exec(blocks[0], names)
+    assert (names["first"], names["items"]) == (1, ["b", "c"])
+    exec(blocks[1], names)
+    assert names["batch"]["observations"].shape == (256, 3)
+    assert names["batch"]["masks"].tolist() == [1.0] * 256
+    fill = "buffer = TrajectoryBuffer(100_000, seed=1)\n"
+    insert = "[buffer.insert({'observations': observation, 'actions': action, 'rewards': reward}) for _ in range(20)]\n"
+    assert fill in blocks[2]
+    exec(blocks[2].replace(fill, fill + insert), names)
+    buffer = names["buffer"]
+    assert isinstance(buffer, TrajectoryBuffer)
+    assert buffer.sample("training", 256)[0]["observations"].shape == (256, 2, 3)
+    data, mask = buffer.sample("history", 1, force_indices=[2])
+    assert data["past"].shape == (1, 8, 3)
+    assert mask["past"].tolist() == [[False] * 5 + [True] * 3]
+    assert set(buffer.sample("goals", 5)[0]["goal"]) == {"data", "offset"}
+    buffer.save("buffer.npz")
+    assert len(TrajectoryBuffer.load("buffer.npz")) == 21
+
+
+def test_the_page_of_the_trainer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer, actor = python_blocks(DOCS / "trainer.md")
+    ports = {page: str(free_port()) for page in ("5555", "5556")}
+    done = threading.Event()
+    saved: list[Any] = []
+    seen: list[Any] = []
+
+    def run(code: str, **names: Any) -> None:
+        exec(re.sub("555[56]", lambda m: ports[m[0]], code), names)
+
+    def train_on(replay: Any) -> Any:
+        done.wait(0.01)
+        return {"w": np.array([len(replay)], np.float32)}
+
+    def act() -> Iterator[dict[str, Any]]:
+        for n in range(100):
+            yield transition(n)
+        until(lambda: seen, "a network")
+
+    def save(name: str) -> str:
+        saved.append(name)
+        return name
+
+    names = {"training": lambda: not done.is_set(), "train_on": train_on, "save": save}
+    thread = threading.Thread(target=run, args=(trainer,), kwargs=names)
+    thread.start()
+    try:
+        run(actor, act=act, use=seen.append)
+    finally:
+        done.set()
+        thread.join(WAIT_S)
+    assert saved == ["last"]
+    assert seen[-1]["w"].dtype == np.float32
+    assert (tmp_path / "runs" / "trainer" / "stores.db").exists()

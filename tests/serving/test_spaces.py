@@ -16,7 +16,7 @@ from rl4sys_zmq.serving.gymnasium_spaces import SpaceElementReader, to_gymnasium
 from rl4sys_zmq.values.space_conversion import any_space_from, space_from_text, space_to_text
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree
 
-from .worlds import same
+from .trees import same
 
 BOX = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
 ALL = [

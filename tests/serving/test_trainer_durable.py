@@ -9,13 +9,14 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness.kills import KillLoop
-from kit import until
+from kit import raising, until
 
 import rl4sys_zmq
 from rl4sys_zmq.delivery.journal_rows import JournalTables
@@ -46,7 +47,7 @@ from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
-from .trainers import WAIT_S, config_at, join
+from .trainers import WAIT_S, ListStore, config_at, join, transition
 
 PROCESS = Path(__file__).parent / "processes" / "trainer.py"
 ENV = {"PYTHONPATH": str(Path(rl4sys_zmq.__file__).parents[1])}
@@ -62,7 +63,7 @@ def trainer_on(run_dir: Path, *stores: tuple[str, Any], **options: Any) -> Train
     return server
 
 
-def feed(server: TrainerServer, store: QueuedDataStore, name: str = "a", client: str = "c") -> Any:
+def feed(server: TrainerServer, store: DataStoreBase, name: str = "a", client: str = "c") -> Any:
     """Connect a client with `store` to the server, and return the stats of the client after it has sent the items."""
     with join(server, client, data_stores={name: store}) as made:
         return made.stats()
@@ -93,32 +94,18 @@ def test_a_restarted_trainer_has_its_stores_and_marks_again(tmp_path: Path) -> N
 
 def test_a_store_on_disk_is_not_filled_twice(tmp_path: Path) -> None:
     mine = QueuedDataStore(100)
-
-    def transition(n: int) -> dict[str, Any]:
-        return {"observations": np.zeros(2), "actions": n, "rewards": n, "next_observations": np.zeros(2), "terminated": False}
-
     for life in range(3):
         with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
-            mine.batch_insert([transition(life * 5 + n) for n in range(5)])
+            mine.batch_insert([step(life * 5 + n) for n in range(5)])
             assert feed(server, mine)["items"] == 5
-            assert [int(t["actions"]) for t in disk.get_latest_data(-1)] == list(range(5 * life + 5))
+            assert rewards(disk) == list(range(5 * life + 5))
     with trainer_on(tmp_path / "run", ("a", memory := ReplayBuffer(100))):  # another store in its place gets all items
         assert len(memory) == 15
 
 
 def step(number: float) -> dict[str, Any]:
-    """Return a transition.
-
-    With a negative number its observation has another shape, which no store with other items accepts.
-    """
-    observation = np.full((2,) if number >= 0 else (3,), number)
-    return {
-        "observations": observation,
-        "actions": 0,
-        "rewards": number,
-        "next_observations": observation,
-        "terminated": False,
-    }
+    """Return a transition. With a negative number it has another shape, which no store with other items accepts."""
+    return transition(number, (2,) if number >= 0 else (3,))
 
 
 def rewards(store: ReplayBuffer) -> list[int]:
@@ -194,43 +181,18 @@ def test_trajectories_are_apart_where_an_item_was_refused_also_after_a_restart(t
         assert starts == [[1, 4], [1, 4], [1, 4, 7]][lives]
 
 
-class Picky(DataStoreBase):
-    """A store that refuses numbers that end in 7, and all items while it is `full`. It keeps its items over restarts."""
-
-    def __init__(self) -> None:
-        super().__init__(10_000)
-        self.full = False
-        self.held: list[tuple[int, bool]] = []
-        self.apart = False
-
-    def insert(self, data: int) -> None:
-        if self.full:
-            raise OSError("no space left")
-        if data % 10 == 7:
-            raise ValueError("a number that ends in 7")
-        self.held.append((data, self.apart))
-        self.apart = False
-
-    def gap(self) -> None:
-        self.apart = True
-
-    def latest_data_id(self) -> int:
-        return len(self.held) - 1
-
-    def get_latest_data(self, from_id: int) -> list[Any]:
-        return self.held[from_id + 1 :]
-
-    def __len__(self) -> int:
-        return len(self.held)
+def refuse_sevens(data: int) -> None:
+    if data % 10 == 7:
+        raise ValueError("a number that ends in 7")
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restarts(tmp_path: Path, seed: int, kept: bool) -> None:
     rng, stream = random.Random(seed), ("c", 5)
     for history in range(10):
-        store, end, accepted, heard = Picky(), 0, set[int](), list[int]()
+        store, end, accepted, heard = ListStore(refuse_sevens), 0, set[int](), list[int]()
         for _ in range(6):
-            store = store if kept else Picky()
+            store = store if kept else ListStore(refuse_sevens)
             store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as in a store that was reopened
             with StoreJournal(tmp_path / str(history), "normal") as journal:
                 ingest = StoreInserter("a", store, journal, 1 << 20)
@@ -258,14 +220,14 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                     store.full = False
                     ingest.insert_waiting()
         with StoreJournal(tmp_path / str(history), "normal") as journal:
-            store = store if kept else Picky()
+            store = store if kept else ListStore(refuse_sevens)
             store.full = False
             StoreInserter("a", store, journal, 1 << 20).refill(journal.streams)
         expected = [n for n in sorted(accepted) if n % 10 != 7]
-        assert [n for n, _ in store.held] == expected
+        assert store.held == expected
         assert heard == sorted(set(heard)) and set(heard) <= set(expected)
         if not kept:
-            assert [n for n, apart in store.held if apart] == [n for n in expected if n and n - 1 not in expected]
+            assert store.starts == [n for n in expected if n and n - 1 not in expected]
 
 
 def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: Path) -> None:
@@ -274,32 +236,23 @@ def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: P
     with trainer_on(tmp_path, ("a", QueuedDataStore(5))) as server:
         feed(server, mine)
     with trainer_on(tmp_path) as server:
-        store = Picky()
+        store = ListStore()
         store.full = True
         with pytest.raises(StoreFileError, match="rejects the items of the journal: OSError"):
             server.register_data_store("a", store)
         assert server.store_names() == set()
-        server.register_data_store("a", Picky())
-        assert server.data_store("a").get_latest_data(-1) == [(1, False)]
+        server.register_data_store("a", ListStore())
+        assert server.data_store("a").get_latest_data(-1) == [1]
 
 
 def test_a_client_with_a_store_on_disk_goes_on_after_its_restart(tmp_path: Path) -> None:
     with trainer_on(tmp_path / "run", ("a", QueuedDataStore(100))) as server:
         for life in range(3):
             with ReplayBuffer(100, path=tmp_path / "mine") as store:
-                for n in range(4):
-                    store.insert(
-                        {
-                            "observations": np.zeros(2),
-                            "actions": life * 4 + n,
-                            "rewards": 0.0,
-                            "next_observations": np.zeros(2),
-                            "terminated": False,
-                        }
-                    )
-                assert feed(server, store)["items"] == 4  # type: ignore[arg-type]
+                store.batch_insert([step(life * 4 + n) for n in range(4)])
+                assert feed(server, store)["items"] == 4
         got = server.data_store("a").get_latest_data(-1)
-    assert [int(item["actions"]) for item in got] == list(range(12))
+    assert [int(item["rewards"]) for item in got] == list(range(12))
 
 
 def test_the_journal_keeps_what_the_store_can_hold_and_not_more(tmp_path: Path) -> None:
@@ -332,39 +285,36 @@ def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_fails_refuses_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = threading.Event()
-    write = JournalTables.apply
-
-    def apply(self: JournalTables, group: Any) -> Any:
-        if broken.is_set():
-            raise OSError("no space left on device")
-        return write(self, group)
-
-    monkeypatch.setattr(JournalTables, "apply", apply)
     mine, store = QueuedDataStore(100), QueuedDataStore(100)
     with trainer_on(tmp_path, ("a", store)) as server, join(server, "c", data_stores={"a": mine}, timeout_ms=300) as client:
-        broken.set()
-        mine.insert(1)
-        with pytest.raises(CallTimeout):
-            client.update()
-        assert "no space left" in server.status()["journal"]["error"]
-        assert len(store) == 0
-        broken.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(JournalTables, "apply", failing(OSError("no space left on device")))
+            mine.insert(1)
+            with pytest.raises(CallTimeout):
+                client.update()
+            assert "no space left" in server.status()["journal"]["error"]
+            assert len(store) == 0
         mine.insert(2)
         until(lambda: _succeeds(client.update), "an update")
     assert store.get_latest_data(-1) == [1, 2]
 
 
-def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(self: JournalTables, group: Any) -> Any:
-        raise OSError("no space left on device")
+def failing(error: Exception) -> Any:
+    """Return a stand-in for `JournalTables.apply`."""
 
+    def apply(self: JournalTables, group: Any) -> Any:
+        raise error
+
+    return apply
+
+
+def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = QueuedDataStore(100)
     with (
         trainer_on(tmp_path, ("a", QueuedDataStore(100))) as server,
         join(server, "c", data_stores={"a": mine}, timeout_ms=300) as client,
     ):
-        monkeypatch.setattr(JournalTables, "apply", apply)
+        monkeypatch.setattr(JournalTables, "apply", failing(OSError("no space left on device")))
         mine.insert(1)
         with pytest.raises(CallTimeout):
             client.update()
@@ -374,21 +324,17 @@ def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: p
         assert again.get_latest_data(-1) == [1]
 
 
-def test_a_journal_that_dies_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def apply(self: JournalTables, group: Any) -> Any:
-        raise RuntimeError("a fault of ours")
-
+def test_a_journal_that_dies_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = QueuedDataStore(100)
     with (
         trainer_on(tmp_path, ("a", QueuedDataStore(100))) as server,
         join(server, "c", data_stores={"a": mine}) as client,
     ):
-        monkeypatch.setattr(JournalTables, "apply", apply)
+        monkeypatch.setattr(JournalTables, "apply", failing(RuntimeError("a fault of ours")))
         mine.insert(1)
         for _ in range(2):
-            with pytest.raises(CallRefused, match="a fault of ours") as caught:
+            with raising(CallRefused, "a fault of ours", code=CallRefusalReason.BUSY):
                 client.update()
-            assert caught.value.code is CallRefusalReason.BUSY
 
 
 def _succeeds(call: Callable[[], object]) -> bool:
@@ -397,9 +343,6 @@ def _succeeds(call: Callable[[], object]) -> bool:
     except CallError:
         return False
     return True
-
-
-# ---- kills
 
 
 class Fleet:
@@ -413,60 +356,33 @@ class Fleet:
         self.acked: dict[tuple[int, str], int] = {}
         self._config, self._goal = config, goal
         self._seeds = [rng.randrange(2**32) for _ in range(clients)]
-        self.errors: list[BaseException] = []
         self._given_up = threading.Event()
-        self._threads = [threading.Thread(target=self._feed, args=(number,)) for number in range(clients)]
+        self._pool = ThreadPoolExecutor(clients)
 
     def __enter__(self) -> Fleet:
-        for thread in self._threads:
-            thread.start()
+        self._feeds = [self._pool.submit(self._feed, number) for number in range(len(self._seeds))]
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
         if kind is not None:
             self._given_up.set()
-        self.join()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(60.0)
-            assert not thread.is_alive()
+        with self._pool:
+            for feed in self._feeds:
+                feed.result(60.0)
 
     def progress(self) -> int:
         return sum(list(self.acked.values()))
 
     def _feed(self, number: int) -> None:
-        try:
-            self._feed_all(number)
-        except BaseException as exc:
-            self.errors.append(exc)
-            raise
-
-    def _feed_all(self, number: int) -> None:
         rng = random.Random(self._seeds[number])
         stores = {"memory": QueuedDataStore(100_000), "disk": ReplayBuffer(100_000)}
-        with TrainerClient(
-            f"c{number}",
-            self._config.bind_address().uri,
-            self._config,
-            data_stores=stores,
-            wait_for_server=True,
-            timeout_ms=1500,
-            raises=True,
-        ) as client:
+        options: dict[str, Any] = {"data_stores": stores, "wait_for_server": True, "timeout_ms": 1500, "raises": True}
+        with TrainerClient(f"c{number}", self._config.bind_address().uri, self._config, **options) as client:
             made = 0
             while not self._given_up.is_set() and (not self._update(number, client, made) or made < self._goal):
                 for _ in range(min(rng.randint(1, 40), self._goal - made)):
                     stores["memory"].insert(np.array([number, made]))
-                    stores["disk"].insert(
-                        {
-                            "observations": np.array([made], np.float32),
-                            "actions": np.int64(number),
-                            "rewards": np.float32(made),
-                            "next_observations": np.array([made], np.float32),
-                            "terminated": False,
-                        }
-                    )
+                    stores["disk"].insert(transition(made, (1,), actions=np.int64(number)))
                     made += 1
 
     def _update(self, number: int, client: TrainerClient, made: int) -> bool:
@@ -502,7 +418,6 @@ def test_nothing_acknowledged_is_lost_or_twice_when_the_trainer_is_killed(
                 loop.wait(rng.uniform(0.0, 0.05))
                 child.kill()
                 child.start()
-        assert not fleet.errors
         assert set(fleet.acked.values()) == {goal - 1}
         with TrainerClient("judge", address, config, timeout_ms=WAIT_S * 1000) as judge:
             contents = judge.request("contents", None)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import until
+from kit import raising, until
 
 from rl4sys_zmq.errors import CallFailed, CallRefused, CallTimeout, ConfigError, PayloadError
 from rl4sys_zmq.serving import (
@@ -21,7 +20,7 @@ from rl4sys_zmq.serving import (
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DictSpace
 
-from .trainers import WAIT_S, config_at, join
+from .trainers import config_at, join, trainer_at
 
 
 def test_a_loop_without_try_lives_through_a_restart_of_the_trainer(caplog: pytest.LogCaptureFixture) -> None:
@@ -73,9 +72,8 @@ def test_a_loop_without_try_lives_through_a_restart_of_the_trainer(caplog: pytes
 def server() -> Any:
     with (
         TransportUnderTest("inproc") as inproc,
-        TrainerServer(config_at(inproc, request_types=["fail"]), request_callback=lambda kind, payload: 1 // payload) as made,
+        trainer_at(inproc, None, lambda kind, payload: 1 // payload, stores={}, request_types=["fail"]) as made,
     ):
-        made.start(threaded=True)
         yield made
 
 
@@ -110,9 +108,8 @@ def test_requests_without_a_callback_are_answered_by_an_empty_dict(caplog: pytes
 def test_the_pipeline_port_is_accepted_and_checked() -> None:
     one, other = TrainerConfig(experimental_pipeline_port=5547), TrainerConfig()
     assert one.terms() == other.terms()
-    with pytest.raises(ConfigError) as caught:
+    with raising(ConfigError, key="experimental_pipeline_port"):
         TrainerConfig(experimental_pipeline_port=-1)
-    assert caught.value.key == "experimental_pipeline_port"
 
 
 def test_networks_with_bfloat16_integer_keys_and_arrays_above_64_mib(transport: TransportUnderTest) -> None:
@@ -122,22 +119,17 @@ def test_networks_with_bfloat16_integer_keys_and_arrays_above_64_mib(transport: 
         "layers": {0: {"kernel": torch.full((2, 3), 1.5, dtype=torch.bfloat16)}, 1: {"kernel": np.ones(2)}},
         "large": large,
     }
-    with TrainerServer(config_at(transport)) as server:
-        server.start(threaded=True)
-        arrived = threading.Event()
-        got: list[Any] = []
-
-        def take(network: Any) -> None:
-            got.append(network)
-            arrived.set()
-
-        with join(server, "early") as early, join(server, "late") as late:
-            early.recv_network_callback(take)
-            server.publish_network(params)
-            assert arrived.wait(WAIT_S)
-            arrived.clear()
-            late.recv_network_callback(take)
-            assert arrived.wait(WAIT_S)
+    got: list[Any] = []
+    with (
+        trainer_at(transport, stores={}) as server,
+        join(server, "early") as early,
+        join(server, "late") as late,
+    ):
+        early.recv_network_callback(got.append)
+        server.publish_network(params)
+        until(lambda: got, "the network of the early one")
+        late.recv_network_callback(got.append)
+        until(lambda: len(got) == 2, "the network of the late one")
     for network in got:
         assert list(network["layers"]) == [0, 1] and network["layers"][0]["kernel"].tolist() == [[1.5] * 3] * 2
         assert network["large"].flags.writeable and np.array_equal(network["large"], large)
@@ -162,26 +154,20 @@ def test_hil_serls_two_stores_with_demonstrations_and_interventions(transport: T
 
     replay, demonstrations = store(), store()
     logged: list[Any] = []
-
-    def log(kind: str, payload: Any) -> dict[str, Any]:
-        logged.append(payload)
-        return {}
-
     for number in range(6):  # demonstrations have infos, and the actor's transitions do not
         demonstrations.insert(step(number, infos={"succeed": True, "grasp_penalty": -0.02}, grasp_penalty=-0.02))
-    config = config_at(transport, request_types=["send-stats"])
-    with TrainerServer(config, request_callback=log) as server:
-        server.register_data_store("actor_env", replay)
-        server.register_data_store("actor_env_intvn", demonstrations)
-        server.start(threaded=True)
-        stores = {"actor_env": QueuedDataStore(50), "actor_env_intvn": QueuedDataStore(50)}
-        with TrainerClient("actor_env", server.address, config, data_stores=stores, timeout_ms=WAIT_S * 1000) as client:
-            for number in range(6):
-                stores["actor_env"].insert(step(number, grasp_penalty=0.0))
-            stores["actor_env_intvn"].insert(step(2, grasp_penalty=-0.5))
-            info = {"episode": {"r": np.float64(1.0), "l": 6, "intervention_count": 1}, "succeed": True}
-            assert client.request("send-stats", {"environment": info}) == {}
-            assert client.update()
+    both = {"actor_env": replay, "actor_env_intvn": demonstrations}
+    mine = {name: QueuedDataStore(50) for name in both}
+    with (
+        trainer_at(transport, None, lambda kind, payload: logged.append(payload), stores=both, request_types=["stats"]) as server,
+        join(server, "actor_env", data_stores=mine) as client,
+    ):
+        for number in range(6):
+            mine["actor_env"].insert(step(number, grasp_penalty=0.0))
+        mine["actor_env_intvn"].insert(step(2, grasp_penalty=-0.5))
+        info = {"episode": {"r": np.float64(1.0), "l": 6, "intervention_count": 1}, "succeed": True}
+        client.request("stats", {"environment": info})
+        assert client.update()
     assert (len(replay), len(demonstrations)) == (6, 7) and logged[0]["environment"]["episode"]["l"] == 6
     ours, theirs = (one.sample(6, indx=range(6), pack_obs_and_next_obs=True) for one in (replay, demonstrations))
     assert ours.keys() == theirs.keys() >= {"grasp_penalty", "masks", "dones"} and "infos" not in theirs

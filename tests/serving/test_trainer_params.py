@@ -17,6 +17,8 @@ from rl4sys_zmq.serving.trainer_transfer import copy_params, pack_items, params_
 from rl4sys_zmq.values.trees import copy_tree
 from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
 
+from .trees import same
+
 
 class JaxLike:
     """An array of another framework. It supports only the conversion to numpy."""
@@ -103,16 +105,6 @@ scalars = st.sampled_from([np.float32(1), np.int64(2), np.bool_(True)])
 trees = st.recursive(
     leaves | scalars, lambda t: st.lists(t, max_size=3) | st.dictionaries(st.text(max_size=3), t, max_size=3), max_leaves=6
 )
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return type(b) is dict and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, (np.ndarray, np.generic)):
-        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and bool(np.all(a == b))
-    return type(a) is type(b) and a == b
 
 
 @given(st.lists(trees, max_size=6) | st.tuples(trees, st.integers(1, 6)).map(lambda pair: [pair[0]] * pair[1]))

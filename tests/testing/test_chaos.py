@@ -23,6 +23,7 @@ class Pair:
         self.server = plain.create_server(("127.0.0.1", 0))
         self.server.settimeout(10)
         self.proxy = ChaosProxy(f"127.0.0.1:{self.server.getsockname()[1]}", seed=seed, faults=faults)
+        self._sides = [self.server]
         self.client, self.upstream = self.connect()
 
     def connect(self) -> tuple[Any, ...]:
@@ -30,6 +31,7 @@ class Pair:
         client = plain.create_connection((where.host, where.port), timeout=10)
         upstream, _ = self.server.accept()
         upstream.settimeout(10)
+        self._sides += [client, upstream]
         return client, upstream
 
     def __enter__(self) -> Any:
@@ -37,7 +39,7 @@ class Pair:
 
     def __exit__(self, *_: Any) -> None:
         self.proxy.close()
-        for side in (self.client, self.upstream, self.server):
+        for side in self._sides:
             side.close()
 
 
@@ -149,8 +151,6 @@ def test_cut_resets_all_at_once() -> None:
         for side in (pair.client, pair.upstream, other, theirs):
             with pytest.raises(ConnectionResetError):
                 side.recv(1)
-        other.close()
-        theirs.close()
         assert pair.proxy.cut() == 0
 
 
@@ -165,8 +165,6 @@ def test_black_hole_swallows_then_resets_what_has_a_hole() -> None:
             pair.client.recv(1)
         other.sendall(b"unharmed")
         assert receive(theirs, 8) == b"unharmed"
-        other.close()
-        theirs.close()
 
 
 def test_no_upstream_is_a_refusal() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies import ExtraColumnPolicy, Policy, RandomSource, build_policy
+from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
@@ -104,100 +107,55 @@ def test_the_fake_keeps_the_contract(kind: str) -> None:
     check_algorithm(FakeAlgorithm.factory(kind, steps_per_update=16, rollout_length=8))
 
 
-class Global(FakeAlgorithm):
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        np.random.random()
-        super().observe(segment, correct=correct)
+def use_the_global_random_state(self: Any, segment: Segment, *, correct: bool = False) -> None:
+    np.random.random()
+    FakeAlgorithm.observe(self, segment, correct=correct)
 
 
-class Views(FakeAlgorithm):
-    weights: dict[str, Any] = {}
-
-    def snapshot(self) -> Any:
-        if not self.weights:
-            self.weights = super().snapshot()
-        return self.weights
+def return_the_first_snapshot(self: Any) -> Any:
+    return self.__dict__.setdefault("first", FakeAlgorithm.snapshot(self))
 
 
-class TakesNothing(FakeAlgorithm):
-    def load_policy(self, tensors: Mapping[str, Any]) -> None:
-        pass
+def seed_by_the_clock(self: Any, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
+    FakeAlgorithm.__init__(self, spec, parameters, time.monotonic_ns() % 2**32)
 
 
-class TakesViews(FakeAlgorithm):
-    taken: Mapping[str, Any] = {}
-
-    def load_policy(self, tensors: Mapping[str, Any]) -> None:
-        self.taken = tensors
-
-    def snapshot(self) -> Any:
-        return {name: np.array(tensor) for name, tensor in (self.taken or super().snapshot()).items()}
+def load_all_but_nothing(self: Any, state: Mapping[str, Any]) -> None:
+    if state:
+        FakeAlgorithm.load(self, state)
 
 
-class Forgets(FakeAlgorithm):
-    def state(self) -> Any:
-        return {**super().state(), "updates": 0}
-
-
-class Careless(FakeAlgorithm):
-    def load(self, state: Mapping[str, Any]) -> None:
-        if state:
-            super().load(state)
-
-
-class Stalls(FakeAlgorithm):
-    def demand(self) -> int:
-        return 0
-
-
-class Wasteful(FakeAlgorithm):
-    def update(self, *, partial: bool = False) -> Any:
-        return super().update()
-
-
-class Frozen(FakeAlgorithm):
-    def snapshot(self) -> Any:
-        return self._spec.views(fake_weights(self._spec, 0))
-
-
-class Lucky(FakeAlgorithm):
-    made = 0
-
-    def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
-        Lucky.made += 1
-        super().__init__(spec, parameters, Lucky.made)
+KEEP_VIEWS: dict[str, Callable[..., Any]] = {
+    "load_policy": lambda self, tensors: self.__dict__.update(taken=tensors),
+    "snapshot": lambda self: {name: np.array(one) for name, one in vars(self).get("taken", FakeAlgorithm.snapshot(self)).items()},
+}
 
 
 @pytest.mark.parametrize(
-    ("cls", "words"),
+    ("methods", "words"),
     [
-        (Global, "global random state"),
-        (Views, "not copies"),
-        (Forgets, "a part of the state is missing"),
-        (TakesNothing, "none of the tensors"),
-        (TakesViews, "keeps views"),
-        (Careless, "accepts an empty state"),
-        (Stalls, "no update would happen"),
-        (Wasteful, "does not use the one step"),
-        (Lucky, "equal seeds and segments"),
-        (Frozen, "change no weight"),
+        ({"observe": use_the_global_random_state}, "global random state"),
+        ({"snapshot": return_the_first_snapshot}, "not copies"),
+        ({"state": lambda self: {**FakeAlgorithm.state(self), "updates": 0}}, "a part of the state is missing"),
+        ({"load_policy": lambda self, tensors: None}, "none of the tensors"),
+        (KEEP_VIEWS, "keeps views"),
+        ({"load": load_all_but_nothing}, "accepts an empty state"),
+        ({"demand": lambda self: 0}, "no update would happen"),
+        ({"update": lambda self, *, partial=False: FakeAlgorithm.update(self)}, "does not use the one step"),
+        ({"__init__": seed_by_the_clock}, "equal seeds and segments"),
+        ({"snapshot": lambda self: self._spec.views(fake_weights(self._spec, 0))}, "change no weight"),
+        ({}, "unknown parameter"),
     ],
 )
-def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:
+def test_a_faulty_algorithm_is_found_out(methods: dict[str, Any], words: str) -> None:
+    faulty: Any = type("Faulty", (FakeAlgorithm,), methods)
+
     def factory(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
-        if parameters:
+        if parameters and methods:
             raise ConfigError("no parameters")
-        return cls(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
+        return faulty(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
 
     with pytest.raises(AssertionError, match=words):
-        check_algorithm(factory)
-
-
-def test_an_algorithm_that_swallows_unknown_parameters_is_found_out() -> None:
-    def factory(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
-        return FakeAlgorithm(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
-
-    with pytest.raises(AssertionError, match="unknown parameter"):
         check_algorithm(factory)
 
 
@@ -247,6 +205,16 @@ def test_q_values_keep_the_contract() -> None:
 KIND = "test-check-policy"
 
 
+def check_planted(monkeypatch: pytest.MonkeyPatch, kind: type, methods: dict[str, Any], words: str, **options: Any) -> None:
+    """Check a policy of this kind with other methods. With `words` the check must fail, and say them."""
+    policy: Any = type("Planted", (kind,), methods)
+    monkeypatch.setitem(POLICIES._entries, KIND, PolicyEntry(name=KIND, factory=policy))
+    columns = options.pop("columns", ())
+    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), KIND, tensors=(TensorSpec("bias", (1,)),), columns=columns)
+    with pytest.raises(AssertionError, match=words) if words else nullcontext():
+        check_policy(spec, **options)
+
+
 class Coin:
     """A policy that keeps the contract: it draws one of two actions from a bias."""
 
@@ -274,52 +242,33 @@ class Coin:
         return actions, actions, np.array([log_prob for *_, log_prob in rows], dtype=np.float32)
 
 
-class Liar(Coin):
-    def _choose(self, mask: Any, uniform: float, explore: bool) -> tuple[np.int64, float]:
-        return super()._choose(mask, uniform, explore)[0], float(np.log(0.9))
+def act_by_another_source(self: Any, observation: Any, mask: Any, rng: RandomSource, explore: bool) -> Any:
+    return Coin.act(self, observation, mask, RandomSource(), explore)
 
 
-class Blind(Coin):
-    def _choose(self, mask: Any, uniform: float, explore: bool) -> tuple[np.int64, float]:
-        return super()._choose(None, uniform, explore)
+def choose_floats(self: Any, mask: Any, uniform: float, explore: bool) -> Any:
+    action, log_prob = Coin._choose(self, mask, uniform, explore)
+    return np.float64(action), log_prob
 
 
-class Moody(Coin):
-    def act(self, observation: Any, mask: Any, rng: RandomSource, explore: bool) -> Any:
-        return super().act(observation, mask, RandomSource(), explore)
-
-
-class Floats(Coin):
-    def _choose(self, mask: Any, uniform: float, explore: bool) -> tuple[np.int64, float]:
-        action, log_prob = super()._choose(mask, uniform, explore)
-        return np.float64(action), log_prob  # type: ignore[return-value]
-
-
-class Trusting(Coin):
-    def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        super().__init__(spec, PolicySnapshot(snapshot.generation, snapshot.version, 0, snapshot.flat[:1].copy()))
-        self.snapshot = snapshot
+def take_the_first_weight(self: Any, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+    Coin.__init__(self, spec, replace(snapshot, flat=snapshot.flat[:1].copy()))
+    self.snapshot = snapshot
 
 
 @pytest.mark.parametrize(
-    ("cls", "words"),
+    ("methods", "words"),
     [
-        (Coin, ""),
-        (Liar, "its log-probability implies"),
-        (Blind, "with one action allowed"),
-        (Moody, "another random source"),
-        (Floats, "expected the same int64"),
-        (Trusting, "does not raise ConfigError"),
+        ({}, ""),
+        ({"_choose": lambda self, *given: (Coin._choose(self, *given)[0], float(np.log(0.9)))}, "its log-probability implies"),
+        ({"_choose": lambda self, mask, *given: Coin._choose(self, None, *given)}, "with one action allowed"),
+        ({"act": act_by_another_source}, "another random source"),
+        ({"_choose": choose_floats}, "expected the same int64"),
+        ({"__init__": take_the_first_weight}, "does not raise ConfigError"),
     ],
 )
-def test_a_faulty_policy_is_found_out(monkeypatch: pytest.MonkeyPatch, cls: Callable[..., Policy], words: str) -> None:
-    monkeypatch.setitem(POLICIES._entries, KIND, PolicyEntry(name=KIND, factory=cls))
-    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), KIND, tensors=(TensorSpec("bias", (1,)),))
-    if not words:
-        check_policy(spec)
-        return
-    with pytest.raises(AssertionError, match=words):
-        check_policy(spec)
+def test_a_faulty_policy_is_found_out(monkeypatch: pytest.MonkeyPatch, methods: dict[str, Any], words: str) -> None:
+    check_planted(monkeypatch, Coin, methods, words)
 
 
 class Recording(ExtraColumnPolicy):
@@ -334,60 +283,42 @@ class Recording(ExtraColumnPolicy):
         return np.int64(0), np.int64(0), 0.0, {"count": count, "total": observation.sum()}, count + 1
 
 
-class Mutating(Recording):
-    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
-        *parts, after = super().step(observation, mask, rng, explore, state)
-        if state is None:
-            return *parts, after
-        state += 1
-        return *parts, state
+def with_columns(change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Return a `step` whose columns are changed."""
+
+    def step(self: Any, *given: Any) -> Any:
+        *parts, columns, after = Recording.step(self, *given)
+        return *parts, change(columns), after
+
+    return {"step": step}
 
 
-class Wide(Recording):
-    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
-        *parts, columns, after = super().step(observation, mask, rng, explore, state)
-        return *parts, {**columns, "total": np.zeros(2)}, after
+def count_in_place(self: Any, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
+    *parts, after = Recording.step(self, observation, mask, rng, explore, state)
+    if state is None:
+        return *parts, after
+    state += 1
+    return *parts, state
 
 
-class Short(Recording):
-    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
-        *parts, columns, after = super().step(observation, mask, rng, explore, state)
-        return *parts, {"count": columns["count"]}, after
-
-
-class Infinite(Recording):
-    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
-        *parts, columns, after = super().step(observation, mask, rng, explore, state)
-        return *parts, {**columns, "total": np.inf}, after
-
-
-class Stateless(Recording):
-    def step_batch(self, observations: Any, masks: Any, rng: RandomSource, explore: bool, states: Any) -> Any:
-        return super().step_batch(observations, masks, rng, explore, [None] * len(states))
+def step_batch_without_states(self: Any, observations: Any, masks: Any, rng: RandomSource, explore: bool, states: Any) -> Any:
+    return Recording.step_batch(self, observations, masks, rng, explore, [None] * len(states))
 
 
 @pytest.mark.parametrize(
-    ("cls", "words"),
+    ("methods", "words"),
     [
-        (Recording, ""),
-        (Mutating, "the policy changes a state"),
-        (Wide, "step returns columns with the shapes"),
-        (Short, "step returns columns with the shapes"),
-        (Infinite, "column 'total' is not finite"),
-        (Stateless, "step_batch differs"),
+        ({}, ""),
+        ({"step": count_in_place}, "the policy changes a state"),
+        (with_columns(lambda columns: {**columns, "total": np.zeros(2)}), "step returns columns with the shapes"),
+        (with_columns(lambda columns: {"count": columns["count"]}), "step returns columns with the shapes"),
+        (with_columns(lambda columns: {**columns, "total": np.inf}), "column 'total' is not finite"),
+        ({"step_batch": step_batch_without_states}, "step_batch differs"),
     ],
 )
-def test_a_policy_with_faulty_columns_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, cls: Callable[..., Policy], words: str
-) -> None:
-    monkeypatch.setitem(POLICIES._entries, KIND, PolicyEntry(name=KIND, factory=cls))
+def test_a_policy_with_faulty_columns_is_found_out(monkeypatch: pytest.MonkeyPatch, methods: dict[str, Any], words: str) -> None:
     columns = (ColumnSpec("count", (1,), per="segment"), ColumnSpec("total"))
-    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), KIND, tensors=(TensorSpec("bias", (1,)),), columns=columns)
-    if not words:
-        check_policy(spec, masks=False)
-        return
-    with pytest.raises(AssertionError, match=words):
-        check_policy(spec, masks=False)
+    check_planted(monkeypatch, Recording, methods, words, columns=columns, masks=False)
 
 
 @pytest.mark.parametrize("columns", [(), (ColumnSpec("count"),)])

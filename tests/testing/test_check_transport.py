@@ -14,11 +14,6 @@ from rl4sys_zmq.testing import ChaosProxy, NetworkFaults, TransportUnderTest, ch
 from rl4sys_zmq.transports import Address, SendResult, Socket
 
 
-def break_method(monkeypatch: Any, name: Any, replacement: Any) -> None:
-    original = getattr(Socket, name)
-    monkeypatch.setattr(Socket, name, lambda self, *args: replacement(original, self, *args))
-
-
 def drop_empty_frames(original: Any, self: Any, frames: Any) -> Any:
     kept = [f for f in frames if len(f)] or [b""]
     return original(self, kept if self.role == "dealer" else frames)
@@ -49,7 +44,8 @@ def any_thread(original: Any, self: Any) -> None:
     ],
 )
 def test_a_defect_is_named_by_its_clause(monkeypatch: pytest.MonkeyPatch, name: str, defect: Any, clause: str) -> None:
-    break_method(monkeypatch, name, defect)
+    original = getattr(Socket, name)
+    monkeypatch.setattr(Socket, name, lambda self, *args: defect(original, self, *args))
     with pytest.raises(AssertionError, match=clause):
         check_transport(lambda: "inproc://*")
 

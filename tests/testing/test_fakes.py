@@ -1,13 +1,13 @@
+"""The algorithm and the environment that users have in their tests."""
+
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import segment_with
+from kit import python, segment_with
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.interfaces import Algorithm
@@ -74,18 +74,13 @@ def test_a_slow_update_goes_on_when_released() -> None:
     factory = FakeAlgorithm.factory(steps_per_update=1, slow_s=60)
     fake = factory(*SPACES, {}, 0)
     fake.observe(segment(1))
-    done = threading.Event()
-
-    def update() -> None:
-        fake.update()
-        done.set()
-
-    thread = threading.Thread(target=update, name="rl4sys-slow")
+    thread = threading.Thread(target=fake.update, name="rl4sys-slow")
     thread.start()
-    assert not done.wait(0.02)
+    thread.join(0.02)
+    assert thread.is_alive()
     factory.release.set()
-    assert done.wait(10)
-    thread.join()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_state_goes_back() -> None:
@@ -118,8 +113,7 @@ def test_acts_in_a_box_too() -> None:
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys, rl4sys_zmq.testing; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", "import sys, rl4sys_zmq.testing; assert 'torch' not in sys.modules")
 
 
 def test_a_last_part_of_a_batch_makes_an_update_when_asked() -> None:
@@ -132,3 +126,15 @@ def test_a_last_part_of_a_batch_makes_an_update_when_asked() -> None:
     off = make("offpolicy", steps_per_update=10)
     off.observe(segment(9))
     assert off.update(partial=True) is None and off.demand() == 1
+
+
+def test_the_task_without_velocities_shows_position_and_angle() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    from rl4sys_zmq.testing.hidden_velocities import ENV
+
+    env, whole = gymnasium.make(ENV), gymnasium.make("CartPole-v1")
+    assert env.observation_space.shape == (2,) and env.spec.max_episode_steps == 500
+    shown, every = env.reset(seed=3)[0], whole.reset(seed=3)[0]
+    for action in (0, 1, 1):
+        assert shown.tolist() == every[[0, 2]].tolist() and env.observation_space.contains(shown)
+        shown, every = env.step(action)[0], whole.step(action)[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ import pytest
 from job_scheduling import check_golden, lublin
 from job_scheduling.heuristics import HEURISTICS, schedule
 from rl4sys_zmq.errors import ConfigError
+
+from .traces import write_swf
 
 
 def test_the_jobs_are_those_of_the_model() -> None:
@@ -80,31 +82,25 @@ def test_a_workload_that_cannot_be_is_an_error(bad: tuple[int, int, int, float |
 
 
 @pytest.mark.parametrize("backfilling", [False, True])
-def test_figures_of_another_simulator_are_compared(
-    backfilling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace, rules = lublin.generate(2 * check_golden.WINDOW, 64, 1), {"backfilling": backfilling}
-    jobs = trace.jobs
-    lines = [
-        f"{row} {jobs.submit_s[row]:.0f} -1 {jobs.run_s[row]:.0f} {jobs.processors[row]}" + " -1" * 13 for row in range(len(jobs))
-    ]
-    (tmp_path / "a.swf").write_text("\n".join(["; MaxProcs: 64", *lines]))
-    figures = [
-        {
-            name: round(schedule(trace.window(index, 1024), 64, HEURISTICS[name], **rules).objective("bounded_slowdown"), 4)
-            for name in ("SJF", "F2")
-        }
-        for index in range(2)
-    ]
-    words = ["check_golden", str(tmp_path / "a.swf"), str(tmp_path / "figures.json"), *["--backfilling"] * backfilling]
-    monkeypatch.setattr(sys, "argv", words)
-    (tmp_path / "figures.json").write_text(json.dumps({"mean_bounded_slowdown": figures}))
-    assert check_golden.main() == 0
+def test_figures_of_another_simulator_are_compared(backfilling: bool, tmp_path: Path, call: Any) -> None:
+    trace = lublin.generate(2 * check_golden.WINDOW, 64, 1)
+    write_swf(tmp_path / "a.swf", trace)
+
+    def figure(index: int, name: str) -> float:
+        done = schedule(trace.window(index, 1024), 64, HEURISTICS[name], backfilling=backfilling)
+        return round(done.objective("bounded_slowdown"), 4)
+
+    figures = [{name: figure(index, name) for name in ("SJF", "F2")} for index in range(2)]
+
+    def compare(document: object) -> tuple[int, str, str]:
+        (tmp_path / "figures.json").write_text(json.dumps(document))
+        code, out, err = call(check_golden, tmp_path / "a.swf", tmp_path / "figures.json", *["--backfilling"] * backfilling)
+        return code, out, err
+
+    code, out, _ = compare({"mean_bounded_slowdown": figures})
+    assert code == 0 and "0 figures differ" in out
     figures[1]["F2"] += 0.0002
-    (tmp_path / "figures.json").write_text(json.dumps({"mean_bounded_slowdown": figures}))
-    assert check_golden.main() == 1
-    out = capsys.readouterr().out
-    assert "0 figures differ" in out and "1 figures differ" in out and "!! F2" in out
-    (tmp_path / "figures.json").write_text("{}")
-    assert check_golden.main() == 1
-    assert "mean_bounded_slowdown" in capsys.readouterr().err
+    code, out, _ = compare({"mean_bounded_slowdown": figures})
+    assert code == 1 and "1 figures differ" in out and "!! F2" in out
+    code, _, err = compare({})
+    assert code == 1 and "mean_bounded_slowdown" in err

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import until
+from kit import joined, until
 
 from job_scheduling.policy import ACTION_SPACE, OBSERVATION_SPACE
 from job_scheduling.trace import Jobs
@@ -31,7 +31,6 @@ from live_scheduler.jobs import Job, bounded_slowdown
 from live_scheduler.journal import Journal
 from live_scheduler.processes import Processes, State
 from live_scheduler.schedulers import CLIENT, PolicyScheduler, Scheduler, SlowdownMeter, make_scheduler
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.errors import ConfigError, ObservationError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 
@@ -73,27 +72,25 @@ def wait_for_all(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("scheduler", "order"), [("FCFS", "abcd"), ("SJF", "dbca"), ("random", None)])
-def test_jobs_run_in_the_order_of_the_scheduler(tmp_path: Path, scheduler: str, order: str | None) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        for name, requested_s in zip("abcd", (9.0, 2.0, 3.0, 1.0), strict=True):
-            journal.submitted(job(name, requested_s=requested_s))
-        ended = served(tmp_path, journal, wait_for_all, scheduler, slots=1)
+def test_jobs_run_in_the_order_of_the_scheduler(tmp_path: Path, journal: Journal, scheduler: str, order: str | None) -> None:
+    for name, requested_s in zip("abcd", (9.0, 2.0, 3.0, 1.0), strict=True):
+        journal.submitted(job(name, requested_s=requested_s))
+    ended = served(tmp_path, journal, wait_for_all, scheduler, slots=1)
     assert all(each["exit_code"] == 0 for each in ended.values())
     found = "".join(sorted(ended, key=lambda name: ended[name]["start_s"]))
-    assert found == order if order else set(found) == set("abcd")
+    assert found == (order or found) and set(found) == set("abcd")
     assert all(bounded_slowdown(each, 5.0) >= 1.0 for each in journal.jobs.values())
 
 
-def test_a_chosen_job_that_does_not_fit_holds_the_others(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(job("narrow", "sleep", "0.05"))
-        journal.submitted(job("wide", slots=2))
-        journal.submitted(job("last"))
-        ended = served(tmp_path, journal, wait_for_all)
+def test_a_chosen_job_that_does_not_fit_holds_the_others(tmp_path: Path, journal: Journal) -> None:
+    journal.submitted(job("narrow", "sleep", "0.05"))
+    journal.submitted(job("wide", slots=2))
+    journal.submitted(job("last"))
+    ended = served(tmp_path, journal, wait_for_all)
     assert ended["narrow"]["end_s"] <= ended["wide"]["start_s"] <= ended["last"]["start_s"]
 
 
-def test_requests_that_are_refused_leave_the_daemon_running(tmp_path: Path) -> None:
+def test_requests_that_are_refused_leave_the_daemon_running(tmp_path: Path, journal: Journal) -> None:
     good = {"id": "a", "command": ["true"], "slots": 1, "requested_s": 1}
     bad: list[tuple[dict[str, Any], str]] = [
         ({"id": "../a"}, "an id has"),
@@ -136,11 +133,12 @@ def test_requests_that_are_refused_leave_the_daemon_running(tmp_path: Path) -> N
         status = client.ask("status")
         assert (status["free"], status["waiting"], status["running"], status["ended"]) == (2, 0, 0, 1)
 
-    with Journal(tmp_path / "journal") as journal:
-        served(tmp_path, journal, talk)
+    served(tmp_path, journal, talk)
 
 
-def test_a_job_that_cannot_be_started_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_started_ends_with_the_reason(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     popen = subprocess.Popen
 
     def no_process(words: list[str], **options: Any) -> Any:
@@ -149,10 +147,9 @@ def test_a_job_that_cannot_be_started_ends_with_the_reason(tmp_path: Path, monke
         return popen(words, **options)
 
     monkeypatch.setattr(subprocess, "Popen", no_process)
-    with Journal(tmp_path / "journal") as journal:
-        for each in (job("a", "/no/such/program"), job("b", "fork"), job("c", "sh", "-c", "exit 3")):
-            journal.submitted(each)
-        ended = served(tmp_path, journal, wait_for_all, slots=1)
+    for each in (job("a", "/no/such/program"), job("b", "fork"), job("c", "sh", "-c", "exit 3")):
+        journal.submitted(each)
+    ended = served(tmp_path, journal, wait_for_all, slots=1)
     assert ended["a"]["exit_code"] == 127 and ended["c"]["exit_code"] == 3
     assert "not found" in (tmp_path / "jobs" / "a.out").read_text()
     assert ended["b"]["exit_code"] is None and "no process could be started" in ended["b"]["error"]
@@ -180,7 +177,13 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate.close()
 
 
-def test_a_queue_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "journal") as journal:
+        yield journal
+
+
+def test_a_queue_has_an_end(tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     monkeypatch.setattr(daemon_module, "MAX_WAITING", 2)
 
     def talk(client: Client) -> dict[str, Any]:
@@ -191,11 +194,7 @@ def test_a_queue_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gat
         gate.release(3)
         return wait_for_all(client)
 
-    with Journal(tmp_path / "journal") as journal:
-        assert served(tmp_path, journal, talk, slots=1).keys() == {"a", "b", "c"}
-
-
-# ---- the journal
+    assert served(tmp_path, journal, talk, slots=1).keys() == {"a", "b", "c"}
 
 
 def test_a_journal_is_read_again(tmp_path: Path) -> None:
@@ -228,10 +227,11 @@ def test_a_damaged_journal_is_refused_with_the_line(tmp_path: Path, line: str) -
         Journal(path)
 
 
-def test_a_job_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError("No space left on device")
+def full(*_: object) -> None:
+    raise OSError("No space left on device")
 
+
+def test_a_job_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def talk(client: Client) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
@@ -246,23 +246,20 @@ def test_a_job_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: py
         assert list(journal.jobs) == ["b"]
 
 
-def test_a_daemon_that_cannot_write_ends_with_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError("No space left on device")
-
+def test_a_daemon_that_cannot_write_ends_with_the_error(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Journal, "ended", full)
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(job("a"))
-        daemon = Daemon(tmp_path, journal, make_scheduler("FCFS", tmp_path), 1)
-        with pytest.raises(OSError, match="No space left"):
-            asyncio.run(daemon.run(asyncio.Event()))
+    journal.submitted(job("a"))
+    daemon = Daemon(tmp_path, journal, make_scheduler("FCFS", tmp_path), 1)
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(daemon.run(asyncio.Event()))
 
 
-def test_one_folder_has_one_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_folder_has_one_daemon(tmp_path: Path, call: Any) -> None:
     with Journal(tmp_path / "journal.jsonl"):
-        monkeypatch.setattr(sys, "argv", ["daemon", str(tmp_path)])
-        assert daemon_module.main() == 1
-    assert "another daemon uses" in capsys.readouterr().err
+        code, _, err = call(daemon_module, tmp_path)
+    assert code == 1 and "another daemon uses" in err
 
 
 @pytest.mark.parametrize(
@@ -274,14 +271,11 @@ def test_one_folder_has_one_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (["--scheduler", "policy"], "--learner"),
     ],
 )
-def test_bad_options_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
-) -> None:
+def test_bad_options_are_refused(tmp_path: Path, call: Any, flags: list[str], words: str) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
         journal.submitted(job("wide", slots=2))
-    monkeypatch.setattr(sys, "argv", ["daemon", str(tmp_path), *flags])
-    assert daemon_module.main() == 1
-    assert words in capsys.readouterr().err
+    code, _, err = call(daemon_module, tmp_path, *flags)
+    assert code == 1 and words in err
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
@@ -291,11 +285,10 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None
         Daemon(folder, journal, make_scheduler("FCFS", folder), 1)
 
 
-# ---- processes
-
-
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_a_job_whose_shell_was_killed_is_not_run_again(tmp_path: Path, gate: Gate, kill: Callable[[int, int], None]) -> None:
+def test_a_job_whose_shell_was_killed_is_not_run_again(
+    tmp_path: Path, journal: Journal, gate: Gate, kill: Callable[[int, int], None]
+) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     processes = Processes(tmp_path / "jobs")
@@ -316,33 +309,32 @@ def test_a_job_whose_shell_was_killed_is_not_run_again(tmp_path: Path, gate: Gat
         gate.release(1)
         return wait_for_all(client)
 
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(blocked)
-        ended = served(tmp_path, journal, talk)
+    journal.submitted(blocked)
+    ended = served(tmp_path, journal, talk)
     assert processes.status(blocked).state is State.KILLED
     assert ended["a"]["exit_code"] is None and "shell of the job was killed" in ended["a"]["error"]
 
 
-def test_a_job_whose_start_was_noted_but_never_happened_is_started(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        journal.submitted(job("a"))
-        journal.started(journal.jobs["a"])
-        assert served(tmp_path, journal, wait_for_all)["a"]["exit_code"] == 0
+def test_a_job_whose_start_was_noted_but_never_happened_is_started(tmp_path: Path, journal: Journal) -> None:
+    journal.submitted(job("a"))
+    journal.started(journal.jobs["a"])
+    assert served(tmp_path, journal, wait_for_all)["a"]["exit_code"] == 0
 
 
-def test_a_daemon_waits_also_for_jobs_that_it_starts_after_those_of_an_earlier_one(tmp_path: Path, gate: Gate) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        for each in (job("ended", "true"), job("first", "sh", "-c", gate.wait), job("second", "sh", "-c", gate.wait)):
-            journal.submitted(each)
-        journal.started(journal.jobs["ended"])
-        Processes(tmp_path / "jobs").start(journal.jobs["ended"]).wait()
+def test_a_daemon_waits_also_for_jobs_that_it_starts_after_those_of_an_earlier_one(
+    tmp_path: Path, journal: Journal, gate: Gate
+) -> None:
+    for each in (job("ended", "true"), job("first", "sh", "-c", gate.wait), job("second", "sh", "-c", gate.wait)):
+        journal.submitted(each)
+    journal.started(journal.jobs["ended"])
+    Processes(tmp_path / "jobs").start(journal.jobs["ended"]).wait()
 
-        def talk(client: Client) -> dict[str, Any]:
-            assert client.ask("status")["ended"] == 1
-            gate.release(2)
-            return wait_for_all(client)
+    def talk(client: Client) -> dict[str, Any]:
+        assert client.ask("status")["ended"] == 1
+        gate.release(2)
+        return wait_for_all(client)
 
-        ended = served(tmp_path, journal, talk, slots=1)
+    ended = served(tmp_path, journal, talk, slots=1)
     assert {name: each["exit_code"] for name, each in ended.items()} == dict.fromkeys(ended, 0)
 
 
@@ -386,9 +378,6 @@ def test_no_job_is_lost_or_run_twice_when_the_daemon_ends(
     assert sorted(log.read_text().split()) == list("012345")
 
 
-# ---- users
-
-
 def test_the_load_generator_plays_jobs_at_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = np.arange(4.0)
     jobs = Jobs(times, times + 1, times + 1, np.array([1, 2, 1, 1]))
@@ -406,18 +395,14 @@ def test_the_load_generator_plays_jobs_at_their_times(tmp_path: Path, monkeypatc
     assert np.all(np.array(submits_s) >= times), "no job is submitted before its time; a busy machine can make it late"
 
 
-def test_the_load_generator_is_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["client", str(tmp_path), "--jobs", "5", "--speed", "1e9"]
-
-    def talk(client: Client) -> int:
-        monkeypatch.setattr(sys, "argv", words)
-        return client_module.main()
+def test_the_load_generator_is_a_command(tmp_path: Path, call: Any) -> None:
+    def talk(client: Client) -> tuple[int, str, str]:
+        code, out, err = call(client_module, tmp_path, "--jobs", 5, "--speed", "1e9")
+        return code, out, err
 
     with Journal(tmp_path / "journal", 1e9) as journal:
-        assert served(tmp_path, journal, talk, slots=8) == 0
-    assert "5 of 5 jobs have ended with exit code 0" in capsys.readouterr().out
+        code, out, _ = served(tmp_path, journal, talk, slots=8)
+    assert code == 0 and "5 of 5 jobs have ended with exit code 0" in out
 
 
 def test_a_client_without_a_daemon_gives_up(tmp_path: Path) -> None:
@@ -438,8 +423,6 @@ def test_the_meter_adds_up_to_the_slowdown_of_the_waits() -> None:
     assert sum(parts) == pytest.approx(6.0 / 20.0 + ((25.0 + 1.0) / 10.0 - 1.0))
     assert all(part >= 0.0 for part in parts)
 
-
-# ---- the actor in the daemon
 
 PARAMETERS = {
     "network": {"kind": "job_scorer", "hidden_sizes": [8], "value_units": 8},
@@ -469,16 +452,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert job_scheduling.plugin.__all__
     run_dir = tmp_path_factory.mktemp("learner") / "run"
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=run_dir, torch_threads=1)) as learner:
-        config = AgentConfig(
-            client_id=CLIENT,
-            algorithm_name="PPO",
-            algorithm_parameters=PARAMETERS,
-            observation_space=OBSERVATION_SPACE,
-            action_space=ACTION_SPACE,
-            train_server_address=learner.address,
-            connect_timeout_s=60.0,
-        )
-        with RL4SysAgent(config=config):
+        spaces = {"observation_space": OBSERVATION_SPACE, "action_space": ACTION_SPACE}
+        with joined(learner, client_id=CLIENT, algorithm_name="PPO", algorithm_parameters=PARAMETERS, **spaces):
             learner.save(timeout_s=30.0)
     return run_dir
 
@@ -519,25 +494,10 @@ def test_the_time_to_start_a_process_is_no_run_time() -> None:
 
 
 def test_schedulers_are_compared_and_a_killed_learner_stops_nothing(
-    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
     figures = tmp_path / "figures.json"
-    words = [
-        "compare",
-        run_dir,
-        "--kill-learner",
-        "--schedulers",
-        "policy",
-        "--seeds",
-        1,
-        "--jobs",
-        12,
-        "--speed",
-        2e5,
-        "--json",
-        figures,
-    ]
-    monkeypatch.setattr(sys, "argv", [*map(str, words)])
+    common = ("--schedulers", "policy", "--seeds", 1, "--jobs", 12, "--speed", 2e5, "--json", figures)
     kill, exit_codes = BaseProcess.kill, []
 
     def note(process: BaseProcess) -> None:
@@ -546,22 +506,19 @@ def test_schedulers_are_compared_and_a_killed_learner_stops_nothing(
         exit_codes.append(process.exitcode)
 
     monkeypatch.setattr(BaseProcess, "kill", note)
-    assert compare.main() == 0
+    code, out, _ = call(compare, run_dir, "--kill-learner", *common)
+    assert code == 0 and "| policy, learner killed |" in out
     assert exit_codes == [-signal.SIGKILL]
     with_learner, killed = json.loads(figures.read_text())
     assert killed["name"] == "policy, learner killed"
     for result in (with_learner, killed):
         assert len(result["slowdowns"]) == 12 and min(result["slowdowns"]) >= 1.0
         assert result["state"]["version"] >= 0 and result["state"]["failures"] == 0
-    assert "| policy, learner killed |" in capsys.readouterr().out
 
 
-def test_a_comparison_without_a_training_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "none")])
-    assert compare.main() == 1
-    assert "none is not the run directory of a training" in capsys.readouterr().err
+def test_a_comparison_without_a_training_says_so(tmp_path: Path, call: Any) -> None:
+    code, _, err = call(compare, tmp_path / "none")
+    assert code == 1 and "none is not the run directory of a training" in err
 
 
 def test_a_classic_scheduler_decides_when_the_actor_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

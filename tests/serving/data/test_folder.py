@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,29 +181,23 @@ def test_columns_that_are_declared_otherwise_are_refused(tmp_path: Path) -> None
         assert len(buffer) == 1
 
 
-def _rewrite(**changes: Any) -> Any:
-    def damage(path: Path) -> None:
-        manifest = path / "manifest.json"
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+def manifest_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads((path / "manifest.json").read_text()))
 
-    return damage
+
+def _rewrite(**changes: Any) -> Any:
+    return lambda path: (path / "manifest.json").write_text(json.dumps(manifest_of(path) | changes))
 
 
 def _cut(name: str, size: int) -> Any:
     return lambda path: os.truncate(next(path.glob(name)), size)
 
 
-def _span(begin: int, end: int) -> Any:
+def _column(name: str, rows: Any, values: Any) -> Any:
     def damage(path: Path) -> None:
-        files = json.loads((path / "manifest.json").read_text())["files"]
-        np.lib.format.open_memmap(path / files["/span"], mode="r+")[:] = (begin, end)
+        np.lib.format.open_memmap(path / manifest_of(path)["files"][name], mode="r+")[rows] = values
 
     return damage
-
-
-def _slots(path: Path) -> None:
-    files = json.loads((path / "manifest.json").read_text())["files"]
-    np.lib.format.open_memmap(path / files["/slots/camera"], mode="r+")[0] = 1 << 40
 
 
 DAMAGE = {
@@ -220,9 +216,9 @@ DAMAGE = {
     "a missing column": lambda path: (path / "column-000.npy").unlink(),
     "missing frames": lambda path: next(path.glob("frames-*")).unlink(),
     "short frames": _cut("frames-*-0000.npy", 129),
-    "its counters are impossible": _span(0, 100),
-    "negative counters": _span(-3, 1),
-    "impossible frames": _slots,
+    "its counters are impossible": _column("/span", slice(None), (0, 100)),
+    "negative counters": _column("/span", slice(None), (-3, 1)),
+    "impossible frames": _column("/slots/camera", 0, 1 << 40),
 }
 
 
@@ -247,8 +243,16 @@ def test_a_maker_that_died_before_it_was_done_left_nothing_to_take_up(tmp_path: 
         assert_whole(store)
 
 
-def full(*_: object) -> None:
-    raise OSError(28, "No space left on device")
+@contextmanager
+def full_disk(call: str) -> Iterator[None]:
+    """Expect the error of a full disk, as a call of the system finds it."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreFileError, match="No space left"):
+        patch.setattr(os, call, full)
+        yield
 
 
 def opened(folder: Path) -> int:
@@ -258,18 +262,12 @@ def opened(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite", "fsync"])
-def test_a_full_disk_at_opening_and_closing_is_an_error_and_the_folder_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        with pytest.raises(StoreFileError, match="No space left"):
-            make(tmp_path)
+def test_a_full_disk_at_opening_and_closing_is_an_error_and_the_folder_is_free(tmp_path: Path, call: str) -> None:
+    with full_disk(call):
+        make(tmp_path)
     store = make(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(StoreFileError, match="No space left"):
-            store.close()
+    with full_disk("fsync"):
+        store.close()
     make(tmp_path).close()
     assert opened(tmp_path) == 0
 
@@ -280,7 +278,7 @@ def test_columns_that_cannot_all_be_made_leave_nothing(tmp_path: Path, monkeypat
 
     def nearly_full(*args: int) -> None:
         if next(calls) >= failing:
-            full()
+            raise OSError(28, "No space left on device")
         reserve(*args)
 
     with monkeypatch.context() as patch:
@@ -296,20 +294,13 @@ def test_columns_that_cannot_all_be_made_leave_nothing(tmp_path: Path, monkeypat
     store.close()
 
 
-def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
     store = make(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StoreFileError, match="No space left"):
-            store.insert(transition(0))
-        assert len(store) == 0
     store.batch_insert([transition(0), transition(1)])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StoreFileError, match="No space left"):
-            store.batch_insert([transition(i) for i in range(2, 30)])
-        assert_whole(store)
-        held = len(store)
+    with full_disk("posix_fallocate"):
+        store.batch_insert([transition(i) for i in range(2, 30)])
+    assert_whole(store)
+    held = len(store)
     store.batch_insert([transition(i) for i in range(held, held + 30)])
     assert_whole(store)
     store.close()

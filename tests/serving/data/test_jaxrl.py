@@ -18,11 +18,15 @@ from rl4sys_zmq.serving import (
     TrajectoryBufferDataStore,
     make_default_trajectory_buffer,
 )
-from rl4sys_zmq.serving.data import DataShape
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace
 
 STATE = BoxSpace((3,))
 ACTION = BoxSpace((1,))
+CAMERA = BoxSpace((1, 8, 8, 3), "|u1", 0, 255)
+
+
+def image_store(capacity: int = 10, **options: Any) -> MemoryEfficientReplayBufferDataStore:
+    return MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, capacity, ["wrist"], **options)
 
 
 def transition(number: int, *, done: bool = False, truncated: bool = False, **more: Any) -> dict[str, Any]:
@@ -36,9 +40,6 @@ def transition(number: int, *, done: bool = False, truncated: bool = False, **mo
         "dones": done or truncated,
         **more,
     }
-
-
-# ---- masks and dones
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,6 @@ def test_dones_beside_terminated() -> None:
     assert store.sample(1)["truncated"].tolist() == [True]
     with pytest.raises(DataError, match="has terminated and masks"):
         store.insert(transition(1) | {"terminated": False})
-
-
-# ---- keys, seeds, iterators
 
 
 def test_a_sample_has_the_keys_that_were_requested() -> None:
@@ -145,9 +143,6 @@ def test_an_iterator_copies_to_a_device_of_jax(monkeypatch: pytest.MonkeyPatch) 
     assert batch == ("gpu", [7.0, 7.0])
 
 
-# ---- names, arguments and their order
-
-
 def test_another_order_of_arguments_is_named() -> None:
     with pytest.raises(ConfigError, match=r"the order is ReplayBuffer\(capacity, .* ReplayBufferDataStore has agentlace's order"):
         ReplayBuffer(STATE, ACTION, 10)  # type: ignore[arg-type]
@@ -187,29 +182,13 @@ def test_the_default_trajectory_buffer_samples_transitions(caplog: pytest.LogCap
     assert (data["masks"] == (data["rewards"] != 5.0)).all() and all(m.all() for m in mask.values())
 
 
-def test_a_trajectory_store_with_the_shapes_of_agentlaces_example() -> None:
-    shapes = [DataShape("observations", (3,)), DataShape("rewards"), DataShape("end_of_trajectory", (), "bool")]
-    buffer = TrajectoryBufferDataStore(50, shapes, None, 1, 2)
-    buffer.insert({"observations": np.zeros(3), "rewards": 1.0, "end_of_trajectory": True})
-    assert len(buffer) == 1
-
-
-# ---- HIL-SERL's keys, and flax
-
-
-CAMERA = BoxSpace((1, 8, 8, 3), "|u1", 0, 255)
-
-
 def robot_transition(number: int, **more: Any) -> dict[str, Any]:
     images = {name: {"wrist": np.full((1, 8, 8, 3), n, np.uint8)} for name, n in (("now", number), ("next", number + 1))}
     return transition(number, **more) | {"observations": images["now"], "next_observations": images["next"]}
 
 
 def test_the_keys_that_hil_serl_includes() -> None:
-    def store(**include: Any) -> MemoryEfficientReplayBufferDataStore:
-        return MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"], **include)
-
-    both = store(include_grasp_penalty=True, include_next_actions=True)
+    both = image_store(include_grasp_penalty=True, include_next_actions=True)
     following = {"next_actions": np.ones(1), "next_intvn": True}
     both.insert(robot_transition(1, grasp_penalty=-0.02, **following))
     batch = both.sample(2, pack_obs_and_next_obs=True)
@@ -219,14 +198,14 @@ def test_the_keys_that_hil_serl_includes() -> None:
         both.insert(robot_transition(2, **following))
     with pytest.raises(DataError, match="next_intvn"):
         both.insert(robot_transition(2, grasp_penalty=0.0, next_actions=np.ones(1), next_intvn=0.5))
-    none = store()
+    none = image_store()
     none.insert(robot_transition(1, grasp_penalty=-0.02, **following))
     assert not {"grasp_penalty", "next_actions", "next_intvn"} & none.sample(1).keys()
 
 
 def test_keys_that_the_stores_do_not_have_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     plain = ReplayBufferDataStore(STATE, ACTION, 10)
-    images = MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"])
+    images = image_store()
     for store, make in ((plain, transition), (images, robot_transition)):
         infos: dict[str, Any] = {"infos": {"succeed": "yes", "left": None}, "grasp_penalty": 0.0}
         store.batch_insert([make(1, **infos), make(2), make(3, **infos)])
@@ -238,17 +217,12 @@ def test_keys_that_the_stores_do_not_have_are_left_out_with_one_warning(caplog: 
 
 
 def test_an_on_disk_store_keeps_the_included_keys(tmp_path: Path) -> None:
-    def store(**include: Any) -> MemoryEfficientReplayBufferDataStore:
-        return MemoryEfficientReplayBufferDataStore(
-            DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"], path=tmp_path / "a", **include
-        )
-
-    with store(include_grasp_penalty=True) as first:
+    with image_store(path=tmp_path / "a", include_grasp_penalty=True) as first:
         first.insert(robot_transition(1, grasp_penalty=1.0))
-    with store(include_grasp_penalty=True) as again:
+    with image_store(path=tmp_path / "a", include_grasp_penalty=True) as again:
         assert again.sample(1)["grasp_penalty"].tolist() == [1.0]
     with pytest.raises(StoreFileError, match="next_actions"):
-        store(include_next_actions=True)
+        image_store(path=tmp_path / "a", include_next_actions=True)
 
 
 def test_a_program_with_flax_gets_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +231,7 @@ def test_a_program_with_flax_gets_its_batches(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(sys.modules, "flax.core.frozen_dict", SimpleNamespace(freeze=Frozen))
     plain = ReplayBufferDataStore(STATE, ACTION, 10)
-    images = MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"])
+    images = image_store()
     plain.insert(transition(1))
     images.insert(robot_transition(1))
     assert type(plain.sample(2)) is type(next(images.get_iterator(sample_args={"batch_size": 2}))) is Frozen

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import raising
 
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty, StoreFileError
-from rl4sys_zmq.serving import TrajectoryBuffer
+from rl4sys_zmq.serving import TrajectoryBuffer, TrajectoryBufferDataStore
 from rl4sys_zmq.serving.data import (
     DataShape,
     FutureSampler,
@@ -30,6 +31,19 @@ from rl4sys_zmq.serving.data import (
 
 def step(number: int, trajectory: int = 0, **more: Any) -> dict[str, Any]:
     return {"id": number, "trajectory": trajectory, "next": {"id": number + 1}, **more}
+
+
+def filled(count: int, capacity: int = 10, **options: Any) -> TrajectoryBuffer:
+    """Return a buffer with this many steps of one trajectory."""
+    buffer = TrajectoryBuffer(capacity, **options)
+    buffer.batch_insert([step(i) for i in range(count)])
+    return buffer
+
+
+def pairs(buffer: TrajectoryBuffer) -> set[tuple[int, int]]:
+    """Return the neighbours that samples have."""
+    buffer.register_sample_config("pairs", {"id": SequenceSampler(begin=0, end=2)}, (0, 2))
+    return {tuple(pair) for pair in buffer.sample("pairs", 200)[0]["id"].tolist()}
 
 
 @dataclass
@@ -183,28 +197,23 @@ def test_a_buffer_that_is_fed_from_another_has_its_trajectories_also_over_gaps(
 
 
 def test_steps_on_both_sides_of_a_loss_are_not_neighbours() -> None:
-    edge, trainer = TrajectoryBuffer(4), TrajectoryBuffer(100, min_trajectory_length=1)
-    edge.batch_insert([step(i) for i in range(4)])
+    edge, trainer = filled(4, capacity=4), TrajectoryBuffer(100, min_trajectory_length=1)
     trainer.batch_insert(edge.read_after(-1)[1])
     edge.batch_insert([step(i) for i in range(4, 10)])
     first, items = edge.read_after(3)
     assert first == 6  # 4 and 5 were overwritten before they were read
     trainer.batch_insert(items)
-    trainer.register_sample_config("pairs", {"id": SequenceSampler(begin=0, end=2)}, (0, 2))
-    data, _ = trainer.sample("pairs", 200)
-    assert {tuple(pair) for pair in data["id"].tolist()} == {(0, 1), (1, 2), (2, 3), (6, 7), (7, 8), (8, 9)}
+    assert pairs(trainer) == {(0, 1), (1, 2), (2, 3), (6, 7), (7, 8), (8, 9)}
 
 
 def test_an_end_that_came_after_its_step_was_read_is_told_with_the_next() -> None:
-    edge, trainer = TrajectoryBuffer(10), TrajectoryBuffer(10)
-    edge.batch_insert([step(0), step(1)])
+    edge, trainer = filled(2), TrajectoryBuffer(10)
     trainer.batch_insert(edge.read_after(-1)[1])
     edge.end_trajectory()
     assert edge.get_latest_data(0)[0]["end_of_trajectory"]
     edge.batch_insert([step(2), step(3)])
     trainer.batch_insert(edge.read_after(1)[1])
-    trainer.register_sample_config("pairs", {"id": SequenceSampler(begin=0, end=2)}, (0, 2))
-    assert {tuple(pair) for pair in trainer.sample("pairs", 100)[0]["id"].tolist()} == {(0, 1), (2, 3)}
+    assert pairs(trainer) == {(0, 1), (2, 3)}
 
 
 def test_steps_are_drawn_uniformly_from_all_that_are_allowed() -> None:
@@ -236,8 +245,7 @@ def test_goals_have_the_distribution_of_the_slow_twin(lambda_: float | None, max
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 1.0), (0.6, 0.4), (1.0, 1.0)])
 def test_priorities_have_the_distribution_and_the_weights_of_the_paper(alpha: float, beta: float) -> None:
-    buffer = TrajectoryBuffer(16, seed=2, min_trajectory_length=1)
-    buffer.batch_insert([step(i) for i in range(20)])
+    buffer = filled(20, 16, seed=2, min_trajectory_length=1)
     epsilon = 0.01
     sampler = PrioritySampler(alpha, beta, epsilon)
     buffer.register_sample_config("per", {"id": LatestSampler(), "priority": sampler}, (0, 2))
@@ -292,26 +300,23 @@ def test_the_only_allowed_steps_are_found_however_small_their_priority() -> None
     ],
 )
 def test_wrong_priorities_are_refused_and_none_is_set(indices: Any, priorities: Any, key: str) -> None:
-    buffer = TrajectoryBuffer(8, seed=3)
-    buffer.batch_insert([step(0), step(1)])
+    buffer = filled(2, 8, seed=3)
     with pytest.raises(ConfigError, match="PrioritySampler"):
         buffer.update_priorities([0], [1.0])
     buffer.register_sample_config("per", {"priority": PrioritySampler(alpha=1.0)})
-    with pytest.raises(DataError) as caught:
+    with raising(DataError, key=key):
         buffer.update_priorities(indices, priorities)
-    assert caught.value.key == key
     assert buffer.sample("per", 50)[0]["priority"]["weights"].tolist() == [1.0] * 50
 
 
 def test_a_transform_has_the_last_word() -> None:
-    buffer = TrajectoryBuffer(10)
-    buffer.batch_insert([step(i) for i in range(4)])
+    buffer = filled(4)
 
-    def pairs(data: dict[str, Any], mask: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def halves(data: dict[str, Any], mask: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         assert len(buffer)  # the lock is free
         return {"observations": data["id"][:, 0], "next_observations": data["id"][:, 1]}, {"valid": mask["id"].all(axis=1)}
 
-    buffer.register_sample_config("pairs", {"id": SequenceSampler(begin=0, end=2)}, (0, 2), pairs)
+    buffer.register_sample_config("pairs", {"id": SequenceSampler(begin=0, end=2)}, (0, 2), halves)
     data, mask = buffer.sample("pairs", 6)
     np.testing.assert_array_equal(data["next_observations"], data["observations"] + 1)
     assert mask["valid"].all()
@@ -339,8 +344,7 @@ class Wild(Sampler):
 
 
 def test_wrong_configs_are_refused() -> None:
-    buffer = TrajectoryBuffer(10)
-    buffer.batch_insert([step(i) for i in range(3)])
+    buffer = filled(3)
     one = {"id": LatestSampler()}
     for samplers, sample_range, key in (
         (one, (1, 2), "sample_range"),
@@ -356,9 +360,8 @@ def test_wrong_configs_are_refused() -> None:
         ({"a": LatestSampler("next/i")}, (0, 1), "a"),
         ({"a": PrioritySampler(), "b": PrioritySampler()}, (0, 1), "config"),
     ):
-        with pytest.raises(ConfigError) as caught:
+        with raising(ConfigError, key=key):
             buffer.register_sample_config("config", samplers, sample_range)  # type: ignore[arg-type]
-        assert caught.value.key == key
     with pytest.raises(ConfigError, match="no sample config 'config'"):
         buffer.sample("config", 1)
     buffer.register_sample_config("wild", {"id": Wild()})
@@ -435,9 +438,8 @@ def test_a_mistake_is_refused_by_its_key_and_nothing_is_stored(data: Any, key: s
         buffer.insert(step(0))
         inserts: list[tuple[Callable[[Any], object], Any]] = [(buffer.insert, data), (buffer.batch_insert, [step(1), data])]
         for insert, argument in inserts:
-            with pytest.raises(DataError) as caught:
+            with raising(DataError, key=key):
                 insert(argument)
-            assert caught.value.key == key
         assert len(buffer) == 1
 
 
@@ -473,22 +475,19 @@ def test_a_saved_buffer_comes_back(tmp_path_factory: pytest.TempPathFactory, his
 def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreFileError, match="No such file"):
         TrajectoryBuffer.load(tmp_path / "missing.npz")
-    buffer = TrajectoryBuffer(10)
-    buffer.batch_insert([step(i) for i in range(5)])
-    path = tmp_path / "buffer.npz"
-    buffer.save(path)
-    whole = path.read_bytes()
+    buffer = filled(5)
+    buffer.save(path := tmp_path / "buffer.npz")
     assert list(tmp_path.iterdir()) == [path]
-    for name, content in (("torn", whole[: len(whole) // 2]), ("text", b"text"), ("empty", b"")):
-        (tmp_path / name).write_bytes(content)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"text", b""):
+        path.write_bytes(content)
         with pytest.raises(StoreFileError, match="is not a saved trajectory buffer"):
-            TrajectoryBuffer.load(tmp_path / name)
-    np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    objects: dict[str, Any] = {"meta/format": np.array([{}], dtype=object)}
-    np.savez(tmp_path / "objects.npz", **objects)
-    for name in ("other.npz", "objects.npz"):
+            TrajectoryBuffer.load(path)
+    arrays: dict[str, Any] = {"a": np.zeros(3), "meta/format": np.array([{}], dtype=object)}
+    for name, array in arrays.items():
+        np.savez(path, **{name: array})
         with pytest.raises(StoreFileError):
-            TrajectoryBuffer.load(tmp_path / name)
+            TrajectoryBuffer.load(path)
     with pytest.raises(StoreFileError, match="cannot be written"):
         buffer.save(tmp_path / "no" / "such.npz")
     buffer.close()
@@ -497,8 +496,7 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_headers_are_damaged_is_refused(tmp_path: Path) -> None:
-    buffer = TrajectoryBuffer(10)
-    buffer.batch_insert([step(i) for i in range(5)])
+    buffer = filled(5)
     buffer.save(path := tmp_path / "buffer.npz")
     whole = path.read_bytes()
     refused = 0
@@ -512,9 +510,6 @@ def test_a_file_whose_headers_are_damaged_is_refused(tmp_path: Path) -> None:
             except StoreFileError:
                 refused += 1
     assert refused > 100
-
-
-# ---- agentlace's arguments and members
 
 
 def test_agentlaces_arguments_that_change_nothing_are_accepted_and_others_name_the_remedy() -> None:
@@ -539,7 +534,6 @@ def test_the_members_of_agentlaces_buffer(history: tuple[TrajectoryBuffer, Twin]
         mates = [i for i, one in enumerate(twin.trajectories) if one == mine]
         assert (dataset["id"][place], dataset["next/id"][place]) == (number, number + 1)
         found = {name: column[place].item() for name, column in metadata.items()}
-        assert found["trajectory_begin_flag"] == (number == mates[0])
         assert found == {
             "seq_id": number,
             "ep_begin": mates[0],
@@ -577,7 +571,7 @@ def test_a_sampler_of_the_end_of_trajectories(history: tuple[TrajectoryBuffer, T
 def test_the_buffer_of_agentlaces_online_example() -> None:
     """Its shapes and its sample config name the flag, and it passes the flag both ways."""
     shapes = [DataShape("observations", (3,), np.float32), DataShape("end_of_trajectory", (), dtype="bool")]  # type: ignore[arg-type]
-    buffer = TrajectoryBuffer(capacity=50, data_shapes=shapes, min_trajectory_length=2)
+    buffer = TrajectoryBufferDataStore(50, shapes, None, 1, 2)
     buffer.register_sample_config(
         "training",
         samplers={

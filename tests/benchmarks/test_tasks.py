@@ -1,4 +1,4 @@
-"""The small task with a Dict of observations, two actions and a mask: its best return, and a learner that trains on it."""
+"""The small tasks of the learning table: their best returns, their policies, and actors that keep to masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from bench.courier import MOVES  # noqa: E402
-from bench.learning_cases import CASES, COURIER  # noqa: E402
+from bench.learning_cases import CASES, COURIER, PIXEL_CATCH  # noqa: E402
 from rl4sys_zmq import AgentConfig, RL4SysAgent  # noqa: E402
 from rl4sys_zmq.actor import FrozenAgent  # noqa: E402
 from rl4sys_zmq.algorithms import planned_policy  # noqa: E402
@@ -40,14 +40,28 @@ def test_a_policy_that_looks_gets_ten_less_the_distance() -> None:
         assert total == pytest.approx(10 - distance)
 
 
-@pytest.mark.parametrize("name", ["ppo-dict-mask", "ppo-taxi", "ppo-frozenlake"])
-def test_the_cases_of_the_table_have_policies(name: str) -> None:
+def test_a_policy_that_looks_catches_every_ball() -> None:
+    env = gymnasium.make(PIXEL_CATCH)
+    check_env(env.unwrapped, skip_render_check=True)
+    image, _ = env.reset(seed=1)
+    total, steps, done = 0.0, 0, False
+    while not done:
+        ball, paddle = (int(image[rows, :, 0].max(axis=0).argmax()) for rows in (slice(0, 9), slice(9, 10)))
+        image, reward, done, _, _ = env.step(np.int64(1 + np.sign(ball - paddle)))
+        total, steps = total + float(reward), steps + 1
+    assert (total, steps) == (5.0, 45)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("ppo-dict-mask", "mlp"), ("ppo-taxi", "mlp"), ("ppo-frozenlake", "mlp"), ("ppo-pixels", "onnx"), ("dqn-pixels", "onnx")],
+)
+def test_the_cases_of_the_table_have_policies(name: str, kind: str) -> None:
     case = CASES[name]
     env = gymnasium.make(case.env)
-    spec = planned_policy(
-        case.algorithm, observation_space_from(env.observation_space), space_from(env.action_space), case.values or {}
-    )
-    assert spec is not None and spec.kind == "mlp"
+    spaces = observation_space_from(env.observation_space), space_from(env.action_space)
+    spec = planned_policy(case.algorithm, *spaces, case.values or {})
+    assert spec is not None and spec.kind == kind
 
 
 class Allowed:

@@ -162,8 +162,6 @@ def test_data_that_make_an_update_fail_are_found_beside_demonstrations() -> None
     assert algorithm.discard() == [0]
 
 
-# ---- cloning
-
 ON_POLICY: dict[str, Any] = {"hidden_sizes": [16], "steps_per_update": 32}
 CLONED: list[tuple[str, Space, dict[str, Any]]] = [
     ("PPO", CHOICE, ON_POLICY),
@@ -267,9 +265,6 @@ def test_the_margin_loss_is_that_of_the_paper() -> None:
     assert float(found) == pytest.approx(np.mean(slow))
 
 
-# ---- masks
-
-
 def masked_segment(steps: int, seed: int, *, reward: float = 0.0) -> Segment:
     """Return a demonstration whose masks forbid all actions but the demonstrated one and one other."""
     made = segment(CHOICE, steps, seed, reward=reward)
@@ -310,9 +305,6 @@ def test_cloning_does_not_train_on_forbidden_actions(name: str) -> None:
     for tensor, values in algorithm.snapshot().items():
         np.testing.assert_allclose(values, before[tensor], atol=1e-6)
     assert algorithm.clone([given, segment(CHOICE, 30, 2)], CloneOptions(5, 64, 1e-2)) > 0.05  # the second one has no masks
-
-
-# ---- the file in a learner thread
 
 
 def use(path: Path, /, name: str = "DQN", space: Space = CHOICE, **options: Any) -> TrainingDemonstrations:

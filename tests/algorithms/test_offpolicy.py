@@ -65,9 +65,6 @@ def weights(algorithm: Any) -> Any:
     return np.concatenate([array.reshape(-1) for array in algorithm.numbers_to_check()])
 
 
-# ---- the contract
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("observations", [BoxSpace((4,)), DiscreteSpace(5, -1), BoxSpace((2, 3), "|u1", 0, 255)])
 def test_they_keep_the_contract(case: str, observations: ObservationSpace) -> None:
@@ -105,9 +102,6 @@ def test_actions_that_are_no_box_are_refused_by_the_deterministic_ones(name: str
             make_algorithm(name, OBS, space, {}, 0)
 
 
-# ---- the schedule
-
-
 def test_units_can_be_due_by_ended_episodes() -> None:
     algorithm = make("TD3", traj_per_epoch=2, learning_starts=0)
     found = []
@@ -118,9 +112,6 @@ def test_units_can_be_due_by_ended_episodes() -> None:
         algorithm.observe(segment)
         found.append(len(list(iter(algorithm.update, None))))
     assert found == [0, 0, 0, 1, 0]
-
-
-# ---- state
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -254,9 +245,6 @@ def test_every_weight_that_is_trained_moves(case: str) -> None:
         assert moved > 0.8, f"{name}: {moved:.2f} of the weights moved"
 
 
-# ---- undoing
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_segments_that_make_an_update_fail_are_found_and_removed(case: str) -> None:
     loss = "losses/td_loss" if case == "DQN" else "losses/qf_loss"
@@ -289,9 +277,6 @@ def test_an_empty_replay_asks_for_new_data() -> None:
         algorithm.observe(replace(segment, rewards=np.full(segment.steps, 3e38, np.float32)))
     assert algorithm.discard() == [0, 1, 2]
     assert algorithm.update() is None and algorithm.demand() == algorithm.rollout_length
-
-
-# ---- warm start, devices
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -342,8 +327,6 @@ def test_ranks_learn_what_one_learns(case: str) -> None:
             updates(algorithm, source_for(case, 6), 2)
         np.testing.assert_allclose(weights(many), weights(one), atol=2e-5)
 
-
-# ---- RL4Sys's blocks
 
 FEWER = {"traj_per_epoch": 2, "train_iters": 2, "learning_starts": 40, "buffer_size": 500, "batch_size": 16}
 """Smaller numbers for the same keys, so that the test is fast."""

@@ -109,9 +109,6 @@ def targets_of(algorithm: PPO, taken: Any) -> Any:
     return columns
 
 
-# The protocol -------------------------------------------------------------------------------------------------------
-
-
 def test_demand_counts_down_and_an_update_takes_all() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     assert algorithm.demand() == 32 and algorithm.update() is None
@@ -254,8 +251,6 @@ def test_the_estimate_of_a_trajectory_follows_those_that_ended() -> None:
         feed(algorithm, round_)
     assert algorithm.demand() < guess / 5
 
-
-# Learning -----------------------------------------------------------------------------------------------------------
 
 HEADS = [
     (OBS, ACT, {}),
@@ -462,9 +457,6 @@ def test_segments_with_and_without_masks_mix() -> None:
         algorithm.observe(segment(algorithm, rng, masked=masked))
     metrics = algorithm.update()
     assert metrics is not None and metrics["losses/ratio_first"] < 1e-4
-
-
-# Normalisation ------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_update_already_uses_the_statistics_of_its_batch() -> None:

@@ -58,9 +58,6 @@ def torch_step(algorithm: PPO, where: slice, loss: Tensor, rate: float, *, rms_p
     return free.detach()
 
 
-# ---- A2C and A3C
-
-
 @pytest.mark.parametrize("kind", [A2C, A3C])
 def test_a2c_is_one_step_along_the_policy_gradient(kind: type[PPO]) -> None:
     """The update is that of Mnih et al. 2016 with RMSProp: no ratio, no clipping, the whole batch once."""
@@ -103,9 +100,6 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
     expected = torch_step(twin, slice(None), loss, 7e-4)
     updated(algorithm, segments)
     torch.testing.assert_close(algorithm._network.flat.detach(), expected, atol=1e-6, rtol=1e-5)
-
-
-# ---- REINFORCE
 
 
 def whole_episodes(algorithm: Any) -> list[Segment]:
@@ -179,9 +173,6 @@ def test_the_kind_of_actions_in_rl4syss_block_must_be_the_clients() -> None:
     make_algorithm("REINFORCE", OBS, ARM, {"discrete": False}, 0)
 
 
-# ---- RPO
-
-
 @pytest.mark.parametrize(
     ("given", "count"),
     [
@@ -225,9 +216,6 @@ def test_rpo_refuses_discrete_actions() -> None:
     with pytest.raises(ConfigError, match=r"RPO: rpo_alpha 0.5 moves the mean of continuous actions, but .*use PPO") as caught:
         make_algorithm("RPO", OBS, ACT, {}, 0)
     assert caught.value.key == "algorithm_parameters.rpo_alpha"
-
-
-# ---- RL4Sys's blocks
 
 
 def test_rl4syss_blocks_are_read_with_rl4syss_meaning_and_train() -> None:

@@ -99,9 +99,6 @@ def train(algorithm: Algorithm, source: Iterator[Segment], updates: int) -> list
     return done
 
 
-# ---- the same result
-
-
 @pytest.mark.parametrize(("rows", "size"), [(10, 3), (2, 3), (1, 4), (7, 7), (128, 2)])
 def test_the_ranks_share_every_row_once(rows: int, size: int) -> None:
     shares = [row_share(rows, rank, size) for rank in range(size)]
@@ -175,9 +172,6 @@ def test_ranks_learn_what_one_learns(case: str) -> None:
             assert name == "DQN" or algorithm.update(partial=True) is not None
             train(algorithm, source, 1)
         assert np.abs(weights(many) - weights(one)).max() < CLOSE
-
-
-# ---- the end
 
 
 def test_a_killed_rank_ends_the_group() -> None:
@@ -322,9 +316,6 @@ def test_a_rank_that_cannot_be_built_says_why() -> None:
         group.start()
 
 
-# ---- a learner
-
-
 def play(agent: RL4SysAgent, stop: threading.Event) -> None:
     rng, traj = np.random.default_rng(2), None
     try:
@@ -384,9 +375,6 @@ def test_a_client_goes_on_from_its_checkpoint_after_a_rank_was_killed(tmp_path: 
             stop.set()
             player.join(30.0)
     assert child_ranks() == []
-
-
-# ---- wrong options
 
 
 def test_more_ranks_than_a_minibatch_has_rows_are_refused() -> None:

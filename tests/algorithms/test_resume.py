@@ -207,9 +207,6 @@ def test_a_fake_goes_on_with_the_keys_of_its_lineage(kind: str, tmp_path: Path) 
     assert two.keys == one.keys and len(set(one.keys)) == len(one.keys)
 
 
-# The last part of a batch -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("steps", [1, 2, 3, 17])
 @pytest.mark.parametrize("trained_before", [0, 2])
 @pytest.mark.parametrize("masked", [False, True])

@@ -46,9 +46,6 @@ def tensor(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     return torch.tensor(3 * rng.normal(size=shape), dtype=torch.float32)
 
 
-# ---- formulas
-
-
 def test_rescaled_targets_are_those_of_the_paper() -> None:
     """The targets are those of Pohlen et al. 2018: h(r + γ h⁻¹(q)). The twin finds h⁻¹ by bisection."""
     rng = np.random.default_rng(0)
@@ -153,9 +150,6 @@ def test_dueling_is_that_of_the_paper() -> None:
     assert found.tolist() == [[10.0 + a - 3.0 for a in (1.0, 2.0, 6.0)]]
 
 
-# ---- in the algorithm
-
-
 @pytest.mark.parametrize("case", HEADS)
 def test_they_keep_the_contract(case: str) -> None:
     parameters = {**SMALL, **HEADS[case], "learning_starts": 8, "batch_size": 8, "rollout_length": 8}
@@ -221,9 +215,6 @@ def test_a_changed_kappa_holds_from_the_next_update_on() -> None:
 def test_atoms_without_a_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="v_min: 10 is not below v_max 10"):
         make("categorical", v_min=10.0, v_max=10.0)
-
-
-# ---- C51
 
 
 def test_c51_is_dqn_with_the_defaults_of_cleanrl() -> None:

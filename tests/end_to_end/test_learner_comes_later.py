@@ -352,9 +352,6 @@ def test_random_actions_must_be_possible() -> None:
         AgentConfig(**options(ABSENT, fallback="random", overflow="wait"))
 
 
-# ---- a running learner that is still starting the client
-
-
 class SlowStart(FakeFactory):
     """A factory that creates no algorithm until the event `go` is set."""
 

@@ -207,9 +207,6 @@ def test_a_run_without_files_has_remote_workers_too(lab: Lab, options: dict[str,
     balanced(trained(learner, 4), 4)
 
 
-# ---- the network
-
-
 @pytest.mark.parametrize("way", ["down", "up"])
 def test_a_message_that_the_network_loses_is_noticed(
     way: str, lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -268,9 +265,6 @@ def test_connections_that_are_cut_lose_nothing(lab: Lab, options: dict[str, Any]
         until(lambda gateway=gateway: gateway.call(cut).result(PATIENCE_S) == 2, "both are cut")  # type: ignore[misc]
         play(agent, 5)
     balanced(trained(learner, 40), 40)
-
-
-# ---- keys
 
 
 def refused(learner: Any) -> int:

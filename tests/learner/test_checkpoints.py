@@ -98,8 +98,6 @@ def through_files(state: Any) -> Any:
     return unpack_state(document["state"], safetensors.numpy.load(files["state.safetensors"]))["it"]
 
 
-# States -------------------------------------------------------------------------------------------------------------
-
 dtypes = st.one_of(
     npst.scalar_dtypes(), npst.unicode_string_dtypes(), npst.byte_string_dtypes(), st.just(np.dtype("float128")),
 )  # fmt: skip
@@ -230,9 +228,6 @@ def test_long_lists_are_no_trouble(tmp_path: Path) -> None:
     assert loaded is not None and loaded[1] == {"keys": keys, "flat": list(range(200_000))}
 
 
-# The store ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_comes_back_with_its_manifest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "RUN" / "checkpoints" / "c")
     assert store.load() is None and store.newest() == [] and not store.folder.exists()
@@ -332,9 +327,6 @@ def test_going_back_abandons_what_is_newer(tmp_path: Path) -> None:
     assert manifest.number == 3 and store.damaged == []
     assert store.write(MANIFEST, state_of(6)).number == 6
     assert read_manifest(store.folder / "00000005.abandoned").number == 5
-
-
-# Errors name the cause ----------------------------------------------------------------------------------------------
 
 
 def resealed(path: Path, change: Any) -> None:
@@ -457,8 +449,6 @@ def test_no_torn_file_goes_unseen(tmp_path_factory: pytest.TempPathFactory, cut:
         read_checkpoint(path)
     assert caught.value.damaged and caught.value.path == str(file)
 
-
-# Errors of the disk, and crashes ------------------------------------------------------------------------------------
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename", "close")
 
@@ -605,9 +595,6 @@ def test_an_interrupted_load_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
             store.load()
     loaded = store.load()
     assert loaded is not None and loaded[0].number == 1
-
-
-# ---- the right to write
 
 
 def test_a_learner_thread_that_was_replaced_can_write_no_checkpoint(tmp_path: Path) -> None:

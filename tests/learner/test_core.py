@@ -254,9 +254,6 @@ def only(messages: Sequence[Any], kind: type[Any]) -> Any:
     return messages[0]
 
 
-# ---- joining
-
-
 def test_a_hello_waits_for_the_learner_thread_and_is_welcomed_then() -> None:
     rig = Rig()
     assert rig.say(hello()) == []
@@ -354,9 +351,6 @@ def test_goodbye_ends_the_session() -> None:
     rig.say(Bye())
     assert not rig.client.table.live()
     assert rig.core.actor_sessions.sessions == {}
-
-
-# ---- data
 
 
 def test_an_ack_waits_for_the_journal_and_so_does_the_learner_thread() -> None:
@@ -483,9 +477,6 @@ def test_an_actor_that_asks_again_learns_that_its_client_is_starting() -> None:
     assert not [name for name in rig.core.counters.snapshot() if name.startswith("refused.")]
     rig.ready()
     assert isinstance(rig.answers()[0], Welcome) and isinstance(rig.answers(b"q")[0], Welcome)
-
-
-# ---- learner threads
 
 
 def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard() -> None:
@@ -821,9 +812,6 @@ def test_a_client_that_never_worked_is_forgotten_and_its_actor_told_why() -> Non
     assert only(rig.answers(), Refused).code == RefusalReason.CONFIG
     assert rig.client is None
     assert isinstance(rig.core.registry.failure("lab"), ConfigError)
-
-
-# ---- operators and the clock
 
 
 def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard() -> None:

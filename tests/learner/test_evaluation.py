@@ -60,9 +60,6 @@ def record(version: int, mean: float, **changes: Any) -> EvaluationRecord:
     return replace(made, **changes)
 
 
-# ---- options
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -98,9 +95,6 @@ def test_a_tuple_in_the_arguments_is_the_list_that_a_later_start_reads(tmp_path:
     BestPolicyFolder(tmp_path, "pole").offer(policy(1), record(1, 500.0, env=options.make_arguments))
     found = BestPolicyFolder(tmp_path, "pole").record
     assert found is not None and found.comparable(record(2, 10.0, env=options.make_arguments))
-
-
-# ---- the best policy
 
 
 def test_the_best_policy_is_kept_and_known_to_the_next_start(tmp_path: Path) -> None:
@@ -168,9 +162,6 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path, content: bytes) -> None
     again = BestPolicyFolder(tmp_path, "pole")
     assert again.record is None
     assert again.offer(policy(2), record(2, -5.0)) and read_policy(again.policy).snapshot.version == 2
-
-
-# ---- the thread
 
 
 class Results:
@@ -331,9 +322,6 @@ def test_stop_and_forget_end_an_evaluation_in_progress(
     evaluator.forget()
     assert evaluator.join(WAIT_S)
     assert BestPolicyFolder(tmp_path, "pole").record is None
-
-
-# ---- the process
 
 
 def ask_for(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -83,9 +83,6 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.fail("it has started")
 
 
-# ---- the driver, with a fake Ray that the test controls
-
-
 class Lost(Exception):
     """An exception of the fake Ray."""
 
@@ -297,8 +294,6 @@ def test_a_learner_that_has_ended_takes_its_workers_along(driver: Driver) -> Non
     driver.driver.close()
     assert driver.ray.killed == [1]
 
-
-# ---- the learner's connection, with fake drivers that the test controls
 
 START = RemoteWorkerStart(
     engine="ray",

@@ -316,9 +316,6 @@ def test_a_lost_gateway_fails_the_request_that_waits_and_all_later_ones(folder: 
     waiting.join()
 
 
-# ---- segments in training
-
-
 def held(*numbers: int) -> list[SegmentInTraining]:
     return [SegmentInTraining(None, 0, KEY, seq, False) for seq in numbers]
 
@@ -363,9 +360,6 @@ def test_only_the_newest_of_many_records_is_stored(folder: Path) -> None:
     answer = files.record()
     assert answer is not None and answer.count == 2 and files.record() is None
     assert (folder / "training.mark").read_bytes() == b"two" and (folder / "suspects.json").read_bytes() == b"suspects"
-
-
-# ---- the start
 
 
 def start(**changes: Any) -> RemoteWorkerStart:

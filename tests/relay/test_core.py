@@ -230,9 +230,6 @@ def test_what_an_upstream_must_not_send_is_counted(upstream: Upstream) -> None:
     assert rig.client()["version"] == 0
 
 
-# ---- restarts, and relays behind relays
-
-
 def test_children_wait_while_the_upstream_starts_the_client() -> None:
     rig, upstream = Rig(), Upstream()
     assert rig.child(FOLLOW) == []

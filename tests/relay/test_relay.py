@@ -357,9 +357,6 @@ def test_a_relay_that_could_not_start_can_start_later(site: Site) -> None:
         assert late.address == address and late.status()["relay"]
 
 
-# ---- unfinished messages
-
-
 def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
     """Send one message without an end to a socket, and return the number of bytes sent before the connection ended."""
     taken, frame = 0, b"\x03" + struct.pack(">Q", 1000) + bytes(1000)
@@ -422,9 +419,6 @@ def test_the_memory_of_a_relay_has_a_limit(socket_type: bytes) -> None:
         process.stdin.flush()
         assert process.stdout.readline() == "True\n"
         assert process.wait(PATIENCE_S) == 0
-
-
-# ---- keys
 
 
 class Keyed:
@@ -493,9 +487,6 @@ def test_a_relay_with_an_old_key_says_so_and_costs_its_actors_nothing(site: Site
     until(lost, "the reason")
     lines = report_lines(late.status(), time.time())
     assert any(line.startswith("!! the upstream does not answer") for line in lines), lines
-
-
-# ---- status and doctor
 
 
 def test_status_and_doctor_show_relays(site: Site, tmp_path: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.values import Segment
+from rl4sys_zmq.replay import StatePiece
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space, space_to_json
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner import Learner
+    from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest
 
 T = TypeVar("T")
 
@@ -48,6 +51,66 @@ def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Seg
         "truncated": end == "truncated",
     }
     return Segment(**{**defaults, **columns})
+
+
+class OneSegmentMessage:
+    """A fake `DecodedSegmentMessage` with one segment."""
+
+    key = ("a", 1)
+
+    def __init__(self, seq: int, segment: Segment) -> None:
+        self.segments, self.nbytes = [segment], segment.nbytes
+        self.batch, self.first_seq = self, seq
+
+
+def assignment(name: str, actions: Space | None = None, parameters: Any = None, **changes: Any) -> AssignClient:
+    """Return the assignment of a client to its learner thread, for Box(3) and Discrete(2), with other fields in `changes`."""
+    defaults: dict[str, Any] = {
+        "client_id": "c",
+        "policy_id": bytes(8),
+        "generation": 7,
+        "algorithm_name": name,
+        "parameters": dict(parameters or {}),
+        "observation_space": space_to_json(BoxSpace((3,))),
+        "action_space": space_to_json(actions or DiscreteSpace(2)),
+        "seed": 3,
+        "max_policy_lag": -1,
+        "on_lag": "drop",
+        "pacing_lag": -1,
+        "publish_every_updates": 0,
+        "max_parameters": 10**7,
+        "checkpoints": "",
+        "checkpoint_every_s": 10.0,
+        "journal_id": 1,
+    }
+    return AssignClient(**{**defaults, **changes})
+
+
+def manifest(**changes: Any) -> CheckpointManifest:
+    """Return the manifest of a checkpoint, with other fields in `changes`."""
+    from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest
+
+    names = ("journal_id", "generation", "version", "digest", "trained_digest", "updates", "steps")
+    defaults: dict[str, Any] = {"client_id": "c", "algorithm_name": "X", "verdicts": {}, "marks": (), **dict.fromkeys(names, 1)}
+    return CheckpointManifest(**{**defaults, **changes})
+
+
+def assert_same_state(one: Any, other: Any) -> None:
+    """Assert that two states of algorithms have equal types, keys and bits."""
+    assert type(one) is type(other)
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same_state(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same_state(mine, theirs)
+    elif isinstance(one, StatePiece):
+        assert one.name == other.name
+        assert_same_state(one.arrays, other.arrays)
+    else:
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 def play(agent: RL4SysAgent, observations: int | Iterable[Any], reward: float = 1.0, **end: Any) -> None:

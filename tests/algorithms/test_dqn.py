@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import segment_with, until
+from kit import assert_same_state, segment_with, until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms.offpolicy.dqn import C51, DQN
@@ -18,7 +18,7 @@ from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
-from rl4sys_zmq.replay import StatePiece, TransitionBatch
+from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 from .policy_twin import policy_outputs
@@ -52,24 +52,6 @@ def train(algorithm: DQN) -> list[Mapping[str, float]]:
     while (metrics := algorithm.update()) is not None:
         out.append(metrics)
     return out
-
-
-def assert_same(left: object, right: object) -> None:
-    if isinstance(left, Mapping):
-        assert isinstance(right, Mapping)
-        assert left.keys() == right.keys()
-        for key in left:
-            assert type(key) is str
-            assert_same(left[key], right[key])
-    elif isinstance(left, list):
-        assert isinstance(right, list) and len(left) == len(right)
-        for mine, theirs in zip(left, right, strict=True):
-            assert_same(mine, theirs)
-    elif isinstance(left, StatePiece):
-        assert isinstance(right, StatePiece) and left.name == right.name
-    else:
-        assert left is right is None or isinstance(left, (torch.Tensor, np.ndarray, int, float))
-        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 
 def test_box_actions_are_refused() -> None:
@@ -371,7 +353,7 @@ def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
         for episode in range(3):
             other.observe(make_segment(7 + unit % 5 * 10 + episode, 3 * unit + episode, end="terminated"))
         train(other)
-    assert_same(dqn.state(), other.state())
+    assert_same_state(dqn.state(), other.state())
 
 
 def test_an_undone_unit_undoes_the_update_of_the_target_network() -> None:
@@ -384,7 +366,7 @@ def test_an_undone_unit_undoes_the_update_of_the_target_network() -> None:
     assert before["target_steps"] == 0 and after["target_steps"] == 60
     dqn.restore(before)
     assert dqn.update() == first
-    assert_same(dqn.state(), after)
+    assert_same_state(dqn.state(), after)
 
 
 def test_given_intervals_in_units_or_gradient_steps_are_kept_with_units_of_episodes() -> None:
@@ -428,9 +410,9 @@ def test_an_undone_prioritised_update_leaves_no_trace() -> None:
     train(one)
     one.restore(kept)
     other.observe(make_segment(8, 1))
-    assert_same(one.state(), other.state())
+    assert_same_state(one.state(), other.state())
     assert [dict(m) for m in train(one)] == [dict(m) for m in train(other)]
-    assert_same(one.state(), other.state())
+    assert_same_state(one.state(), other.state())
 
 
 def test_the_weights_of_a_prioritised_replay_are_annealed() -> None:

@@ -28,7 +28,6 @@ from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Segment  # noqa: E402
 from rl4sys_zmq.values.spaces import FlatSpace, MultiDiscreteSpace  # noqa: E402
 
-from .test_ranks import assignment, ranked  # noqa: E402
 from .test_resume import check_resume, segments, updates  # noqa: E402
 
 OBS = BoxSpace((3,))
@@ -307,25 +306,6 @@ def test_a_gpu_learns_what_the_cpu_learns(case: str) -> None:
     np.testing.assert_allclose(weights(gpu), weights(cpu), atol=1e-3)
     back.load(unpack_state(*pack_state(gpu.state())))
     assert weights(back).tobytes() == weights(gpu).tobytes()
-
-
-@pytest.mark.parametrize("case", ["SAC", "discrete SAC", "TD3", "DQN"])
-def test_ranks_learn_what_one_learns(case: str) -> None:
-    """The rows of a batch do not divide into equal parts."""
-    name, actions = CASES[case]
-    parameters = {**SMALL, "batch_size": 17}
-    one = make(case, 3, batch_size=17)
-    many, group = ranked(assignment(name, actions, parameters, learners=2))
-    with group:
-        for algorithm in (one, many):
-            updates(algorithm, source_for(case), 8)
-        np.testing.assert_allclose(weights(many), weights(one), atol=2e-5)
-        for algorithm in (one, many):
-            kept = algorithm.checkpoint()
-            updates(algorithm, source_for(case, 5), 2)
-            algorithm.restore(kept)
-            updates(algorithm, source_for(case, 6), 2)
-        np.testing.assert_allclose(weights(many), weights(one), atol=2e-5)
 
 
 FEWER = {"traj_per_epoch": 2, "train_iters": 2, "learning_starts": 40, "buffer_size": 500, "batch_size": 16}

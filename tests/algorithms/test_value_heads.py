@@ -20,7 +20,6 @@ from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.testing import check_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 
-from .test_ranks import assignment, ranked
 from .test_resume import check_resume, segments, updates
 
 OBS, FOUR = BoxSpace((3,)), DiscreteSpace(4, 1)
@@ -189,18 +188,6 @@ def test_training_starts_from_a_policy(case: str) -> None:
             np.testing.assert_allclose(array, tensors[name], rtol=1e-5, atol=1e-6)
     networks = fresh.state()["networks"]
     assert torch.equal(networks["online"], networks["target"])
-
-
-@pytest.mark.parametrize("case", ["dueling quantile", "categorical"])
-def test_ranks_learn_what_one_learns(case: str) -> None:
-    parameters = {**SMALL, **HEADS[case], "batch_size": 17}
-    one: Any = make_algorithm("DQN", OBS, FOUR, parameters, 3)
-    many, group = ranked(assignment("DQN", FOUR, parameters, learners=2))
-    with group:
-        for algorithm in (one, many):
-            updates(algorithm, segments(FOUR, 3), 8)
-        left, right = (np.concatenate([a.reshape(-1) for a in x.numbers_to_check()]) for x in (one, many))
-        np.testing.assert_allclose(left, right, atol=2e-5)
 
 
 def test_a_changed_kappa_holds_from_the_next_update_on() -> None:

@@ -177,28 +177,6 @@ def test_an_actor_gets_the_values_of_the_network(case: str) -> None:
     np.testing.assert_allclose(values, own.numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", HEADS)
-def test_training_starts_from_a_policy(case: str) -> None:
-    trained, fresh = make(case, seed=1), make(case, seed=2)
-    updates(trained, segments(FOUR, 3), 5)
-    tensors = trained.snapshot()
-    fresh.load_policy(tensors)
-    for name, array in fresh.snapshot().items():
-        if name != "epsilon":
-            np.testing.assert_allclose(array, tensors[name], rtol=1e-5, atol=1e-6)
-    networks = fresh.state()["networks"]
-    assert torch.equal(networks["online"], networks["target"])
-
-
-def test_a_changed_kappa_holds_from_the_next_update_on() -> None:
-    changed, restarted = make("quantile"), make("quantile", kappa=9.0)
-    updates(changed, segments(FOUR, 3), 3)
-    restarted.load(changed.state())
-    changed.change({**SMALL, **HEADS["quantile"], "kappa": 9.0})
-    found = [updates(algorithm, segments(FOUR, 4), 3) for algorithm in (changed, restarted)]
-    assert found[0] == found[1]
-
-
 def test_atoms_without_a_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="v_min: 10 is not below v_max 10"):
         make("categorical", v_min=10.0, v_max=10.0)
@@ -216,11 +194,7 @@ def test_c51_is_dqn_with_the_defaults_of_cleanrl() -> None:
         make_algorithm("C51", OBS, BoxSpace((2,)), {}, 0)
 
 
-def test_rl4sys_block_of_c51_is_read_and_trains() -> None:
-    block = learner_block("C51")
-    p: Any = make_algorithm("C51", OBS, FOUR, block, 0).parameters  # type: ignore[attr-defined]
+def test_rl4sys_block_of_c51_is_read() -> None:
+    p: Any = make_algorithm("C51", OBS, FOUR, learner_block("C51"), 0).parameters  # type: ignore[attr-defined]
     assert (p.atoms, p.v_min, p.v_max, p.traj_per_epoch, p.gradient_steps, p.target_every) == (51, -500.0, 1000.0, 5, 50, 2500)
     assert (p.epsilon_at(1000), p.learning_rate) == (pytest.approx(0.999**1000), 1e-5)
-    fewer = {**block, "traj_per_epoch": 2, "train_q_iters": 2, "batch_size": 16, "learning_starts": 20}
-    done = updates(make_algorithm("C51", OBS, FOUR, fewer, 0), segments(FOUR, 1), 3)
-    assert len({flat for _, flat in done}) == len(done)

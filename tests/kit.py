@@ -11,6 +11,7 @@ import numpy as np
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.replay import StatePiece
+from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space, space_to_json
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest
 
 T = TypeVar("T")
+BOX, DISCRETE = BoxSpace((3,)), DiscreteSpace(3)
 
 PATIENCE_S = 60.0
 """The longest wait. It is only reached by a failure, since a busy machine may be slow."""
@@ -53,6 +55,25 @@ def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Seg
     return Segment(**{**defaults, **columns})
 
 
+def random_segment(
+    steps: int, seed: int = 0, end: str = "terminated", spaces: Any = (BOX, DISCRETE), *, masked: bool = False, **columns: Any
+) -> Segment:
+    """Return a segment of random numbers, for Box(3) and Discrete(3) unless other spaces are given."""
+    rng, rows = np.random.default_rng(seed), steps + (end != "terminated")
+    masks = rng.random((rows, spaces[1].n)) < 0.6 if masked else None
+    if masks is not None:
+        masks[:, 0] |= ~masks.any(axis=1)
+    drawn: dict[str, Any] = {
+        "observations": random_observations(spaces[0], rows, rng),
+        "actions": random_observations(spaces[1], steps, rng),
+        "rewards": rng.normal(size=steps).astype(np.float32),
+        "log_probs": np.full(steps, -1.0, np.float32),
+        "masks": masks,
+        "episode_id": seed,
+    }
+    return segment_with(steps, end, **{**drawn, **columns})
+
+
 class OneSegmentMessage:
     """A fake `DecodedSegmentMessage` with one segment."""
 
@@ -71,7 +92,7 @@ def assignment(name: str, actions: Space | None = None, parameters: Any = None, 
         "generation": 7,
         "algorithm_name": name,
         "parameters": dict(parameters or {}),
-        "observation_space": space_to_json(BoxSpace((3,))),
+        "observation_space": space_to_json(BOX),
         "action_space": space_to_json(actions or DiscreteSpace(2)),
         "seed": 3,
         "max_policy_lag": -1,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import assert_same_state, segment_with, until
+from kit import assert_same_state, random_segment, segment_with, until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms.offpolicy.dqn import C51, DQN
@@ -32,19 +32,7 @@ def make(actions: int = 3, *, space: Space = BOX, start: int = 0, seed: int = 0,
 
 
 def make_segment(steps: int, seed: int = 0, *, end: str = "cut", masked: bool = False) -> Segment:
-    rng = np.random.default_rng(seed)
-    rows = steps + (end != "terminated")
-    masks = rng.random((rows, 3)) < 0.6
-    masks[:, 0] |= ~masks.any(axis=1)
-    return segment_with(
-        steps,
-        end,
-        observations=rng.normal(size=(rows, *BOX.shape)).astype(np.float32),
-        actions=rng.integers(0, 3, steps),
-        rewards=rng.normal(size=steps).astype(np.float32),
-        masks=masks if masked else None,
-        episode_id=seed,
-    )
+    return random_segment(steps, seed, end, masked=masked)
 
 
 def train(algorithm: DQN) -> list[Mapping[str, float]]:

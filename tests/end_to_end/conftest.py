@@ -15,8 +15,10 @@ from kit import play as play_episode
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm, TransportUnderTest
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
+from rl4sys_zmq.learner.training.training import UpdateRunner
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, TransportUnderTest, fake_spec
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 
 class Lab:
@@ -52,6 +54,16 @@ def play(agent: Any, count: int, reward: float = 1.0) -> None:
         Lab.episode(agent, 2, reward)
 
 
+class Picky(FakeAlgorithm):
+    """A fake algorithm that raises for segments of three steps."""
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        if segment.steps == 3:
+            raise ValueError("three steps are not for me")
+        super().observe(segment, correct=correct)
+
+
+register_algorithm("PICKY", lambda *_: Picky(fake_spec(), FakeParameters(steps_per_update=8, rollout_length=16)))
 register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
 register_algorithm("FAKE_OFF", FakeAlgorithm.factory("offpolicy", steps_per_update=16, rollout_length=16))
 
@@ -75,6 +87,20 @@ def ipc_lab() -> Iterator[Lab]:
     """Yield a lab whose learners get their address, an ipc address, from their options."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: pytest.fail("the options name the address"))
+
+
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+    """Return a list to which each segment is added that an algorithm in this process observes."""
+    found: list[Segment] = []
+    observe = UpdateRunner.observe
+
+    def note(self: UpdateRunner, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
+        found.append(message.segments[place])
+        observe(self, message, place, correct=correct)
+
+    monkeypatch.setattr(UpdateRunner, "observe", note)
+    return found
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import components
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeFactory
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
+from .engine_lab import serving
 from .memory import WIDTH
-from .test_killed_learner import held, published, serving
 
 OBSERVATION = np.zeros(4, dtype=np.float32)
 ABSENT = "inproc://no-learner-here"
@@ -120,38 +118,6 @@ def test_an_early_actor_acts_by_its_baseline_and_joins_when_the_learner_comes(la
         lab.episode(agent, 4, reward=0.5)
         agent.flush(20.0)
         until(lambda: learner.status()["clients"]["lab"]["mean_return"] == 2.0)  # the return of this episode only
-
-
-def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp_path: Path) -> None:
-    address, run = f"ipc://{tmp_path}/l", str(tmp_path / "run")
-    with early(address, Baseline()) as agent:
-        step(agent, None)
-        for accepted in (2, 5):
-            with serving(address, run):  # kills the process at the end
-                until(partial(has_joined, agent, accepted // 2))
-                until(partial(has_policy_of, address, agent))  # a new generation would cut an episode into two segments
-                for _ in range(2):
-                    Lab.episode(agent, 16)
-                agent.flush(20.0)
-                until(partial(has_trained, address, accepted))
-                client = request_status(address, 10.0)["clients"]["lab"]
-                assert (client["accepted"], client["pending"], client["rolled_back"], client["gap"]) == (accepted, 0, 0, 0)
-            Lab.episode(agent, 16)
-        stats = agent.stats()
-        assert (stats["submitted"], stats["accepted"], stats["in_actor"], stats["in_doubt"]) == (6, 5, 1, 0)
-        assert counters(agent)["unrecorded_actions"] == 1
-
-
-def has_joined(agent: RL4SysAgent, times: int) -> bool:
-    return counters(agent).get("joined", 0) == times
-
-
-def has_policy_of(address: str, agent: RL4SysAgent) -> bool:
-    return held(agent) == published(address)
-
-
-def has_trained(address: str, segments: int) -> bool:
-    return bool(request_status(address, 10.0)["clients"]["lab"]["verdicts"]["trained"] == segments)
 
 
 def test_without_a_baseline_no_action_is_random_unless_asked(inproc_lab: Lab) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import manifest, segment_with
+from kit import manifest, random_segment
 
 from rl4sys_zmq.algorithms import IncrementalAlgorithm, make_algorithm
 from rl4sys_zmq.errors import CheckpointError
@@ -149,13 +149,7 @@ def test_an_algorithm_writes_what_is_new_and_comes_back_to_the_last_bit(
     store, rng = CheckpointStore(tmp_path / "c"), np.random.default_rng(0)
 
     def segment() -> Segment:
-        return segment_with(
-            32,
-            "cut",
-            observations=rng.normal(size=(33, 3)).astype(np.float32),
-            actions=rng.integers(0, 2, 32),
-            rewards=rng.normal(size=32).astype(np.float32),
-        )
+        return random_segment(32, int(rng.integers(1000)), "cut", (BoxSpace((3,)), DiscreteSpace(2)), episode_id=1)
 
     for _ in range(12):
         for _ in range(4):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import assignment, segment_with
+from kit import assignment, random_segment
 
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -38,19 +38,8 @@ def trained(name: str, actions: Any, parameters: dict[str, Any], *, steps: int =
     """Return an algorithm after an update or more."""
     needs(name)
     algorithm = make_algorithm(name, OBS, actions, parameters, 3)
-    rng = np.random.default_rng(5)
     for episode in range(episodes):
-        chosen: Any = rng.integers(2, size=steps) if actions is DISCRETE else rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
-        algorithm.observe(
-            segment_with(
-                steps,
-                observations=rng.normal(size=(steps, 3)).astype(np.float32),
-                actions=chosen,
-                rewards=rng.normal(size=steps).astype(np.float32),
-                log_probs=np.full(steps, -0.7, np.float32),
-                episode_id=episode,
-            )
-        )
+        algorithm.observe(random_segment(steps, episode, spaces=(OBS, actions)))
         while algorithm.update() is not None:
             pass
     return algorithm

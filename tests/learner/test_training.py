@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import OneSegmentMessage, assert_same_state, segment_with
+from kit import OneSegmentMessage, assert_same_state, random_segment
 
 from rl4sys_zmq.errors import RankLost, TrainingDiverged
 from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
@@ -28,17 +28,8 @@ STEPS = 8
 
 
 def segment(seq: int, **changes: Any) -> Segment:
-    rng = np.random.default_rng(seq)
-    given: dict[str, Any] = {
-        "observations": rng.normal(size=(STEPS, 4)).astype(np.float32),
-        "actions": rng.integers(0, 2, STEPS),
-        "rewards": rng.normal(size=STEPS).astype(np.float32),
-        "log_probs": np.full(STEPS, -0.6931, np.float32),
-        "episode_id": seq,
-        "episode_return": 1.0,
-        "episode_length": STEPS,
-    }
-    return segment_with(STEPS, **{**given, **changes})
+    end = {"log_probs": np.full(STEPS, -0.6931, np.float32), "episode_return": 1.0, "episode_length": STEPS}
+    return random_segment(STEPS, seq, spaces=(BoxSpace((4,)), DiscreteSpace(2)), **{**end, **changes})
 
 
 def observe(trainer: UpdateRunner, seq: int, one: Segment) -> None:

@@ -218,7 +218,6 @@ def test_its_regret_is_far_below_that_of_uniform_choices(strategy: str) -> None:
 
 
 def test_it_learns_through_a_learner_from_rewards_that_come_late() -> None:
-    """Each episode has one step and a mask. Its reward comes after the next requests. The propensities reach the learner."""
     config = LearnerConfig(bind="inproc://bandit", run_dir=None)
     with Learner(config) as learner:
         given = AgentConfig(

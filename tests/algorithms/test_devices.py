@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
-from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.values import Segment
 
 torch = pytest.importorskip("torch")
@@ -74,37 +75,30 @@ def test_each_client_has_its_own_number_of_threads() -> None:
     both = threading.Barrier(2)
     clients = {"one": ClientConfig(torch_threads=1), "two": ClientConfig(torch_threads=2)}
 
-    def counting(name: str) -> Any:
-        """Return a factory of algorithms that report the number of torch's threads, once both clients are built."""
-        fake = FakeAlgorithm.factory()
+    class Counting(FakeAlgorithm):
+        """An algorithm whose first update reports the number of torch's threads, once both clients are built."""
 
-        def make(*given: Any) -> FakeAlgorithm:
-            algorithm = fake(*given)
-            update = algorithm.update
+        name = ""
 
-            def count(**options: Any) -> Any:
-                algorithm.update = update  # type: ignore[method-assign]
+        def update(self, *, partial: bool = False) -> Any:
+            if self.name:
                 both.wait(30.0)
                 torch.ones(300, 300) @ torch.ones(300, 300)
-                found.put((name, torch.get_num_threads()))
-                return update(**options)
+                found.put((self.name, torch.get_num_threads()))
+                self.name = ""
+            return super().update(partial=partial)
 
-            algorithm.update = count  # type: ignore[method-assign]
-            return algorithm
-
-        return make
+    def build(name: str, *_: Any) -> Counting:
+        algorithm = Counting(fake_spec(), FakeParameters())
+        algorithm.name = name
+        return algorithm
 
     with ExitStack() as stack:
         learner = stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None, clients=clients)))
         for name in clients:
-            register_algorithm(f"COUNTING_{name.upper()}", counting(name))
-            config = AgentConfig(
-                client_id=name,
-                algorithm_name=f"COUNTING_{name.upper()}",
-                input_size=1,
-                act_dim=2,
-                train_server_address=learner.address,
-            )
+            register_algorithm(f"COUNTING_{name.upper()}", partial(build, name))
+            given = {"algorithm_name": f"COUNTING_{name.upper()}", "input_size": 4, "act_dim": 2}
+            config = AgentConfig(client_id=name, train_server_address=learner.address, **given)
             stack.enter_context(RL4SysAgent(config=config))
         assert dict(found.get(timeout=30.0) for _ in clients) == {"one": 1, "two": 2}
 

@@ -166,7 +166,6 @@ def test_updates_follow_steps_exactly_whatever_the_timing(
 def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
     ratio: float, lags: list[int], starts: int, every: int
 ) -> None:
-    """Actors insert what `demand` allows, and training makes a few updates, or none, in between."""
     algorithm = make(samples_per_insert=ratio, learning_starts=starts, batch_size=8, rollout_length=4)
     algorithm.publish_every_updates = every
     tolerance = max(8, 4 * ratio)
@@ -187,15 +186,8 @@ def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
 
 @pytest.mark.parametrize("change", [{"batch_size": 2}, {"batch_size": 32}, {"gradient_steps": 4}])
 def test_the_ratio_counts_samples_that_were_drawn_before_a_change(change: dict[str, Any]) -> None:
-    """After a change of `batch_size` or `gradient_steps`, samples are drawn for the new steps only."""
-    parameters: dict[str, Any] = {
-        "batch_size": 8,
-        "gradient_steps": 1,
-        "samples_per_insert": 4,
-        "samples_per_insert_tolerance": 128,
-        "learning_starts": 20,
-        "buffer_size": 2000,
-    }
+    ratio: dict[str, Any] = {"samples_per_insert": 4, "samples_per_insert_tolerance": 128}
+    parameters = {**ratio, "batch_size": 8, "gradient_steps": 1, "learning_starts": 20, "buffer_size": 2000}
     algorithm = make(**parameters)
     algorithm.observe(make_segment(420))
     drawn = 8 * len(train(algorithm))
@@ -315,7 +307,6 @@ def test_the_target_network_follows_before_the_first_unit_after_a_multiple_of_th
 def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
     algorithm: type[DQN], interval: int, parameters: dict[str, Any]
 ) -> None:
-    """The steps of all episodes count. If the target network is due, it follows first in a unit of training."""
     small = {"hidden_sizes": [8], "batch_size": 16, "buffer_size": 200, "learning_starts": 0, "train_iters": 2}
     units = {**small, "traj_per_epoch": 3, **parameters}
     dqn, other = (algorithm(BOX, DiscreteSpace(3), units, seed) for seed in (0, 1))
@@ -366,7 +357,6 @@ def test_given_intervals_in_units_or_gradient_steps_are_kept_with_units_of_episo
 
 @pytest.mark.parametrize(("size", "beta"), [(1, 0.5), (7, 1.0), (16, 0.0)])
 def test_a_prioritised_step_matches_the_slow_twin(size: int, beta: float) -> None:
-    """The loss is the mean of the weighted losses. The priorities become the absolute TD errors from before the step."""
     algorithm: Any = make(prioritised=True, priority_beta=beta, priority_beta_final=beta, huber_delta=0.5, batch_size=size)
     algorithm.observe(make_segment(40))
     replay = algorithm._replay

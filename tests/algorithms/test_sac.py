@@ -81,7 +81,6 @@ def test_the_density_of_an_action_at_a_bound_has_a_limit_and_no_gradient() -> No
 
 
 def test_actors_have_the_density_of_the_learner() -> None:
-    """The actor has the density of the action in the units of the environment. The learner has that of the scaled action."""
     algorithm = continuous()
     policy: Any = build_policy(algorithm.spec(), PolicySnapshot(1, 0, 0, algorithm.spec().flatten(algorithm.snapshot())[0]))
     observation = np.array([0.3, -1.0, 2.0], np.float32)

@@ -138,7 +138,6 @@ def test_our_advantages_are_those_of_the_library() -> None:
 
 @pytest.mark.parametrize(("name", "weighted"), [("A2C", True), ("PPO", False)])
 def test_old_data_weigh_less_in_an_algorithm_without_a_ratio(name: str, weighted: bool) -> None:
-    """The first of three corrected segments has actions that the policy finds less likely than the actor did."""
     found = []
     for difference in (0.0, 2.0, -2.0):
         algorithm = make(name, **{**ON, "n_steps": 3})

@@ -163,7 +163,6 @@ def test_they_go_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("case", HEADS)
 def test_an_actor_gets_the_values_of_the_network(case: str) -> None:
-    """The published output layer computes the same action values as the network and its head."""
     algorithm = make(case)
     updates(algorithm, segments(FOUR, 3), 5)
     spec = algorithm.spec()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space, space_to_json
@@ -116,22 +117,42 @@ def manifest(**changes: Any) -> CheckpointManifest:
     return CheckpointManifest(**{**defaults, **changes})
 
 
-def assert_same_state(one: Any, other: Any) -> None:
-    """Assert that two states of algorithms have equal types, keys and bits."""
+def assert_same_state(one: Any, other: Any, *, ordered: bool = False) -> None:
+    """Assert that two states have equal types, keys, dtypes, shapes and bits. `ordered` compares the order of keys too."""
     assert type(one) is type(other)
     if isinstance(one, Mapping):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_same_state(one[key], other[key])
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for mine, theirs in zip(one, other, strict=True):
-            assert_same_state(mine, theirs)
+        assert one.keys() == other.keys() and (list(one) == list(other) or not ordered)
+        one, other = [one[key] for key in one], [other[key] for key in one]
     elif isinstance(one, StatePiece):
-        assert one.name == other.name
-        assert_same_state(one.arrays, other.arrays)
+        one, other = (one.name, one.arrays), (other.name, other.arrays)
+    if isinstance(one, (list, tuple)):
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same_state(mine, theirs, ordered=ordered)
+    elif isinstance(one, (np.ndarray, np.generic)):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif isinstance(one, float):
+        assert np.float64(one).tobytes() == np.float64(other).tobytes()
+    elif hasattr(one, "layout"):  # a tensor, with a dtype that NumPy may not have
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        mine, theirs = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in (one, other))
+        torch = sys.modules["torch"]
+        assert not one.numel() or torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
     else:
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        assert one == other
+
+
+def open_agent(learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
+    """Open an actor of a client, for Box(4) and Discrete(2) unless `options` say otherwise."""
+    defaults: dict[str, Any] = {
+        "observation_space": BoxSpace((4,)),
+        "action_space": DiscreteSpace(2),
+        "linger_ms": 0,
+        "connect_timeout_s": 20.0,
+        "seed": 1,
+    }
+    address = learner if isinstance(learner, str) else learner.address
+    config = AgentConfig(client_id=client_id, train_server_address=address, **{**defaults, **options})
+    return RL4SysAgent(config=config)
 
 
 def play(agent: RL4SysAgent, observations: int | Iterable[Any], reward: float = 1.0, **end: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import open_agent
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -97,9 +97,7 @@ def test_each_client_has_its_own_number_of_threads() -> None:
         learner = stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None, clients=clients)))
         for name in clients:
             register_algorithm(f"COUNTING_{name.upper()}", partial(build, name))
-            given = {"algorithm_name": f"COUNTING_{name.upper()}", "input_size": 4, "act_dim": 2}
-            config = AgentConfig(client_id=name, train_server_address=learner.address, **given)
-            stack.enter_context(RL4SysAgent(config=config))
+            stack.enter_context(open_agent(learner, name, algorithm_name=f"COUNTING_{name.upper()}"))
         assert dict(found.get(timeout=30.0) for _ in clients) == {"one": 1, "two": 2}
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import assert_same_state, random_segment, segment_with, until
+from kit import assert_same_state, open_agent, random_segment, segment_with, until
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms.offpolicy.dqn import C51, DQN
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
 from rl4sys_zmq.errors import ConfigError
@@ -90,16 +89,8 @@ def test_targets_at_the_end_of_a_truncated_episode_leave_out_forbidden_actions(
     monkeypatch.setattr(DQN, "observe", lambda self, segment, *, correct=False: kept.append(segment))
     final, mask = np.array([0.5, -1.0, 2.0], np.float32), np.arange(3) != forbidden
     with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner:
-        config = AgentConfig(
-            client_id="dqn",
-            algorithm_name="DQN",
-            algorithm_parameters=SMALL,
-            observation_space=BOX,
-            action_space=DiscreteSpace(3),
-            train_server_address=learner.address,
-            seed=1,
-        )
-        with RL4SysAgent(config=config) as agent:
+        given = {"algorithm_parameters": SMALL, "observation_space": BOX, "action_space": DiscreteSpace(3)}
+        with open_agent(learner, "dqn", algorithm_name="DQN", **given) as agent:
             traj, action = None, None
             for step in range(5):
                 traj, action = agent.request_for_action(traj, np.full(3, step, np.float32), np.arange(3) != step % 3)

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from harness.children import is_there, stop_process
+from kit import open_agent
 from kit import play as play_episode
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
 from rl4sys_zmq.learner.training.training import UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, TransportUnderTest, fake_spec
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values import Segment
 
 
 class Lab:
@@ -34,17 +35,7 @@ class Lab:
         return self.stack.enter_context(Learner(config))
 
     def agent(self, learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
-        defaults: dict[str, Any] = {
-            "algorithm_name": "FAKE",
-            "observation_space": BoxSpace((4,)),
-            "action_space": DiscreteSpace(2),
-            "linger_ms": 0,
-            "connect_timeout_s": 20.0,
-            "seed": 1,
-        }
-        address = learner if isinstance(learner, str) else learner.address
-        config = AgentConfig(client_id=client_id, train_server_address=address, **{**defaults, **options})
-        return self.stack.enter_context(RL4SysAgent(config=config))
+        return self.stack.enter_context(open_agent(learner, client_id, **{"algorithm_name": "FAKE", **options}))
 
     episode = staticmethod(play_episode)
 

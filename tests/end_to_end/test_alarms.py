@@ -29,7 +29,7 @@ class Stuck(FakeAlgorithm):
         return None if metrics is None else {**metrics, "charts/learning_rate": rate}
 
 
-register_algorithm("STUCK", lambda _, __, given, seed: Stuck(fake_spec(), FakeParameters(**given), seed))
+register_algorithm("STUCK", lambda _, __, given, seed: Stuck(fake_spec(), FakeParameters(**dict[str, Any](given)), seed))
 
 
 def test_updates_that_change_nothing_are_an_alarm_in_the_status(inproc_lab: Any) -> None:

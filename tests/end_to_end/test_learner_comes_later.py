@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.forks import exit_code_of, work_in_child
 from kit import drained, until
 from numpy.typing import NDArray
 
@@ -274,22 +273,17 @@ def test_a_child_of_an_early_actor_joins_as_another_actor(tmp_path: Path) -> Non
     address = f"ipc://{tmp_path}/l"
     with early(address, Baseline()) as agent:
         traj, _ = step(agent, None)
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                mine, action = step(agent, traj)
-                assert mine is not traj and not action.stored
-                agent.wait_version(0, 60.0)
-                assert step(agent, mine)[1].stored
-                agent.close()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
+
+        def join() -> None:
+            mine, action = step(agent, traj)
+            assert mine is not traj and not action.stored
+            agent.wait_version(0, 60.0)
+            assert step(agent, mine)[1].stored
+            agent.close()
+
+        child = work_in_child(join)
         with serving(address):
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert exit_code_of(child) == 0
             agent.wait_version(0, 20.0)
             assert step(agent, traj)[1].stored
 

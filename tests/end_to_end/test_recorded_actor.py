@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from kit import random_segment, until
@@ -18,7 +20,7 @@ OBS, ACTIONS = BoxSpace((4,)), DiscreteSpace(2)
 
 
 def episodes(count: int) -> list[Segment]:
-    end = {"rewards": np.ones(8, np.float32), "generation": 0, "episode_return": 8.0, "episode_length": 8}
+    end: dict[str, Any] = {"rewards": np.ones(8, np.float32), "generation": 0, "episode_return": 8.0, "episode_length": 8}
     return [random_segment(8, number, "truncated", (OBS, ACTIONS), **end) for number in range(1, count + 1)]
 
 

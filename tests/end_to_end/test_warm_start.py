@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import play
+from kit import open_agent, play
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.algorithms import make_algorithm
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
@@ -39,16 +39,7 @@ def start(folder: Path, init: Path, **entry: Any) -> Learner:
 
 
 def joined(learner: Learner, **options: Any) -> RL4SysAgent:
-    spaces = {"observation_space": OBSERVED, "action_space": DiscreteSpace(2)}
-    return RL4SysAgent(
-        config=AgentConfig(
-            client_id="lab",
-            train_server_address=learner.address,
-            overflow="wait",
-            connect_timeout_s=30.0,
-            **{**spaces, **options},
-        )
-    )
+    return open_agent(learner, **{"observation_space": OBSERVED, "overflow": "wait", **options})
 
 
 @pytest.fixture

@@ -39,6 +39,12 @@ class Lab:
 
     episode = staticmethod(play_episode)
 
+    def train(self, agent: RL4SysAgent, steps: int, *versions: int) -> None:
+        """For each version, play an episode, and wait until the actor has the version."""
+        for version in versions:
+            self.episode(agent, steps)
+            agent.wait_version(version, 20.0)
+
 
 def play(agent: Any, count: int, reward: float = 1.0) -> None:
     for _ in range(count):

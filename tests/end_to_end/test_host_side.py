@@ -192,8 +192,7 @@ def test_running_episodes_leave_the_versions_that_were_rolled_back(inproc_lab: L
     agent = agent_of(inproc_lab, learner, swap="episode")
     running: list[Any] = []
     for version in (1, 2):
-        inproc_lab.episode(agent, 4)
-        agent.wait_version(version, 20.0)
+        inproc_lab.train(agent, 4, version)
         running.append(agent.request_for_action(None, np.zeros(4, dtype=np.float32))[0])
     assert [agent.rollback(), agent.rollback()] == [1, 0]
     for traj in running:

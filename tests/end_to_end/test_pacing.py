@@ -142,13 +142,10 @@ def test_old_data_is_dropped_or_corrected(inproc_lab: Any, on_lag: str) -> None:
     learner = inproc_lab.learner(max_policy_lag=0, on_lag=on_lag)
     agent = inproc_lab.agent(learner, algorithm_name="LAGGED", swap="episode")
     traj, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
-    for version in (1, 2, 3):
-        inproc_lab.episode(agent, 16)
-        agent.wait_version(version, 20.0)
+    inproc_lab.train(agent, 16, 1, 2, 3)
     action.update_reward(1.0)
     agent.mark_end_of_trajectory(traj, action)  # its action was chosen by version 0
-    inproc_lab.episode(agent, 16)
-    agent.wait_version(4, 20.0)
+    inproc_lab.train(agent, 16, 4)
     agent.flush(20.0)
     stats, client = agent.stats(), learner.status()["clients"]["lab"]
     verdicts, lost = client["verdicts"], stats["dropped"].get("lag", 0)
@@ -170,8 +167,7 @@ def test_each_environment_of_a_batch_changes_its_policy_at_its_own_time(inproc_l
     observations = np.arange(12, dtype=np.float32).reshape(3, 4)
     trajs, actions = agent.request_for_actions(None, observations)
     assert [action.stamp.version for action in actions] == [0, 0, 0]
-    inproc_lab.episode(agent, 16)
-    agent.wait_version(1, 20.0)
+    inproc_lab.train(agent, 16, 1)
     for traj, action in zip(trajs, actions, strict=True):
         action.update_reward(0.0)
         agent.add_to_trajectory(traj, action)

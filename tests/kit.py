@@ -17,13 +17,18 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.testing.check_policy import random_observations
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space, space_to_json
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner import Learner
+    from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest
 
 T = TypeVar("T")
+BOX, DISCRETE = BoxSpace((3,)), DiscreteSpace(3)
 
 PATIENCE_S = 60.0
 """The longest wait. It is only reached by a failure, since a busy machine may be slow."""
@@ -99,11 +104,103 @@ def segment_with(steps: int = 3, end: str = "terminated", **columns: Any) -> Seg
     return Segment(**{**defaults, **columns})
 
 
-def joined(learner: Learner, **options: Any) -> RL4SysAgent:
-    """Return an actor of a learner. Unless the options say otherwise, its spaces are Box(4) and Discrete(2)."""
-    spaces = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
-    defaults = {"client_id": "lab", "train_server_address": learner.address, "connect_timeout_s": PATIENCE_S, **spaces}
-    return RL4SysAgent(config=AgentConfig(**{**defaults, **options}))
+def random_segment(
+    steps: int, seed: int = 0, end: str = "terminated", spaces: Any = (BOX, DISCRETE), *, masked: bool = False, **columns: Any
+) -> Segment:
+    """Return a segment of random numbers, for Box(3) and Discrete(3) unless other spaces are given."""
+    rng, rows = np.random.default_rng(seed), steps + (end != "terminated")
+    masks = rng.random((rows, spaces[1].n)) < 0.6 if masked else None
+    if masks is not None:
+        masks[:, 0] |= ~masks.any(axis=1)
+    drawn: dict[str, Any] = {
+        "observations": random_observations(spaces[0], rows, rng),
+        "actions": random_observations(spaces[1], steps, rng),
+        "rewards": rng.normal(size=steps).astype(np.float32),
+        "log_probs": np.full(steps, -1.0, np.float32),
+        "masks": masks,
+        "episode_id": seed,
+    }
+    return segment_with(steps, end, **{**drawn, **columns})
+
+
+class OneSegmentMessage:
+    """A fake `DecodedSegmentMessage` with one segment."""
+
+    key = ("a", 1)
+
+    def __init__(self, seq: int, segment: Segment) -> None:
+        self.segments, self.nbytes = [segment], segment.nbytes
+        self.batch, self.first_seq = self, seq
+
+
+def assignment(name: str, actions: Space | None = None, parameters: Any = None, **changes: Any) -> AssignClient:
+    """Return the assignment of a client to its learner thread, for Box(3) and Discrete(2), with other fields in `changes`."""
+    defaults: dict[str, Any] = {
+        "client_id": "c",
+        "policy_id": bytes(8),
+        "generation": 7,
+        "algorithm_name": name,
+        "parameters": dict(parameters or {}),
+        "observation_space": space_to_json(BOX),
+        "action_space": space_to_json(actions or DiscreteSpace(2)),
+        "seed": 3,
+        "max_policy_lag": -1,
+        "on_lag": "drop",
+        "pacing_lag": -1,
+        "publish_every_updates": 0,
+        "max_parameters": 10**7,
+        "checkpoints": "",
+        "checkpoint_every_s": 10.0,
+        "journal_id": 1,
+    }
+    return AssignClient(**{**defaults, **changes})
+
+
+def manifest(**changes: Any) -> CheckpointManifest:
+    """Return the manifest of a checkpoint, with other fields in `changes`."""
+    from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest
+
+    names = ("journal_id", "generation", "version", "digest", "trained_digest", "updates", "steps")
+    defaults: dict[str, Any] = {"client_id": "c", "algorithm_name": "X", "verdicts": {}, "marks": (), **dict.fromkeys(names, 1)}
+    return CheckpointManifest(**{**defaults, **changes})
+
+
+def assert_same_state(one: Any, other: Any, *, ordered: bool = False) -> None:
+    """Assert that two states have equal types, keys, dtypes, shapes and bits. `ordered` compares the order of keys too."""
+    assert type(one) is type(other)
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys() and (list(one) == list(other) or not ordered)
+        one, other = [one[key] for key in one], [other[key] for key in one]
+    elif isinstance(one, StatePiece):
+        one, other = (one.name, one.arrays), (other.name, other.arrays)
+    if isinstance(one, (list, tuple)):
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same_state(mine, theirs, ordered=ordered)
+    elif isinstance(one, (np.ndarray, np.generic)):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif isinstance(one, float):
+        assert np.float64(one).tobytes() == np.float64(other).tobytes()
+    elif hasattr(one, "layout"):  # a tensor, with a dtype that NumPy may not have
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        mine, theirs = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in (one, other))
+        torch = sys.modules["torch"]
+        assert not one.numel() or torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+    else:
+        assert one == other
+
+
+def open_agent(learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
+    """Open an actor of a client, for Box(4) and Discrete(2) unless `options` say otherwise."""
+    defaults: dict[str, Any] = {
+        "observation_space": BoxSpace((4,)),
+        "action_space": DiscreteSpace(2),
+        "linger_ms": 0,
+        "connect_timeout_s": 20.0,
+        "seed": 1,
+    }
+    address = learner if isinstance(learner, str) else learner.address
+    config = AgentConfig(client_id=client_id, train_server_address=address, **{**defaults, **options})
+    return RL4SysAgent(config=config)
 
 
 def play(agent: RL4SysAgent, observations: int | Iterable[Any], reward: float = 1.0, **end: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from kit import joined, raising
+from kit import open_agent, raising
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent, plugins
 from rl4sys_zmq.algorithms import ALGORITHMS
@@ -209,7 +209,7 @@ def test_a_kind_that_the_actor_lacks_ends_its_constructor_at_once() -> None:
     assert not POLICIES.has("odd-kind")
     words = r"the policy kind 'odd-kind' is not registered in this process \(registered: .*mlp"
     with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner, raising(ConfigError, words, key="kind"):
-        joined(learner, algorithm_name="ODD")
+        open_agent(learner, linger_ms=5_000, algorithm_name="ODD")
 
 
 def test_a_learner_without_inference_ends_the_constructor_of_an_actor_that_asks_it() -> None:
@@ -218,7 +218,7 @@ def test_a_learner_without_inference_ends_the_constructor_of_an_actor_that_asks_
         assert learner.inference_address == ""
         assert learner.status()["inference"] == {}
         with raising(ConfigError, key="inference"):
-            joined(learner, algorithm_name="PLAIN", inference="remote")
+            open_agent(learner, linger_ms=5_000, algorithm_name="PLAIN", inference="remote")
 
 
 @pytest.mark.parametrize("threads", [None, 1])
@@ -236,7 +236,7 @@ def test_torchs_threads_are_the_programs_unless_the_learner_is_told(threads: int
 
         register_algorithm("THREADS", make)
         with Learner(LearnerConfig(bind="inproc://*", run_dir=None, torch_threads=threads)) as learner:
-            joined(learner, algorithm_name="THREADS").close()
+            open_agent(learner, linger_ms=5_000, algorithm_name="THREADS").close()
         assert found == [threads or 2]
     finally:
         torch.set_num_threads(before)

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import segment_with
+from kit import open_agent, segment_with
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig
@@ -218,20 +217,11 @@ def test_its_regret_is_far_below_that_of_uniform_choices(strategy: str) -> None:
 
 
 def test_it_learns_through_a_learner_from_rewards_that_come_late() -> None:
-    """Each episode has one step and a mask. Its reward comes after the next requests. The propensities reach the learner."""
     config = LearnerConfig(bind="inproc://bandit", run_dir=None)
     with Learner(config) as learner:
-        given = AgentConfig(
-            client_id="cache",
-            algorithm_name="BANDIT",
-            algorithm_parameters={"scale": 0.3, "steps_per_update": 16, "propensity_samples": 64},
-            observation_space=OBS,
-            action_space=ACTIONS,
-            overflow="wait",
-            seed=1,
-            train_server_address="inproc://bandit",
-        )
-        with RL4SysAgent(config=given) as agent:
+        parameters = {"scale": 0.3, "steps_per_update": 16, "propensity_samples": 64}
+        given = {"algorithm_name": "BANDIT", "algorithm_parameters": parameters, "overflow": "wait"}
+        with open_agent(learner, "cache", observation_space=OBS, action_space=ACTIONS, **given) as agent:
             assert agent.spec.kind == "linear_bandit"
             rng = np.random.default_rng(2)
             waiting: list[tuple[Any, Any, float]] = []

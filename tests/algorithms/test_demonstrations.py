@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit import segment_with
+from kit import assignment, segment_with
 from numpy.typing import NDArray
 
 from rl4sys_zmq.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
@@ -32,7 +32,6 @@ from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import SegmentSchema
-from rl4sys_zmq.wire.thread_messages import AssignClient
 
 OBS = BoxSpace((3,))
 CHOICE, FORCE = DiscreteSpace(3, 1), BoxSpace((2,), low=-2.0, high=2.0)
@@ -162,8 +161,6 @@ def test_data_that_make_an_update_fail_are_found_beside_demonstrations() -> None
     assert algorithm.discard() == [0]
 
 
-# ---- cloning
-
 ON_POLICY: dict[str, Any] = {"hidden_sizes": [16], "steps_per_update": 32}
 CLONED: list[tuple[str, Space, dict[str, Any]]] = [
     ("PPO", CHOICE, ON_POLICY),
@@ -267,9 +264,6 @@ def test_the_margin_loss_is_that_of_the_paper() -> None:
     assert float(found) == pytest.approx(np.mean(slow))
 
 
-# ---- masks
-
-
 def masked_segment(steps: int, seed: int, *, reward: float = 0.0) -> Segment:
     """Return a demonstration whose masks forbid all actions but the demonstrated one and one other."""
     made = segment(CHOICE, steps, seed, reward=reward)
@@ -312,14 +306,11 @@ def test_cloning_does_not_train_on_forbidden_actions(name: str) -> None:
     assert algorithm.clone([given, segment(CHOICE, 30, 2)], CloneOptions(5, 64, 1e-2)) > 0.05  # the second one has no masks
 
 
-# ---- the file in a learner thread
-
-
 def use(path: Path, /, name: str = "DQN", space: Space = CHOICE, **options: Any) -> TrainingDemonstrations:
     algorithm = make(name, space, **(SMALL if name != "REINFORCE" else {}))
     schema = SegmentSchema.of(algorithm.spec(), 1 << 20)
     given = {**({"path": str(path)} if "minari" not in options else {}), "clone_batch_size": 8, **options}
-    assign = AssignClient("lab", bytes(8), 1, name, {}, {}, {}, 0, -1, "drop", -1, 0, 0, "", 1.0, 0, demonstrations=given)
+    assign = assignment(name, client_id="lab", demonstrations=given)
     return TrainingDemonstrations(assign, algorithm, schema, SegmentValueLimits(schema, 1e15, 1e12))
 
 
@@ -366,24 +357,37 @@ def test_what_cannot_be_used_is_refused(
         use(path, **options)
 
 
+def pretend_minari(
+    monkeypatch: pytest.MonkeyPatch, *episodes: dict[str, Any], shape: tuple[int, ...] = (3,), dtype: Any = np.float32
+) -> Any:
+    """Replace Minari by a module with one dataset, ``test-v0``, and return the dataset."""
+    spaces = pytest.importorskip("gymnasium").spaces
+    dataset = SimpleNamespace(
+        observation_space=spaces.Box(-9, 9, shape, dtype),
+        action_space=spaces.Discrete(3, start=1),
+        iterate_episodes=lambda: (SimpleNamespace(**episode) for episode in episodes),
+    )
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": dataset}.__getitem__))
+    return dataset
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dataset comes from Minari itself if it is installed, and else from a fake module of the test."""
-    gymnasium = pytest.importorskip("gymnasium")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    observation, action = gymnasium.spaces.Box(-9, 9, (3,), np.float32), gymnasium.spaces.Discrete(3, start=1)
     made = [segment(CHOICE, 10, seed, reward=2.0) for seed in (1, 2)]
     ends = {"terminations": np.zeros(10, bool), "truncations": np.arange(10) == 9}
     episodes = [{"observations": s.observations, "actions": s.actions, "rewards": s.rewards, **ends} for s in made]
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    with monkeypatch.context() as patched:
+        dataset = pretend_minari(patched, *episodes)
+        spaces = {name: getattr(dataset, name) for name in ("observation_space", "action_space")}
     if importlib.util.find_spec("minari") is not None:
         minari: Any = importlib.import_module("minari")
         buffers = [minari.data_collector.EpisodeBuffer(id=k, **episode) for k, episode in enumerate(episodes)]
         names = {"author": "a", "author_email": "a@b.c", "code_permalink": "d", "algorithm_name": "e"}
-        minari.create_dataset_from_buffers("test-v0", buffers, observation_space=observation, action_space=action, **names)
+        minari.create_dataset_from_buffers("test-v0", buffers, **spaces, **names)
     else:
-        found = SimpleNamespace(observation_space=observation, action_space=action)
-        found.iterate_episodes = lambda: (SimpleNamespace(**episode) for episode in episodes)
-        monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+        pretend_minari(monkeypatch, *episodes)
     demonstrated = use(tmp_path, minari="test-v0", fraction=0.25, clone_steps=3)
     assert demonstrated.clone(lambda scalars: None)
     write_demonstrations(tmp_path / "d.npz", *read_minari("test-v0"))
@@ -410,41 +414,23 @@ def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: p
 def test_a_minari_dataset_that_is_not_as_its_spaces_say_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
-    gymnasium = pytest.importorskip("gymnasium")
     good = segment(CHOICE, 3, 1)
     episode = {"observations": good.observations, "actions": good.actions, "rewards": good.rewards, "terminations": [False] * 3}
-    found = SimpleNamespace(
-        observation_space=gymnasium.spaces.Box(-9, 9, (3,), np.float32),
-        action_space=gymnasium.spaces.Discrete(3, start=1),
-        iterate_episodes=lambda: iter([SimpleNamespace(**episode), SimpleNamespace(**(episode | change))]),
-    )
-    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    pretend_minari(monkeypatch, episode, episode | change)
     with pytest.raises(ConfigError, match=words):
         use(tmp_path, minari="test-v0", clone_steps=3)
 
 
 def test_a_minari_dataset_whose_integers_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gymnasium = pytest.importorskip("gymnasium")
     episode = {"actions": np.array([1, 2]), "rewards": np.zeros(2), "terminations": [False] * 2}
-    found = SimpleNamespace(
-        observation_space=gymnasium.spaces.Box(-9, 9, (1,), np.int8),
-        action_space=gymnasium.spaces.Discrete(3, start=1),
-        iterate_episodes=lambda: iter([SimpleNamespace(observations=np.array([[1], [300], [2]]), **episode)]),
-    )
-    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    pretend_minari(monkeypatch, {"observations": np.array([[1], [300], [2]]), **episode}, shape=(1,), dtype=np.int8)
     with pytest.raises(ConfigError, match="observations have numbers from 1 to 300, which int8 cannot hold"):
         read_minari("test-v0")
 
 
 def test_episodes_without_a_step_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    gymnasium = pytest.importorskip("gymnasium")
-    empty = SimpleNamespace(observations=np.zeros((1, 3)), actions=np.zeros(0), rewards=np.zeros(0), terminations=[])
-    found = SimpleNamespace(
-        observation_space=gymnasium.spaces.Box(-9, 9, (3,), np.float32),
-        action_space=gymnasium.spaces.Discrete(3, start=1),
-        iterate_episodes=lambda: iter([empty]),
-    )
-    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    empty = {"actions": np.zeros(0), "rewards": np.zeros(0), "terminations": []}
+    pretend_minari(monkeypatch, {"observations": np.zeros((1, 3)), **empty})
     assert read_minari("test-v0")[2] == []
 
 

@@ -10,15 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import segment_with, until
+from kit import assert_same_state, open_agent, random_segment, segment_with, until
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms.offpolicy.dqn import C51, DQN
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
-from rl4sys_zmq.replay import StatePiece, TransitionBatch
+from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 from .policy_twin import policy_outputs
@@ -32,19 +31,7 @@ def make(actions: int = 3, *, space: Space = BOX, start: int = 0, seed: int = 0,
 
 
 def make_segment(steps: int, seed: int = 0, *, end: str = "cut", masked: bool = False) -> Segment:
-    rng = np.random.default_rng(seed)
-    rows = steps + (end != "terminated")
-    masks = rng.random((rows, 3)) < 0.6
-    masks[:, 0] |= ~masks.any(axis=1)
-    return segment_with(
-        steps,
-        end,
-        observations=rng.normal(size=(rows, *BOX.shape)).astype(np.float32),
-        actions=rng.integers(0, 3, steps),
-        rewards=rng.normal(size=steps).astype(np.float32),
-        masks=masks if masked else None,
-        episode_id=seed,
-    )
+    return random_segment(steps, seed, end, masked=masked)
 
 
 def train(algorithm: DQN) -> list[Mapping[str, float]]:
@@ -52,24 +39,6 @@ def train(algorithm: DQN) -> list[Mapping[str, float]]:
     while (metrics := algorithm.update()) is not None:
         out.append(metrics)
     return out
-
-
-def assert_same(left: object, right: object) -> None:
-    if isinstance(left, Mapping):
-        assert isinstance(right, Mapping)
-        assert left.keys() == right.keys()
-        for key in left:
-            assert type(key) is str
-            assert_same(left[key], right[key])
-    elif isinstance(left, list):
-        assert isinstance(right, list) and len(left) == len(right)
-        for mine, theirs in zip(left, right, strict=True):
-            assert_same(mine, theirs)
-    elif isinstance(left, StatePiece):
-        assert isinstance(right, StatePiece) and left.name == right.name
-    else:
-        assert left is right is None or isinstance(left, (torch.Tensor, np.ndarray, int, float))
-        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 
 def test_box_actions_are_refused() -> None:
@@ -120,16 +89,8 @@ def test_targets_at_the_end_of_a_truncated_episode_leave_out_forbidden_actions(
     monkeypatch.setattr(DQN, "observe", lambda self, segment, *, correct=False: kept.append(segment))
     final, mask = np.array([0.5, -1.0, 2.0], np.float32), np.arange(3) != forbidden
     with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner:
-        config = AgentConfig(
-            client_id="dqn",
-            algorithm_name="DQN",
-            algorithm_parameters=SMALL,
-            observation_space=BOX,
-            action_space=DiscreteSpace(3),
-            train_server_address=learner.address,
-            seed=1,
-        )
-        with RL4SysAgent(config=config) as agent:
+        given = {"algorithm_parameters": SMALL, "observation_space": BOX, "action_space": DiscreteSpace(3)}
+        with open_agent(learner, "dqn", algorithm_name="DQN", **given) as agent:
             traj, action = None, None
             for step in range(5):
                 traj, action = agent.request_for_action(traj, np.full(3, step, np.float32), np.arange(3) != step % 3)
@@ -196,7 +157,6 @@ def test_updates_follow_steps_exactly_whatever_the_timing(
 def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
     ratio: float, lags: list[int], starts: int, every: int
 ) -> None:
-    """Actors insert what `demand` allows, and training makes a few updates, or none, in between."""
     algorithm = make(samples_per_insert=ratio, learning_starts=starts, batch_size=8, rollout_length=4)
     algorithm.publish_every_updates = every
     tolerance = max(8, 4 * ratio)
@@ -217,15 +177,8 @@ def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
 
 @pytest.mark.parametrize("change", [{"batch_size": 2}, {"batch_size": 32}, {"gradient_steps": 4}])
 def test_the_ratio_counts_samples_that_were_drawn_before_a_change(change: dict[str, Any]) -> None:
-    """After a change of `batch_size` or `gradient_steps`, samples are drawn for the new steps only."""
-    parameters: dict[str, Any] = {
-        "batch_size": 8,
-        "gradient_steps": 1,
-        "samples_per_insert": 4,
-        "samples_per_insert_tolerance": 128,
-        "learning_starts": 20,
-        "buffer_size": 2000,
-    }
+    ratio: dict[str, Any] = {"samples_per_insert": 4, "samples_per_insert_tolerance": 128}
+    parameters = {**ratio, "batch_size": 8, "gradient_steps": 1, "learning_starts": 20, "buffer_size": 2000}
     algorithm = make(**parameters)
     algorithm.observe(make_segment(420))
     drawn = 8 * len(train(algorithm))
@@ -345,7 +298,6 @@ def test_the_target_network_follows_before_the_first_unit_after_a_multiple_of_th
 def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
     algorithm: type[DQN], interval: int, parameters: dict[str, Any]
 ) -> None:
-    """The steps of all episodes count. If the target network is due, it follows first in a unit of training."""
     small = {"hidden_sizes": [8], "batch_size": 16, "buffer_size": 200, "learning_starts": 0, "train_iters": 2}
     units = {**small, "traj_per_epoch": 3, **parameters}
     dqn, other = (algorithm(BOX, DiscreteSpace(3), units, seed) for seed in (0, 1))
@@ -371,7 +323,7 @@ def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
         for episode in range(3):
             other.observe(make_segment(7 + unit % 5 * 10 + episode, 3 * unit + episode, end="terminated"))
         train(other)
-    assert_same(dqn.state(), other.state())
+    assert_same_state(dqn.state(), other.state())
 
 
 def test_an_undone_unit_undoes_the_update_of_the_target_network() -> None:
@@ -384,7 +336,7 @@ def test_an_undone_unit_undoes_the_update_of_the_target_network() -> None:
     assert before["target_steps"] == 0 and after["target_steps"] == 60
     dqn.restore(before)
     assert dqn.update() == first
-    assert_same(dqn.state(), after)
+    assert_same_state(dqn.state(), after)
 
 
 def test_given_intervals_in_units_or_gradient_steps_are_kept_with_units_of_episodes() -> None:
@@ -396,7 +348,6 @@ def test_given_intervals_in_units_or_gradient_steps_are_kept_with_units_of_episo
 
 @pytest.mark.parametrize(("size", "beta"), [(1, 0.5), (7, 1.0), (16, 0.0)])
 def test_a_prioritised_step_matches_the_slow_twin(size: int, beta: float) -> None:
-    """The loss is the mean of the weighted losses. The priorities become the absolute TD errors from before the step."""
     algorithm: Any = make(prioritised=True, priority_beta=beta, priority_beta_final=beta, huber_delta=0.5, batch_size=size)
     algorithm.observe(make_segment(40))
     replay = algorithm._replay
@@ -428,9 +379,9 @@ def test_an_undone_prioritised_update_leaves_no_trace() -> None:
     train(one)
     one.restore(kept)
     other.observe(make_segment(8, 1))
-    assert_same(one.state(), other.state())
+    assert_same_state(one.state(), other.state())
     assert [dict(m) for m in train(one)] == [dict(m) for m in train(other)]
-    assert_same(one.state(), other.state())
+    assert_same_state(one.state(), other.state())
 
 
 def test_the_weights_of_a_prioritised_replay_are_annealed() -> None:

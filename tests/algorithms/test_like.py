@@ -71,9 +71,6 @@ def spaces(env: Any) -> tuple[Any, Any]:
     return observation_space_from(env.observation_space), space_from(env.action_space)
 
 
-# On-policy ----------------------------------------------------------------------------------------------------------
-
-
 class Updated(Exception):
     """Raised after the first update."""
 
@@ -207,9 +204,6 @@ def test_an_update_of_a2c_is_that_of_stable_baselines3(
     assert compare_on_policy("A2C", kind, monkeypatch, {"n_steps": 40, **values}) <= LIMIT
 
 
-# Off-policy ---------------------------------------------------------------------------------------------------------
-
-
 def actor_weights(model: Any) -> Tensor:
     if hasattr(model, "q_net"):
         return flat(model.q_net)
@@ -329,9 +323,6 @@ def test_the_exploration_of_dqn_falls_as_there() -> None:
     p: Any = ALGORITHMS.get("DQN").read({"like": "sb3", "total_timesteps": 1000, **values})
     for steps in (0, 100, 299, 500):
         assert p.epsilon_at(steps) == pytest.approx(model.exploration_schedule(1 - steps / 1000), abs=1e-9)
-
-
-# Tables and messages ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "like"), TABLES)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import segment_with
 
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO, clipped_objective, equal_sizes, half_square_error, ratio_bounds
@@ -44,21 +45,11 @@ def actor_log_probs(algorithm: PPO, observations: Any, actions: Any, masks: Any)
 
 
 def segment(
-    algorithm: PPO,
-    rng: np.random.Generator,
-    steps: int = 8,
-    *,
-    episode: int | None = None,
-    index: int = 0,
-    terminated: bool = False,
-    truncated: bool = False,
-    masked: bool = False,
-    **given: Any,
+    algorithm: PPO, rng: np.random.Generator, steps: int = 8, end: str = "cut", *, masked: bool = False, **given: Any
 ) -> Segment:
-    spec = algorithm.spec()
-    rows = steps + (not terminated)
-    space: Any = spec.observation_space
-    action_space: Any = spec.action_space
+    rows = steps + (end != "terminated")
+    space: Any = algorithm.spec().observation_space
+    action_space: Any = algorithm.spec().action_space
     observations: Any
     actions: Any
     if isinstance(space, DiscreteSpace):
@@ -79,21 +70,17 @@ def segment(
         "actions": actions,
         "rewards": rng.normal(size=steps).astype(np.float32),
         "log_probs": actor_log_probs(algorithm, observations, actions, masks),
-        "versions": np.zeros(steps, np.uint64),
         "masks": masks,
-        **given,
+        "episode_id": int(rng.integers(2**63)),
     }
-    episode = int(rng.integers(2**63)) if episode is None else episode
-    return Segment(
-        **columns, generation=1, episode_id=episode, segment_index=index, terminated=terminated, truncated=truncated,
-        episode_return=1.0 if terminated or truncated else None, episode_length=steps if terminated or truncated else None,
-    )  # fmt: skip
+    ended = {} if end == "cut" else {"episode_return": 1.0, "episode_length": steps}
+    return segment_with(steps, end, **{**columns, **ended, **given})
 
 
 def feed(algorithm: PPO, seed: int = 0, count: int = 4, correct: bool = False, **kinds: Any) -> Mapping[str, float]:
     rng = np.random.default_rng(seed)
     for k in range(count):
-        algorithm.observe(segment(algorithm, rng, terminated=k % 2 == 0, **kinds), correct=correct)
+        algorithm.observe(segment(algorithm, rng, end=("terminated", "cut")[k % 2], **kinds), correct=correct)
     metrics = algorithm.update()
     return {} if metrics is None else metrics
 
@@ -107,9 +94,6 @@ def targets_of(algorithm: PPO, taken: Any) -> Any:
     rollout = join_segments(taken, spec.observation_space, ActionDistributions(spec.action_space))
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
-
-
-# The protocol -------------------------------------------------------------------------------------------------------
 
 
 def test_demand_counts_down_and_an_update_takes_all() -> None:
@@ -136,22 +120,22 @@ def test_trajectories_are_counted_when_asked() -> None:
     assert algorithm.rollout_length == 128
     for _ in range(3):
         assert algorithm.demand() > 0 and algorithm.update() is None
-        algorithm.observe(segment(algorithm, rng, 5, truncated=True))
+        algorithm.observe(segment(algorithm, rng, 5, end="truncated"))
     assert algorithm.demand() == 0 and algorithm.update() is not None
     assert algorithm.demand() > 0
 
 
 def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 10}), np.random.default_rng(0)
-    algorithm.observe(segment(algorithm, rng, 5, terminated=True))
-    algorithm.observe(segment(algorithm, rng, 5, terminated=True))
+    algorithm.observe(segment(algorithm, rng, 5, end="terminated"))
+    algorithm.observe(segment(algorithm, rng, 5, end="terminated"))
     assert algorithm.demand() == 1, "ten steps are not more than ten"
-    algorithm.observe(segment(algorithm, rng, 7, episode=1))
+    algorithm.observe(segment(algorithm, rng, 7, episode_id=1))
     assert algorithm.demand() > 0 and algorithm.update() is None, "no trajectory ended with the eleventh step"
-    algorithm.observe(segment(algorithm, rng, 3, episode=1, index=1, truncated=True))
+    algorithm.observe(segment(algorithm, rng, 3, episode_id=1, segment_index=1, end="truncated"))
     assert algorithm.demand() == 0 and algorithm.update() is not None
     assert algorithm.demand() == 11, "the next batch is as large"
-    algorithm.observe(replace(segment(algorithm, rng, 12, episode=2), capped=True))
+    algorithm.observe(replace(segment(algorithm, rng, 12, episode_id=2), capped=True))
     assert algorithm.demand() == 0
     ours = make({"steps_per_epoch": 64, "traj_per_epoch": 10})
     assert ours.demand() == 64, "keys of our own win"
@@ -183,19 +167,12 @@ def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network(monkey
 
 def test_rl4sys_update_equals_its_slow_twin() -> None:
     """The twin has two optimizers, takes the whole batch, and computes the losses as RL4Sys does."""
-    given: dict[str, Any] = {
-        "train_pi_iters": 4,
-        "train_v_iters": 6,
-        "learning_rate": None,
-        "pi_lr": 3e-3,
-        "vf_lr": 1e-2,
-        "max_grad_norm": 0,
-    }
-    given = {**{k: v for k, v in {**PLAIN, **given}.items() if v is not None}, "minibatch_size": None}
+    given: dict[str, Any] = {"train_pi_iters": 4, "train_v_iters": 6, "pi_lr": 3e-3, "vf_lr": 1e-2, "max_grad_norm": 0}
+    given = {**{k: v for k, v in PLAIN.items() if k != "learning_rate"}, **given, "minibatch_size": None}
     algorithm, twin = PPO(OBS, ACT, given, 0), PPO(OBS, ACT, given, 0)
     rng = np.random.default_rng(2)
     for k in range(4):
-        taken = segment(algorithm, rng, 8, episode=k, terminated=True)
+        taken = segment(algorithm, rng, 8, episode_id=k, end="terminated")
         algorithm.observe(taken)
         twin.observe(taken)
     columns, _ = twin._prepare(join_segments(twin._taken, OBS, ActionDistributions(ACT)), 0.2)
@@ -239,11 +216,11 @@ def test_a_norm_of_zero_or_less_does_not_clip(limit: float | None, kind: dict[st
 
 def test_ended_and_capped_segments_are_trajectories() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "episodes_per_update": 2, "rollout_length": 4}), np.random.default_rng(0)
-    algorithm.observe(segment(algorithm, rng, 4, episode=1))
+    algorithm.observe(segment(algorithm, rng, 4, episode_id=1))
     assert algorithm.demand() > 0
-    algorithm.observe(segment(algorithm, rng, 2, episode=1, index=1, terminated=True))
+    algorithm.observe(segment(algorithm, rng, 2, episode_id=1, segment_index=1, end="terminated"))
     assert algorithm.demand() > 0
-    algorithm.observe(replace(segment(algorithm, rng, 4, episode=2), capped=True))
+    algorithm.observe(replace(segment(algorithm, rng, 4, episode_id=2), capped=True))
     assert algorithm.demand() == 0
 
 
@@ -254,8 +231,6 @@ def test_the_estimate_of_a_trajectory_follows_those_that_ended() -> None:
         feed(algorithm, round_)
     assert algorithm.demand() < guess / 5
 
-
-# Learning -----------------------------------------------------------------------------------------------------------
 
 HEADS = [
     (OBS, ACT, {}),
@@ -289,7 +264,7 @@ def test_one_of_two_arms_is_learnt() -> None:
         for _ in range(64):
             chosen = rng.integers(0, 2, 1)
             rewards = (chosen == 1).astype(np.float32)
-            algorithm.observe(segment(algorithm, rng, 1, terminated=True, actions=chosen, rewards=rewards))
+            algorithm.observe(segment(algorithm, rng, 1, end="terminated", actions=chosen, rewards=rewards))
         algorithm.update()
     logits = policy_outputs(algorithm.spec(), algorithm.snapshot(), rng.normal(size=(20, 3)))
     assert torch.softmax(logits, 1)[:, 1].min() > 0.8
@@ -297,9 +272,8 @@ def test_one_of_two_arms_is_learnt() -> None:
 
 def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value() -> None:
     algorithm, rng = make({"gamma": 0.9, "norm_adv": False}), np.random.default_rng(0)
-    ends = {"terminated": {"terminated": True}, "truncated": {"truncated": True}, "cut": {}}
-    for name, end in ends.items():
-        piece = segment(algorithm, rng, 1, **end)
+    for name in ("terminated", "truncated", "cut"):
+        piece = segment(algorithm, rng, 1, name)
         columns = targets_of(algorithm, [(piece, False)])
         values = learner_values(algorithm, piece.observations)
         bootstrap = 0.0 if name == "terminated" else 0.9 * values[1]
@@ -309,14 +283,13 @@ def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value() -> Non
 
 def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter() -> None:
     algorithm, rng = make({"norm_adv": False}), np.random.default_rng(0)
-    whole_number = segment(algorithm, rng, 10, episode=7, truncated=True)
-    parts = [
-        Segment(
-            whole_number.observations[a : b + 1], whole_number.actions[a:b], whole_number.rewards[a:b],
-            whole_number.log_probs[a:b], whole_number.versions[a:b], None, 1, 7, k, False, b == 10,
-        )
-        for k, (a, b) in enumerate([(0, 4), (4, 7), (7, 10)])
-    ]  # fmt: skip
+    whole_number = segment(algorithm, rng, 10, episode_id=7, end="truncated")
+    parts = []
+    for k, (a, b) in enumerate([(0, 4), (4, 7), (7, 10)]):
+        names = ("actions", "rewards", "log_probs", "versions")
+        columns = {name: getattr(whole_number, name)[a:b] for name in names}
+        rows = whole_number.observations[a : b + 1]
+        parts.append(replace(whole_number, observations=rows, **columns, segment_index=k, truncated=b == 10))
     other = segment(algorithm, rng, 3)
     expected = targets_of(algorithm, [(whole_number, False)]).targets
     joined = targets_of(algorithm, [(parts[2], False), (other, False), (parts[0], False), (parts[1], False)]).targets
@@ -331,9 +304,7 @@ def test_corrected_segments_get_vtrace_targets_and_others_do_not() -> None:
     algorithm, rng = make({"norm_adv": False, "gamma": 0.9, "gae_lambda": 0.7}), np.random.default_rng(0)
     piece = segment(algorithm, rng, 6)
     off = piece.log_probs + rng.normal(size=6).astype(np.float32)
-    stale = Segment(
-        piece.observations, piece.actions, piece.rewards, off, piece.versions, None, 1, piece.episode_id, 0, False, False
-    )
+    stale = replace(piece, log_probs=off)
     values = learner_values(algorithm, stale.observations)
     rhos = np.minimum(1.0, np.exp(piece.log_probs.astype(np.float64) - off))
     target, expected = values[6], np.zeros(6)
@@ -462,9 +433,6 @@ def test_segments_with_and_without_masks_mix() -> None:
         algorithm.observe(segment(algorithm, rng, masked=masked))
     metrics = algorithm.update()
     assert metrics is not None and metrics["losses/ratio_first"] < 1e-4
-
-
-# Normalisation ------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_update_already_uses_the_statistics_of_its_batch() -> None:

@@ -23,7 +23,6 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 OBS, ACT, ARM = BoxSpace((3,)), DiscreteSpace(4), BoxSpace((2,), low=-1.0, high=1.0)
 PLAIN: dict[str, Any] = {"hidden_sizes": [8, 8], "normalise_observations": False, "normalise_rewards": False}
-RL4SYS = ("A2C", "A3C", "RPO", "REINFORCE")
 
 
 def play(algorithm: Any, steps: int, seed: int = 0) -> list[Segment]:
@@ -56,9 +55,6 @@ def torch_step(algorithm: PPO, where: slice, loss: Tensor, rate: float, *, rms_p
     optimizer = torch.optim.RMSprop([free], rate, eps=1e-5) if rms_prop else torch.optim.Adam([free], rate, eps=1e-5)
     optimizer.step()
     return free.detach()
-
-
-# ---- A2C and A3C
 
 
 @pytest.mark.parametrize("kind", [A2C, A3C])
@@ -103,9 +99,6 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
     expected = torch_step(twin, slice(None), loss, 7e-4)
     updated(algorithm, segments)
     torch.testing.assert_close(algorithm._network.flat.detach(), expected, atol=1e-6, rtol=1e-5)
-
-
-# ---- REINFORCE
 
 
 def whole_episodes(algorithm: Any) -> list[Segment]:
@@ -179,9 +172,6 @@ def test_the_kind_of_actions_in_rl4syss_block_must_be_the_clients() -> None:
     make_algorithm("REINFORCE", OBS, ARM, {"discrete": False}, 0)
 
 
-# ---- RPO
-
-
 @pytest.mark.parametrize(
     ("given", "count"),
     [
@@ -227,16 +217,7 @@ def test_rpo_refuses_discrete_actions() -> None:
     assert caught.value.key == "algorithm_parameters.rpo_alpha"
 
 
-# ---- RL4Sys's blocks
-
-
-def test_rl4syss_blocks_are_read_with_rl4syss_meaning_and_train() -> None:
-    for name in RL4SYS:
-        algorithm: Any = make_algorithm(name, OBS, ARM if name == "RPO" else ACT, learner_block(name), 0)
-        before = algorithm.numbers_to_check()[0].copy()
-        metrics = updated(algorithm, play(algorithm, 64))
-        assert all(np.isfinite(value) for value in metrics.values())
-        assert not np.array_equal(before, algorithm.numbers_to_check()[0])
+def test_rl4syss_blocks_are_read_with_rl4syss_meaning() -> None:
     rpo: Any = ALGORITHMS.get("RPO").read(learner_block("RPO"))
     assert rpo.batch().steps == 2048 and rpo.minibatches(2048) == 32 and rpo.total_steps == 1_000_000 and rpo.rpo_alpha == 0.5
     reinforce: Any = ALGORITHMS.get("REINFORCE").read(learner_block("REINFORCE"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import segment_with
+from kit import assert_same_state, segment_with
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +30,7 @@ from rl4sys_zmq.replay import StatePiece  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, PolicySnapshot, Segment  # noqa: E402
 
-from .test_resume import OBS, assert_equal, flat_of, segments, through_disk, updates  # noqa: E402
+from .test_resume import OBS, flat_of, segments, through_disk, updates  # noqa: E402
 
 FOUR, UNITS = DiscreteSpace(4, 1), 5
 NETWORK = {"kind": "gru", "units": UNITS, "hidden_sizes": [6]}
@@ -253,7 +253,7 @@ def test_training_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Pat
     further = [next(source) for _ in range(60)]
     one, two = updates(through, iter(further), 8), updates(resumed, iter(further), 8)
     assert one == two and len({weights for _, weights in one}) > 1
-    assert_equal(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "two"))
+    assert_same_state(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "two"))
     assert (through._replay._steps.end > through.parameters.buffer_size) is (case != "not full")
 
 
@@ -314,7 +314,7 @@ def test_segments_that_make_an_update_fail_are_found_and_removed(prioritised: bo
     metrics = algorithm.update()
     assert not np.isfinite(metrics["losses/td_loss"])
     algorithm.restore(kept)
-    assert_equal(algorithm.state(), before)
+    assert_same_state(algorithm.state(), before)
     gone: set[int] = set()
     for attempt in range(6):
         gone |= set(algorithm.discard())

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import assert_same_state
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +28,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot  # noqa: E
 from rl4sys_zmq.values.spaces import FlatSpace  # noqa: E402
 
 from .test_cnn import SMALL, image, pictures, slow_convolutions  # noqa: E402
-from .test_resume import assert_equal, flat_of, through_disk, updates  # noqa: E402
+from .test_resume import flat_of, through_disk, updates  # noqa: E402
 
 IMAGE, FOUR, BOX = image(6, 6, 2), DiscreteSpace(4, 1), BoxSpace((2,), low=-2.0, high=2.0)
 REPLAY: dict[str, Any] = {
@@ -174,7 +175,7 @@ def test_training_goes_on_to_the_last_bit(case: str, tmp_path: Path) -> None:
     resumed.load(through_disk(through, tmp_path))
     further = [next(source) for _ in range(6)]
     assert updates(through, iter(further), 5) == updates(resumed, iter(further), 5)
-    assert_equal(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "other"))
+    assert_same_state(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "other"))
 
 
 @pytest.mark.parametrize("case", CASES)

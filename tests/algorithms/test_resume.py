@@ -8,22 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import segment_with
+from kit import assert_same_state, manifest, segment_with
 
 from rl4sys_zmq.algorithms import Algorithm, make_algorithm
-from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
-from rl4sys_zmq.replay import StatePiece
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.spaces import FlatSpace
 
 OBS = BoxSpace((3,))
 DISCRETE, BOX = DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
-MANIFEST = CheckpointManifest(
-    client_id="c", journal_id=1, generation=1, version=1, digest=1, trained_digest=1, algorithm_name="X", updates=1, steps=1,
-    verdicts={}, marks=(),
-)  # fmt: skip
-
 PPO_SMALL: dict[str, Any] = {
     "steps_per_epoch": 48,
     "minibatch_size": 16,
@@ -104,7 +98,7 @@ def updates(algorithm: Algorithm, source: Iterator[Segment], count: int) -> list
 
 
 def through_disk(algorithm: Algorithm, folder: Path) -> dict[str, Any]:
-    CheckpointStore(folder).write(MANIFEST, algorithm.state())
+    CheckpointStore(folder).write(manifest(), algorithm.state())
     store = CheckpointStore(folder)
     loaded = store.load()
     assert loaded is not None and store.damaged == []
@@ -125,25 +119,8 @@ def check_resume(name: str, actions: FlatSpace, parameters: dict[str, Any], befo
     one, two = updates(through, iter(further), 5), updates(resumed, iter(further), 5)
     assert one == two and len({weights for _, weights in one}) == len(one) >= 5
     final, other = (through_disk(a, folder / str(k)) for k, a in enumerate((through, resumed)))
-    assert_equal(final, other)
+    assert_same_state(final, other)
     return through
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_equal(one[key], other[key])
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for mine, theirs in zip(one, other, strict=True):
-            assert_equal(mine, theirs)
-    elif isinstance(one, StatePiece):
-        assert one.name == other.name
-        assert_equal(one.arrays, other.arrays)
-    else:
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -207,9 +184,6 @@ def test_a_fake_goes_on_with_the_keys_of_its_lineage(kind: str, tmp_path: Path) 
     assert two.keys == one.keys and len(set(one.keys)) == len(one.keys)
 
 
-# The last part of a batch -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("steps", [1, 2, 3, 17])
 @pytest.mark.parametrize("trained_before", [0, 2])
 @pytest.mark.parametrize("masked", [False, True])
@@ -255,4 +229,4 @@ def test_dqn_and_partial() -> None:
         one.observe(segment)
         two.observe(segment)
         assert [dict(m) for m in iter(one.update, None)] == [dict(m) for m in iter(lambda: two.update(partial=True), None)]
-    assert_equal(one.state(), two.state())
+    assert_same_state(one.state(), two.state())

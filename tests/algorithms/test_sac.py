@@ -58,9 +58,6 @@ def filled(algorithm: Any, masked: bool = False, seed: int = 1) -> Any:
     return algorithm
 
 
-# ---- the squashed Gaussian
-
-
 def test_the_log_density_is_that_of_the_change_of_variables() -> None:
     rng = np.random.default_rng(1)
     means, log_stds, noise = rng.normal(0, 1, (50, 3)), rng.uniform(-3, 1, (50, 3)), rng.standard_normal((50, 3))
@@ -84,7 +81,6 @@ def test_the_density_of_an_action_at_a_bound_has_a_limit_and_no_gradient() -> No
 
 
 def test_actors_have_the_density_of_the_learner() -> None:
-    """The actor has the density of the action in the units of the environment. The learner has that of the scaled action."""
     algorithm = continuous()
     policy: Any = build_policy(algorithm.spec(), PolicySnapshot(1, 0, 0, algorithm.spec().flatten(algorithm.snapshot())[0]))
     observation = np.array([0.3, -1.0, 2.0], np.float32)
@@ -95,9 +91,6 @@ def test_actors_have_the_density_of_the_learner() -> None:
     half = (ARM.high_array() - ARM.low_array()) / 2
     assert float(log_probs) - np.log(half).sum() == pytest.approx(log_prob, abs=1e-5)
     torch.testing.assert_close(algorithm._scale(torch.from_numpy(raw)[None]), actions, atol=1e-5, rtol=1e-5)
-
-
-# ---- one gradient step against a twin of ordinary modules and torch's Adam, without any code of ours
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -220,9 +213,6 @@ def assert_same(algorithm: Any, policy: Any, critics: Any, targets: Any, log_alp
     ):
         expected = torch.cat([*(p.reshape(-1) for net in nets for p in net.parameters()), *extra])
         torch.testing.assert_close(stack.flat, expected.detach(), atol=2e-4, rtol=2e-3)
-
-
-# ---- masks, temperature
 
 
 def test_forbidden_actions_have_no_probability_and_no_gradient() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit import segment_with
+from kit import random_segment
 from torch import nn
 
 from rl4sys_zmq.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, make_algorithm
@@ -54,16 +54,7 @@ def make(name: str, actions: Space = DISCRETE, seed: int = 3, **parameters: Any)
 
 
 def segment(steps: int, actions: Space = DISCRETE, seed: int = 0, **options: Any) -> Segment:
-    """Return a segment of an episode that ends in a terminal state, unless the options set another end."""
-    rng = np.random.default_rng(seed)
-    acts = rng.integers(1, 4, steps) if isinstance(actions, DiscreteSpace) else rng.normal(size=(steps, 2)).astype(np.float32)
-    columns: dict[str, Any] = {
-        "observations": rng.normal(size=(steps + (not options.get("terminated", True)), 3)).astype(np.float32),
-        "actions": acts,
-        "rewards": rng.normal(size=steps).astype(np.float32),
-        "log_probs": np.full(steps, -1.0, np.float32),
-    }
-    return segment_with(steps, **{**columns, **options})
+    return random_segment(steps, seed, spaces=(OBS, actions), **{"episode_id": 1, **options})
 
 
 def log_probs(algorithm: Algorithm, given: Segment) -> np.ndarray[Any, Any]:
@@ -119,7 +110,7 @@ def test_the_defaults_are_those_of_the_library(name: str) -> None:
 def test_our_advantages_are_those_of_the_library() -> None:
     """One episode in two segments is compared with the rollout that the library would have collected."""
     algorithm = make("PPO", **ON)
-    first, second = segment(40, terminated=False), segment(24, seed=1, segment_index=1)
+    first, second = segment(40, end="cut"), segment(24, seed=1, segment_index=1)
     for part in (first, second):
         algorithm.observe(part)
     policy = algorithm._model.policy
@@ -147,7 +138,6 @@ def test_our_advantages_are_those_of_the_library() -> None:
 
 @pytest.mark.parametrize(("name", "weighted"), [("A2C", True), ("PPO", False)])
 def test_old_data_weigh_less_in_an_algorithm_without_a_ratio(name: str, weighted: bool) -> None:
-    """The first of three corrected segments has actions that the policy finds less likely than the actor did."""
     found = []
     for difference in (0.0, 2.0, -2.0):
         algorithm = make(name, **{**ON, "n_steps": 3})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit import segment_with
+from kit import random_segment
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
 from rl4sys_zmq.errors import ConfigError
@@ -41,16 +41,8 @@ def make(name: str, actions: Space, **parameters: Any) -> Any:
     return make_algorithm(f"torchrl:{name}", OBS, actions, {**SMALL, **parameters}, 3)
 
 
-def segment(actions: Space, seed: int, act: int | None = None, **options: Any) -> Segment:
-    rng = np.random.default_rng(seed)
-    acts: Any = rng.integers(1, 4, 16) if isinstance(actions, DiscreteSpace) else rng.uniform(-1, 3, (16, 2)).astype(np.float32)
-    columns: dict[str, Any] = {
-        "observations": rng.normal(size=(16, 3)).astype(np.float32),
-        "actions": acts if act is None else np.full(16, act),
-        "rewards": rng.normal(size=16).astype(np.float32),
-        "log_probs": np.full(16, -1.0, np.float32),
-    }
-    return segment_with(16, **{**columns, "episode_id": seed, **options})
+def segment(space: Space, seed: int, **columns: Any) -> Segment:
+    return random_segment(16, seed, spaces=(OBS, space), **columns)
 
 
 def trained(name: str, actions: Space, **parameters: Any) -> Any:
@@ -177,7 +169,7 @@ def test_td3bc_delays_the_steps_of_the_policy_and_of_the_targets() -> None:
 def test_cloning_makes_the_datas_action_the_likeliest() -> None:
     algorithm = make("BC", DISCRETE, learning_rate=0.01, gradient_steps=50)
     for seed in range(4):
-        algorithm.observe(segment(DISCRETE, seed, act=2))
+        algorithm.observe(segment(DISCRETE, seed, actions=np.full(16, 2)))
     losses = []
     while (metrics := algorithm.update()) is not None:
         losses.append(metrics["losses/bc_loss"])

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import OneSegmentMessage
 
 from rl4sys_zmq.algorithms import ALGORITHMS, AlgorithmEntry
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training.training import UpdateRunner
 from rl4sys_zmq.testing.check_algorithm import _RandomEnvironment
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # as in a learner thread
@@ -41,18 +42,6 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 }
 """Further parameters with which an algorithm trains in another way, such as RL4Sys's."""
 UPDATES = 6
-
-
-class Message:
-    """A fake `DecodedSegmentMessage` with one segment."""
-
-    key = ("a", 1)
-
-    def __init__(self, seq: int, segment: Segment) -> None:
-        self.segments = [segment]
-        self.nbytes = segment.nbytes
-        self.batch = self
-        self.first_seq = seq
 
 
 def names_of(entry: AlgorithmEntry) -> set[str]:
@@ -86,7 +75,7 @@ def moves(algorithm: Any) -> list[tuple[bool, bool]]:
     found: list[tuple[bool, bool]] = []
     for seq in range(1000):
         segment = world.segment()
-        runner.observe(Message(seq, segment), 0)  # type: ignore[arg-type]
+        runner.observe(OneSegmentMessage(seq, segment), 0)  # type: ignore[arg-type]
         before = algorithm.numbers_to_check()[0].copy()
         while (outcome := runner.update()) is not None:
             assert outcome.metrics is not None, outcome.reason

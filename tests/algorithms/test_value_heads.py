@@ -20,7 +20,6 @@ from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.testing import check_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 
-from .test_ranks import assignment, ranked
 from .test_resume import check_resume, segments, updates
 
 OBS, FOUR = BoxSpace((3,)), DiscreteSpace(4, 1)
@@ -44,9 +43,6 @@ def make(case: str, seed: int = 0, **parameters: Any) -> Any:
 
 def tensor(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     return torch.tensor(3 * rng.normal(size=shape), dtype=torch.float32)
-
-
-# ---- formulas
 
 
 def test_rescaled_targets_are_those_of_the_paper() -> None:
@@ -153,9 +149,6 @@ def test_dueling_is_that_of_the_paper() -> None:
     assert found.tolist() == [[10.0 + a - 3.0 for a in (1.0, 2.0, 6.0)]]
 
 
-# ---- in the algorithm
-
-
 @pytest.mark.parametrize("case", HEADS)
 def test_they_keep_the_contract(case: str) -> None:
     parameters = {**SMALL, **HEADS[case], "learning_starts": 8, "batch_size": 8, "rollout_length": 8}
@@ -170,7 +163,6 @@ def test_they_go_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("case", HEADS)
 def test_an_actor_gets_the_values_of_the_network(case: str) -> None:
-    """The published output layer computes the same action values as the network and its head."""
     algorithm = make(case)
     updates(algorithm, segments(FOUR, 3), 5)
     spec = algorithm.spec()
@@ -184,46 +176,9 @@ def test_an_actor_gets_the_values_of_the_network(case: str) -> None:
     np.testing.assert_allclose(values, own.numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", HEADS)
-def test_training_starts_from_a_policy(case: str) -> None:
-    trained, fresh = make(case, seed=1), make(case, seed=2)
-    updates(trained, segments(FOUR, 3), 5)
-    tensors = trained.snapshot()
-    fresh.load_policy(tensors)
-    for name, array in fresh.snapshot().items():
-        if name != "epsilon":
-            np.testing.assert_allclose(array, tensors[name], rtol=1e-5, atol=1e-6)
-    networks = fresh.state()["networks"]
-    assert torch.equal(networks["online"], networks["target"])
-
-
-@pytest.mark.parametrize("case", ["dueling quantile", "categorical"])
-def test_ranks_learn_what_one_learns(case: str) -> None:
-    parameters = {**SMALL, **HEADS[case], "batch_size": 17}
-    one: Any = make_algorithm("DQN", OBS, FOUR, parameters, 3)
-    many, group = ranked(assignment("DQN", FOUR, parameters, learners=2))
-    with group:
-        for algorithm in (one, many):
-            updates(algorithm, segments(FOUR, 3), 8)
-        left, right = (np.concatenate([a.reshape(-1) for a in x.numbers_to_check()]) for x in (one, many))
-        np.testing.assert_allclose(left, right, atol=2e-5)
-
-
-def test_a_changed_kappa_holds_from_the_next_update_on() -> None:
-    changed, restarted = make("quantile"), make("quantile", kappa=9.0)
-    updates(changed, segments(FOUR, 3), 3)
-    restarted.load(changed.state())
-    changed.change({**SMALL, **HEADS["quantile"], "kappa": 9.0})
-    found = [updates(algorithm, segments(FOUR, 4), 3) for algorithm in (changed, restarted)]
-    assert found[0] == found[1]
-
-
 def test_atoms_without_a_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="v_min: 10 is not below v_max 10"):
         make("categorical", v_min=10.0, v_max=10.0)
-
-
-# ---- C51
 
 
 def test_c51_is_dqn_with_the_defaults_of_cleanrl() -> None:
@@ -238,11 +193,7 @@ def test_c51_is_dqn_with_the_defaults_of_cleanrl() -> None:
         make_algorithm("C51", OBS, BoxSpace((2,)), {}, 0)
 
 
-def test_rl4sys_block_of_c51_is_read_and_trains() -> None:
-    block = learner_block("C51")
-    p: Any = make_algorithm("C51", OBS, FOUR, block, 0).parameters  # type: ignore[attr-defined]
+def test_rl4sys_block_of_c51_is_read() -> None:
+    p: Any = make_algorithm("C51", OBS, FOUR, learner_block("C51"), 0).parameters  # type: ignore[attr-defined]
     assert (p.atoms, p.v_min, p.v_max, p.traj_per_epoch, p.gradient_steps, p.target_every) == (51, -500.0, 1000.0, 5, 50, 2500)
     assert (p.epsilon_at(1000), p.learning_rate) == (pytest.approx(0.999**1000), 1e-5)
-    fewer = {**block, "traj_per_epoch": 2, "train_q_iters": 2, "batch_size": 16, "learning_starts": 20}
-    done = updates(make_algorithm("C51", OBS, FOUR, fewer, 0), segments(FOUR, 1), 3)
-    assert len({flat for _, flat in done}) == len(done)

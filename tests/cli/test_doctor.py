@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import zmq
 from click.testing import Result
-from kit import joined, until
+from kit import open_agent, until
 
 from rl4sys_zmq import AgentConfig, __version__
 from rl4sys_zmq.cli.learner import main
@@ -88,7 +88,7 @@ def start() -> Iterator[Callable[..., Learner]]:
             learner = stack.enter_context(Learner(LearnerConfig(**{"bind": "tcp://127.0.0.1:0", "run_dir": None, **options})))
             if luna:
                 keys: dict[str, Any] = {"keys": Path("k/actor.keys")} if "keys" in options else {}
-                stack.enter_context(joined(learner, client_id="luna", algorithm_name="DOCTOR", **keys))
+                stack.enter_context(open_agent(learner, linger_ms=5_000, client_id="luna", algorithm_name="DOCTOR", **keys))
             return learner
 
         yield make

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import joined, play
+from kit import open_agent, play
 
 from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.cli.actor import main as actor
@@ -38,7 +38,7 @@ def started(run_dir: str, **options: Any) -> Learner:
 
 def train(learner: Learner, client_id: str = "lab", episodes: int = 3) -> int:
     """Train the client, and return the digest of the actor's last policy."""
-    with joined(learner, client_id=client_id, algorithm_name="EXPORTED", overflow="wait") as agent:
+    with open_agent(learner, linger_ms=5_000, client_id=client_id, algorithm_name="EXPORTED", overflow="wait") as agent:
         for _ in range(episodes):
             play(agent, 4, reward=2.5)
         agent.flush(20.0)

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 from harness.children import is_there, stop_process
+from kit import open_agent
 from kit import play as play_episode
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm, TransportUnderTest
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
+from rl4sys_zmq.learner.training.training import UpdateRunner
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, TransportUnderTest, fake_spec
+from rl4sys_zmq.values import Segment
 
 
 class Lab:
@@ -32,19 +35,15 @@ class Lab:
         return self.stack.enter_context(Learner(config))
 
     def agent(self, learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
-        defaults: dict[str, Any] = {
-            "algorithm_name": "FAKE",
-            "observation_space": BoxSpace((4,)),
-            "action_space": DiscreteSpace(2),
-            "linger_ms": 0,
-            "connect_timeout_s": 20.0,
-            "seed": 1,
-        }
-        address = learner if isinstance(learner, str) else learner.address
-        config = AgentConfig(client_id=client_id, train_server_address=address, **{**defaults, **options})
-        return self.stack.enter_context(RL4SysAgent(config=config))
+        return self.stack.enter_context(open_agent(learner, client_id, **{"algorithm_name": "FAKE", **options}))
 
     episode = staticmethod(play_episode)
+
+    def train(self, agent: RL4SysAgent, steps: int, *versions: int) -> None:
+        """For each version, play an episode, and wait until the actor has the version."""
+        for version in versions:
+            self.episode(agent, steps)
+            agent.wait_version(version, 20.0)
 
 
 def play(agent: Any, count: int, reward: float = 1.0) -> None:
@@ -52,6 +51,16 @@ def play(agent: Any, count: int, reward: float = 1.0) -> None:
         Lab.episode(agent, 2, reward)
 
 
+class Picky(FakeAlgorithm):
+    """A fake algorithm that raises for segments of three steps."""
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        if segment.steps == 3:
+            raise ValueError("three steps are not for me")
+        super().observe(segment, correct=correct)
+
+
+register_algorithm("PICKY", lambda *_: Picky(fake_spec(), FakeParameters(steps_per_update=8, rollout_length=16)))
 register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
 register_algorithm("FAKE_OFF", FakeAlgorithm.factory("offpolicy", steps_per_update=16, rollout_length=16))
 
@@ -75,6 +84,20 @@ def ipc_lab() -> Iterator[Lab]:
     """Yield a lab whose learners get their address, an ipc address, from their options."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: pytest.fail("the options name the address"))
+
+
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+    """Return a list to which each segment is added that an algorithm in this process observes."""
+    found: list[Segment] = []
+    observe = UpdateRunner.observe
+
+    def note(self: UpdateRunner, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
+        found.append(message.segments[place])
+        observe(self, message, place, correct=correct)
+
+    monkeypatch.setattr(UpdateRunner, "observe", note)
+    return found
 
 
 @pytest.fixture

@@ -1,13 +1,18 @@
-"""Helpers for the tests of engines with a process per client: they wait for processes and for values of the status."""
+"""Helpers for tests with a process per client or for the learner: they wait for processes and for values of the status."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from harness.children import is_there
+from harness.children import PYTHONPATH, is_there
 from kit import until
 
 from rl4sys_zmq.learner import Learner
@@ -17,6 +22,39 @@ from .conftest import Lab, play
 
 PATIENCE_S = 60.0
 PLUGIN = "harness.engine_plugin"
+SERVE = """
+import json, sys
+from rl4sys_zmq.learner import Learner, LearnerConfig
+with Learner(LearnerConfig.from_mapping(json.loads(sys.argv[1]))) as learner:
+    print(learner.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def serving(bind: str, **options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a learner process, which knows FAKE. Yield the process and its address."""
+    options = {"bind": bind, "run_dir": None, "plugins": ["end_to_end.conftest"], **options}
+    command, env = [sys.executable, "-c", SERVE, json.dumps(options)], {**os.environ, "PYTHONPATH": PYTHONPATH}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+def worker_options(folder: Path, engine: str = "process", *plugins: str) -> dict[str, Any]:
+    """Return the options of a learner with a process per client, whose files are in `folder`."""
+    return {
+        "bind": f"ipc://{folder}/l",
+        "run_dir": folder / "run",
+        "plugins": (PLUGIN, *plugins),
+        "engine": engine,
+        "checkpoint_every_s": 0.2,
+        "shutdown_timeout_s": 20.0,
+    }
 
 
 def client_of(learner: Learner, client_id: str = "lab") -> dict[str, Any]:
@@ -33,6 +71,16 @@ def trained(learner: Learner, count: int, client_id: str = "lab") -> dict[str, A
         return client if done else None
 
     return until(ready, f"{count} segments are trained on")
+
+
+def client_when(learner: Learner, holds: Callable[[dict[str, Any]], object], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+    """Return the client's status, once `holds` is true for it."""
+
+    def ready() -> dict[str, Any] | None:
+        client = client_of(learner)
+        return client if holds(client) else None
+
+    return until(ready, lambda: client_of(learner), timeout_s)
 
 
 def balanced(client: dict[str, Any], count: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,9 @@ import numpy as np
 import pytest
 from kit import drained, until
 
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.ops.report import report_lines
-from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-
-_Usual = FakeAlgorithm.factory(steps_per_update=4, rollout_length=4)
-
-
-def _choosy(*args: Any) -> Any:
-    """Return a fake algorithm that raises for segments of three steps."""
-    algorithm = _Usual(*args)
-    usual = algorithm.observe
-
-    def observe(segment: Any, *, correct: bool = False) -> None:
-        if segment.steps == 3:
-            raise ValueError("three steps")
-        usual(segment, correct=correct)
-
-    setattr(algorithm, "observe", observe)  # noqa: B010 a method cannot be assigned to
-    return algorithm
-
-
-register_algorithm("CHOOSY", _choosy)
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
 
 
 class Stuck(FakeAlgorithm):
@@ -50,11 +29,7 @@ class Stuck(FakeAlgorithm):
         return None if metrics is None else {**metrics, "charts/learning_rate": rate}
 
 
-def _stuck(observations: Any, actions: Any, parameters: Any, seed: int) -> Any:
-    return Stuck(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(**parameters), seed)
-
-
-register_algorithm("STUCK", _stuck)
+register_algorithm("STUCK", lambda _, __, given, seed: Stuck(fake_spec(), FakeParameters(**dict[str, Any](given)), seed))
 
 
 def test_updates_that_change_nothing_are_an_alarm_in_the_status(inproc_lab: Any) -> None:
@@ -76,10 +51,9 @@ def test_updates_that_change_nothing_are_an_alarm_in_the_status(inproc_lab: Any)
 
 def test_an_alarm_is_seen_everywhere(inproc_lab: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "rl4sys_zmq")
-    stack: ExitStack = inproc_lab.stack
-    learner = stack.enter_context(Learner(LearnerConfig(bind=inproc_lab.new_address(), run_dir=tmp_path / "run")))
-    agent = inproc_lab.agent(learner, algorithm_name="CHOOSY", rollout_length=4)
-    another = inproc_lab.agent(learner, algorithm_name="CHOOSY", rollout_length=4)
+    learner = inproc_lab.learner(run_dir=tmp_path / "run")
+    agent = inproc_lab.agent(learner, algorithm_name="PICKY", rollout_length=4)
+    another = inproc_lab.agent(learner, algorithm_name="PICKY", rollout_length=4)
     assert agent.stats()["alarms"] == {} and learner.status()["clients"]["lab"]["alarms"] == {}
     for _ in range(30):
         inproc_lab.episode(agent, 3)

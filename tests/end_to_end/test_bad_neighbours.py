@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -82,30 +83,17 @@ def test_messages_that_are_none_are_refused_by_their_reason(pair: Any) -> None:
 
 
 def test_a_learner_of_another_version_is_named(inproc_lab: Any) -> None:
-    with Socket.router("inproc://another-age") as router:
-        import threading
-
-        answered = threading.Event()
-        error: list[BaseException] = []
-
-        def actor() -> None:
-            try:
-                inproc_lab.agent("inproc://another-age", connect_timeout_s=10.0)
-            except HandshakeRefused as exc:
-                error.append(exc)
-            answered.set()
-
-        thread = threading.Thread(target=actor)
-        thread.start()
-        with Poller() as poller:
-            poller.register(router)
-            while not answered.is_set():
-                poller.poll(0.1)
-                while (frames := router.recv()) is not None:
-                    reply = bytes(encode(Refused("version", "", "too old"))[0])
-                    router.send([frames[0], reply[:4] + b"\x09" + reply[5:]])
-        thread.join()
-    assert "protocol 9.0; this side speaks 1.0" in str(error[0])
+    address = "inproc://another-age"
+    with Socket.router(address) as router, Poller() as poller, ThreadPoolExecutor(1) as pool:
+        poller.register(router)
+        actor = pool.submit(inproc_lab.agent, address, connect_timeout_s=10.0)
+        while not actor.done():
+            poller.poll(0.1)
+            while (frames := router.recv()) is not None:
+                reply = bytes(encode(Refused("version", "", "too old"))[0])
+                router.send([frames[0], reply[:4] + b"\x09" + reply[5:]])
+        with pytest.raises(HandshakeRefused, match=r"protocol 9\.0; this side speaks 1\.0"):
+            actor.result()
 
 
 def test_the_port_is_taken(lab: Any) -> None:

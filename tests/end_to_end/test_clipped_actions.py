@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from kit import drained
 
-from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
-from rl4sys_zmq.learner.training.training import UpdateRunner
 from rl4sys_zmq.values import BoxSpace, Segment
 
 from .conftest import Lab
@@ -22,16 +20,8 @@ VALUES = {"like": "sb3", "n_steps": 64, "n_epochs": 2, "batch_size": 32, "vf_coe
 
 @pytest.mark.parametrize("inference", ["local", "remote"])
 def test_the_learner_gets_the_sample_and_the_environment_the_clipped_one(
-    inproc_lab: Lab, monkeypatch: pytest.MonkeyPatch, inference: str
+    inproc_lab: Lab, observed: list[Segment], inference: str
 ) -> None:
-    observed: list[Segment] = []
-    observe = UpdateRunner.observe
-
-    def note(self: UpdateRunner, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
-        observed.append(message.segments[place])
-        observe(self, message, place, correct=correct)
-
-    monkeypatch.setattr(UpdateRunner, "observe", note)
     learner = inproc_lab.learner(torch_threads=1, inference="auto")
     options: dict[str, Any] = {
         "algorithm_name": "PPO", "algorithm_parameters": {**VALUES, "seed": 1}, "action_space": NARROW,

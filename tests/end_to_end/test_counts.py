@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.ops.curves import read_curves
@@ -17,6 +17,7 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.testing import FakeAlgorithm
 
 from .conftest import Lab
+from .engine_lab import client_when
 
 PATIENCE_S = 30.0
 register_algorithm("EPISODES", FakeAlgorithm.factory(steps_per_update=8, rollout_length=16))
@@ -24,18 +25,13 @@ register_algorithm("EPISODES_OFF", FakeAlgorithm.factory("offpolicy", steps_per_
 
 
 def start(lab: Lab, run_dir: Path | None) -> Learner:
-    config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, checkpoint_every_s=3600.0)
-    return lab.stack.enter_context(Learner(config))
+    return lab.learner(run_dir=run_dir, checkpoint_every_s=3600.0)
 
 
 def client_with(learner: Learner, **wanted: Any) -> dict[str, Any]:
     """Return the client's status, once the client runs and has the `wanted` values."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        client = learner.status()["clients"].get("lab", {})
-        if client.get("state") == "running" and not client["resuming"] and all(client[k] == v for k, v in wanted.items()):
-            return dict(client)
-        assert time.monotonic() < deadline, (client, wanted)
+    ready = {"state": "running", "resuming": False, **wanted}
+    return client_when(learner, lambda client: all(client.get(name) == value for name, value in ready.items()))
 
 
 def play(lab: Lab, learner: Learner, rewards: list[float], algorithm: str) -> None:

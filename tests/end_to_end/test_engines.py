@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
-import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.children import PYTHONPATH, is_there
-from harness.engine_plugin import DEADLY, FRUITFUL, TALKATIVE
+from harness.engine_plugin import FRUITFUL
 from kit import until
 
 from rl4sys_zmq import plugins
@@ -25,10 +22,9 @@ from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.engines import packets, process
 from rl4sys_zmq.learner.gateway import core
-from rl4sys_zmq.ops.report import report_lines
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, check_a_relic, client_of, trained
+from .engine_lab import PATIENCE_S, balanced, check_a_relic, client_of, trained, worker_options
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -40,14 +36,7 @@ def lab(ipc_lab: Lab) -> Lab:
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "bind": f"ipc://{tmp_path}/l",
-        "run_dir": tmp_path / "run",
-        "plugins": (PLUGIN,),
-        "engine": "process",
-        "checkpoint_every_s": 0.2,
-        "shutdown_timeout_s": 20.0,
-    }
+    return worker_options(tmp_path)
 
 
 def open_sockets() -> int:
@@ -56,16 +45,6 @@ def open_sockets() -> int:
         with contextlib.suppress(FileNotFoundError):
             count += os.readlink(entry).startswith("socket:")
     return count
-
-
-def test_the_report_shows_a_crash(lab: Lab, options: dict[str, Any]) -> None:
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
-    play(agent, 2)
-    os.kill(trained(learner, 2)["worker"]["pid"], signal.SIGKILL)
-    until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another process")
-    text = "\n".join(report_lines(learner.status(), time.time()))
-    assert f"engine process, process {client_of(learner)['worker']['pid']}, 1 restarts" in text and "!! 1 crashes" in text
 
 
 def test_a_crash_is_seen_in_a_program_that_ignores_sigchld(
@@ -78,34 +57,6 @@ def test_a_crash_is_seen_in_a_program_that_ignores_sigchld(
     os.kill(trained(learner, 2)["worker"]["pid"], signal.SIGKILL)
     until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another process")
     assert "unknown exit status: this program ignores SIGCHLD" in client_of(learner)["worker"]["last_crash"]
-
-
-def test_an_abort_in_one_client_costs_the_others_nothing(lab: Lab, options: dict[str, Any]) -> None:
-    clients = {"well": {"engine": "thread"}, "sick": {"engine": "process"}}
-    learner = lab.learner(**{**options, "engine": "thread", "clients": clients})
-    well = lab.agent(learner, "well", algorithm_name="IMPORTABLE")
-    sick = lab.agent(learner, "sick", algorithm_name="MORTAL_OFF", queue_items=1000)
-    play(sick, 3)
-    trained(learner, 3, "sick")
-    play(sick, 1, DEADLY)
-    play(sick, 2)
-    played = 0
-
-    def quarantined() -> bool:
-        nonlocal played
-        played += 1
-        play(well, 1)
-        client = client_of(learner, "sick")
-        return bool(client["state"] == "running" and client["verdicts"]["quarantined"] == 1)
-
-    until(quarantined, "the deadly segment is quarantined")
-    found = trained(learner, 5, "sick")
-    assert found["verdicts"]["trained"] == 5 and found["verdicts"]["quarantined"] == 1 and found["rolled_back"] == 0
-    assert "SIGABRT" in found["worker"]["last_crash"] and found["restarts"] == found["worker"]["crashes"] >= 3
-    play(well, played % 2)  # a full batch
-    other = trained(learner, played, "well")
-    balanced(other, other["accepted"])
-    assert other["worker"] == {"engine": "thread", "devices": ["cpu"]} and other["restarts"] == 0 and not other["alarms"]
 
 
 def test_a_stopped_process_that_wakes_after_its_replacement_changes_nothing(
@@ -159,20 +110,6 @@ def test_an_algorithm_that_only_the_program_knows_is_named(lab: Lab, options: di
     learner = lab.learner(**options)
     with pytest.raises(RL4SysError, match="plugins"):
         lab.agent(learner)
-
-
-def test_the_log_of_a_process_reaches_the_learners(lab: Lab, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="MORTAL_OFF")
-    play(agent, 1, TALKATIVE)
-    client = trained(learner, 1)
-    pid = client["worker"]["pid"]
-    until(lambda: f"process {pid}: a talkative segment" in caplog.messages, "the line")
-    assert f"client lab is trained by process {pid}" in caplog.messages
-    assert any(re.fullmatch(f"process {pid}: \U0001f600+", line) for line in caplog.messages), "a long line is cut"
-    assert all((record.name + record.getMessage()).encode() for record in caplog.records), "other handlers can encode it"
-    assert client["restarts"] == 0 and client["verdicts"]["quarantined"] == 0, "a wrong call of a logger does no harm"
 
 
 def test_a_killed_process_takes_along_what_it_has_started(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,10 @@ import pytest
 
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.config import ClientConfig, EvaluationConfig
-from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.policies import read_policy
 
 from .conftest import Lab
+from .engine_lab import client_when
 
 pytest.importorskip("gymnasium")
 
@@ -23,49 +20,33 @@ PATIENCE_S = 120.0
 EVALUATION = EvaluationConfig(env={"id": "CartPole-v1", "max_episode_steps": 10}, every_versions=1, episodes=2)
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with ExitStack() as stack:
-        yield Lab(stack, lambda: "inproc://*")
-
-
-def until(learner: Learner, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the client's status, once `holds` is true for it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        client: dict[str, Any] = learner.status()["clients"]["lab"]
-        if holds(client):
-            return client
-        assert time.monotonic() < deadline, client
-
-
-def test_versions_are_evaluated_and_the_best_one_survives_a_restart(lab: Lab, tmp_path: Path) -> None:
+def test_versions_are_evaluated_and_the_best_one_survives_a_restart(inproc_lab: Lab, tmp_path: Path) -> None:
     options: dict[str, Any] = {"clients": {"lab": ClientConfig(evaluation=EVALUATION)}, "run_dir": tmp_path / "run"}
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, overflow="wait")
-    first = until(learner, lambda client: "eval/mean_return" in client["scalars"])
+    learner = inproc_lab.learner(**options)
+    agent = inproc_lab.agent(learner, overflow="wait")
+    first = client_when(learner, lambda client: "eval/mean_return" in client["scalars"])
     assert first["scalars"]["eval/mean_return"] == first["evaluator"]["mean_return"] > 0
     Lab.episode(agent, 64)
-    client = until(learner, lambda client: client["version"] >= 4 and client["evaluator"]["version"] == client["version"])
+    client = client_when(learner, lambda client: client["version"] >= 4 and client["evaluator"]["version"] == client["version"])
     best = client["evaluator"]["best"]
     assert read_policy(best).snapshot.version == client["evaluator"]["best_version"]
     with FrozenAgent(best) as frozen:
         assert frozen.origin.client_id == "lab"
     agent.close()
     learner.close()
-    again = lab.learner(**options)
-    later = until(again, lambda client: client["evaluator"].get("evaluations", 0) >= 1)
+    again = inproc_lab.learner(**options)
+    later = client_when(again, lambda client: client["evaluator"].get("evaluations", 0) >= 1)
     assert later["evaluator"]["best_return"] >= client["evaluator"]["best_return"]
     again.close()
     log = "".join(path.read_text() for path in (tmp_path / "run").glob("log*.jsonl"))
     assert '"best_policy"' in log and '"eval/mean_return"' in log
 
 
-def test_an_environment_that_does_not_fit_is_an_alarm_and_training_continues(lab: Lab) -> None:
-    learner = lab.learner(clients={"lab": ClientConfig(evaluation=EvaluationConfig(env="Pendulum-v1"))})
-    agent = lab.agent(learner, overflow="wait")
-    client = until(learner, lambda client: "evaluation_failed" in client["alarms"])
+def test_an_environment_that_does_not_fit_is_an_alarm_and_training_continues(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner(clients={"lab": ClientConfig(evaluation=EvaluationConfig(env="Pendulum-v1"))})
+    agent = inproc_lab.agent(learner, overflow="wait")
+    client = client_when(learner, lambda client: "evaluation_failed" in client["alarms"])
     assert "Pendulum-v1" in client["alarms"]["evaluation_failed"]["text"]
     assert client["alarms"]["evaluation_failed"]["text"] == client["evaluator"]["error"]
     Lab.episode(agent, 32)
-    assert until(learner, lambda client: client["version"] >= 1)["state"] == "running"
+    assert client_when(learner, lambda client: client["version"] >= 1, PATIENCE_S)["state"] == "running"

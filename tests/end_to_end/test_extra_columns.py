@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +17,10 @@ from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, c
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
+from .engine_lab import serving
 from .memory import COLUMNS, WIDTH, Memory, made, make_memory, memory_spec
 
-ROOT = Path(__file__).parents[2]
-SERVE = """
-import sys
-from pathlib import Path
-import tests.end_to_end.memory
-from rl4sys_zmq.learner import Learner, LearnerConfig
-with Learner(LearnerConfig(bind=sys.argv[1], run_dir=Path(sys.argv[2]), fsync="always", checkpoint_every_s=1e6)) as learner:
-    print(learner.address, flush=True)
-    sys.stdin.read()
-"""
+JOURNALED: dict[str, Any] = {"fsync": "always", "checkpoint_every_s": 1e6, "plugins": ["end_to_end.memory"]}
 SPEC = memory_spec(BoxSpace((WIDTH,)), DiscreteSpace(2))
 
 
@@ -81,23 +69,10 @@ def test_the_actions_of_a_trajectory_have_the_extra_columns(inproc_lab: Lab) -> 
     assert copies[0].data.keys() == {"logp_a", "hidden", "tick"}, "the state is recorded once for each segment"
 
 
-@contextmanager
-def serving(bind: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a learner process with a journal. Yield the process and its address."""
-    command = [sys.executable, "-c", SERVE, bind, str(run_dir)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-            process.wait(10)
-
-
 @pytest.mark.parametrize("compression", ["off", "zstd"])
 def test_a_killed_learner_reads_extra_columns_from_its_journal(inproc_lab: Lab, tmp_path: Path, compression: str) -> None:
     run_dir = tmp_path / "run"
-    with serving("tcp://127.0.0.1:0", run_dir) as (process, address):
+    with serving("tcp://127.0.0.1:0", run_dir=str(run_dir), **JOURNALED) as (process, address):
         agent = inproc_lab.agent(address, algorithm_name="MEMORY", compression=compression)
         for number in range(6):
             episode(agent, 6, number)

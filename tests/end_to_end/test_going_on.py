@@ -14,10 +14,10 @@ from kit import drained
 
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, LearnerUnavailable
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.run.deadletters import list_letters, read_letter
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
+from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.wire import decode, read_submit
 
 from .conftest import Lab
@@ -26,25 +26,8 @@ FACTORY = FakeAlgorithm.factory(steps_per_update=8, rollout_length=16)
 register_algorithm("GOES_ON", FACTORY)
 
 
-class Picky(FakeAlgorithm):
-    """A fake algorithm that raises for segments of three steps."""
-
-    def observe(self, segment: Any, *, correct: bool = False) -> None:
-        if segment.steps == 3:
-            raise RuntimeError("three steps are not for me")
-        super().observe(segment, correct=correct)
-
-
-def picky(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    return Picky(fake_spec(), FakeParameters(steps_per_update=8, rollout_length=16))
-
-
-register_algorithm("PICKY", picky)
-
-
 def start(lab: Lab, run_dir: Path, **options: Any) -> Learner:
-    config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
-    return lab.stack.enter_context(Learner(config))
+    return lab.learner(run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
 
 
 def settled(learner: Learner, client_id: str = "lab") -> dict[str, Any]:
@@ -110,22 +93,6 @@ def test_drain_waits_for_a_client_that_starts(inproc_lab: Lab, tmp_path: Path) -
     second.drain(timeout_s=20.0)
     client = settled(second)
     assert (client["accepted"], client["verdicts"]["trained"], client["pending"]) == (11, 11, 0)
-
-
-def test_a_learner_thread_that_is_restarted_is_fed_again(inproc_lab: Lab, tmp_path: Path) -> None:
-    learner = start(inproc_lab, tmp_path / "run", checkpoint_every_s=1e6)
-    agent = joined(inproc_lab, learner)
-    for _ in range(10):
-        inproc_lab.episode(agent, 2)
-    agent.flush(20.0)
-    learner.restart("lab")
-    for _ in range(6):
-        inproc_lab.episode(agent, 2)
-    drained(learner, agent)
-    client = settled(learner)
-    assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (16, 16, 0)
-    keys = FACTORY.made[-1].keys
-    assert len(keys) == len(set(keys)) == 16
 
 
 def test_a_busy_learner_thread_that_was_replaced_writes_no_checkpoint(inproc_lab: Lab, tmp_path: Path) -> None:

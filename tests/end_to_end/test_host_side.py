@@ -6,14 +6,13 @@ import gc
 import os
 import signal
 import threading
-import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.forks import exit_code_of, work_in_child
 from kit import drained, until
 
 from rl4sys_zmq import RL4SysAgent
@@ -193,28 +192,13 @@ def test_running_episodes_leave_the_versions_that_were_rolled_back(inproc_lab: L
     agent = agent_of(inproc_lab, learner, swap="episode")
     running: list[Any] = []
     for version in (1, 2):
-        inproc_lab.episode(agent, 4)
-        agent.wait_version(version, 20.0)
+        inproc_lab.train(agent, 4, version)
         running.append(agent.request_for_action(None, np.zeros(4, dtype=np.float32))[0])
     assert [agent.rollback(), agent.rollback()] == [1, 0]
     for traj in running:
         assert agent.request_for_action(traj, np.zeros(4, dtype=np.float32))[1].version == 0
     _, actions = agent.request_for_actions(running, np.zeros((2, 4), dtype=np.float32))
     assert [action.version for action in actions] == [0, 0]
-
-
-def in_a_child(work: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -238,8 +222,8 @@ def test_a_forked_child_is_another_actor(lab: Lab, tmp_path: Path) -> None:
         assert agent.stats()["accepted"] == 1 and agent.stats()["spool"] is None
         agent.close()
 
-    assert in_a_child(child) == 0
-    assert in_a_child(gc.collect) == 0, "a child that does not use it ends as ever"
+    assert exit_code_of(work_in_child(child)) == 0
+    assert exit_code_of(work_in_child(gc.collect)) == 0, "a child that does not use it ends as ever"
     agent.mark_end_of_trajectory(running, action)
     agent.flush(20.0)
     assert agent.actor_id == parent and agent.stats()["accepted"] == 1
@@ -259,7 +243,7 @@ def test_a_forked_child_is_another_actor(lab: Lab, tmp_path: Path) -> None:
         assert agent.stats()["counters"]["forks"] == 1
         agent.close()
 
-    assert in_a_child(crowd) == 0, "all threads of a child are one actor"
+    assert exit_code_of(work_in_child(crowd)) == 0, "all threads of a child are one actor"
 
 
 def test_sockets_in_a_sidecar(lab: Lab) -> None:

@@ -15,10 +15,9 @@ from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.delivery import session
 from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.images import has_pillow
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.run.deadletters import list_letters, read_letter
-from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, Segment
 from rl4sys_zmq.wire import PackedSegment, decode, read_submit, with_images
 
@@ -31,22 +30,7 @@ STEPS = 8
 EVIL = 13
 """The image quality of the actor whose second segment is damaged by `poison`."""
 
-seen: list[dict[int, Any]] = []
-"""The observations that each instance of the algorithm was trained on. The keys are the rewards of the segments."""
-
-
-class Looks(FakeAlgorithm):
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        super().observe(segment, correct=correct)
-        seen[-1][int(segment.rewards[0])] = segment.observations.copy()
-
-
-def build(observations: Any, actions: Any, parameters: Any, seed: int) -> Looks:
-    seen.append({})
-    return Looks(mlp_spec(observations, actions, "categorical", (4,)), FakeParameters(STEPS, STEPS), seed)
-
-
-register_algorithm("LOOKS", build)
+register_algorithm("LOOKS", FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=STEPS))
 
 
 def waves(number: int) -> Any:
@@ -60,6 +44,11 @@ def play(agent: RL4SysAgent, number: int) -> None:
 
 def joined(lab: Lab, learner: Learner, **options: Any) -> RL4SysAgent:
     return lab.agent(learner, **{"algorithm_name": "LOOKS", "observation_space": SPACE, "rollout_length": STEPS, **options})
+
+
+def looked_at(observed: list[Segment]) -> dict[int, Any]:
+    """Return the observations of segments by their rewards."""
+    return {int(segment.rewards[0]): segment.observations for segment in observed}
 
 
 def judged(learner: Learner, segments: int) -> dict[str, Any]:
@@ -89,11 +78,11 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "with_images", poisoner)
 
 
-def test_images_arrive_and_a_poisoned_one_costs_its_segment(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_arrive_and_a_poisoned_one_costs_its_segment(
+    lab: Lab, tmp_path: Path, observed: list[Segment], monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(monkeypatch)
-    seen.clear()
-    config = LearnerConfig(bind=lab.new_address(), run_dir=tmp_path / "run", checkpoint_every_s=1e6)
-    learner = lab.stack.enter_context(Learner(config))
+    learner = lab.learner(run_dir=tmp_path / "run", checkpoint_every_s=1e6)
     agents = [
         joined(lab, learner, image_codec="png"),
         joined(lab, learner, image_codec="jpeg", compression="zstd"),
@@ -109,13 +98,14 @@ def test_images_arrive_and_a_poisoned_one_costs_its_segment(lab: Lab, tmp_path: 
     for life in (1, 2):
         client = judged(learner, 12)
         assert (client["accepted"], client["verdicts"]["trained"], client["verdicts"]["quarantined"]) == (12, 11, 1)
-        assert len(seen) == life and set(seen[-1]) == good
-        for number, observations in seen[-1].items():
+        assert len(observed) == 11 and set(looked_at(observed)) == good
+        for number, observations in looked_at(observed).items():
             wanted = np.broadcast_to(waves(number), observations.shape)
             if number // 10 == 1:
                 assert np.abs(observations.astype(int) - wanted).mean() < 6.0
             else:
                 np.testing.assert_array_equal(observations, wanted)
+        observed.clear()
         if life == 1:
             learner.restart("lab")  # there is no checkpoint: the journal delivers all segments again
             learner.wait(client_id="lab", version=11, timeout_s=20.0)
@@ -139,21 +129,23 @@ def test_a_client_without_images_is_refused_at_construction(inproc_lab: Lab) -> 
         inproc_lab.agent(learner, image_codec="png", observation_space=None)  # the observation space comes from the learner
 
 
-def test_a_learner_without_pillow_refuses_by_name(inproc_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen.clear()
+def test_a_learner_without_pillow_refuses_by_name(
+    inproc_lab: Lab, observed: list[Segment], monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner = inproc_lab.learner()
     agent = joined(inproc_lab, learner, image_codec="png")
     plain = joined(inproc_lab, learner)
     assert has_pillow()
-    monkeypatch.setattr("rl4sys_zmq.delivery.intake.has_pillow", lambda: False)
+    have: list[bool] = []
+    monkeypatch.setattr("rl4sys_zmq.delivery.intake.has_pillow", lambda: bool(have))
     play(agent, 1)
     play(plain, 2)
     plain.flush(20.0)
     learner.wait(client_id="lab", version=1, timeout_s=20.0)
     while not agent.stats()["counters"].get("refused_by_learner.feature"):
         pass
-    assert set(seen[-1]) == {2}
-    monkeypatch.undo()
+    assert set(looked_at(observed)) == {2}
+    have.append(True)
     agent.flush(20.0)  # with Pillow the learner accepts the segments
     learner.wait(client_id="lab", version=2, timeout_s=20.0)
-    assert set(seen[-1]) == {1, 2}
+    assert set(looked_at(observed)) == {1, 2}

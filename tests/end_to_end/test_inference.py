@@ -81,7 +81,6 @@ def test_an_actor_that_asks_trains_like_any_other(learner: Learner, mode: str) -
 
 
 def test_the_learners_answer_is_the_policys(learner: Learner) -> None:
-    """Without exploration the three modes choose the same actions. With a mask they choose only allowed actions."""
     with RL4SysAgent(config=config(learner)) as first:
         play(first, BATCH)
         first.wait_version(1, WAIT_S)

@@ -18,8 +18,7 @@ def test_a_failed_client_is_loud_and_alone(lab: Any) -> None:
     good, bad = lab.agent(learner, "good"), lab.agent(learner, "bad", algorithm_name="BRITTLE")
     for version in (1, 2):
         for agent in (good, bad):
-            lab.episode(agent, 16)
-            agent.wait_version(version, 20.0)
+            lab.train(agent, 16, version)
     lab.episode(bad, 16)
     with pytest.raises(ClientFailed, match="RuntimeError"):
         bad.wait_version(3, 20.0)
@@ -32,9 +31,7 @@ def test_a_failed_client_is_loud_and_alone(lab: Any) -> None:
     assert status["bad"]["state"] == "failed"
     assert "RuntimeError" in status["bad"]["error"]
     assert "RuntimeError" in bad.stats()["error"]
-    for version in range(3, 8):
-        lab.episode(good, 16)
-        good.wait_version(version, 20.0)
+    lab.train(good, 16, *range(3, 8))
     assert good.digest == learner.digest("good", 7)
     assert learner.status()["clients"]["good"]["state"] == "running"
 
@@ -42,9 +39,7 @@ def test_a_failed_client_is_loud_and_alone(lab: Any) -> None:
 def test_a_failed_client_can_be_restarted(lab: Any) -> None:
     learner = lab.learner()
     agent = lab.agent(learner, algorithm_name="BRITTLE")
-    for version in (1, 2):
-        lab.episode(agent, 16)
-        agent.wait_version(version, 20.0)
+    lab.train(agent, 16, 1, 2)
     generation = agent.generation
     lab.episode(agent, 16)
     with pytest.raises(ClientFailed):
@@ -52,8 +47,7 @@ def test_a_failed_client_can_be_restarted(lab: Any) -> None:
     learner.restart("lab")
     with agent._io.host.changed:
         assert agent._io.host.changed.wait_for(lambda: agent.generation != generation, timeout=30.0)
-    lab.episode(agent, 16)
-    agent.wait_version(1, 20.0)
+    lab.train(agent, 16, 1)
     assert agent.digest == learner.digest("lab", 1)
     client = learner.status()["clients"]["lab"]
     assert client["state"] == "running"
@@ -79,8 +73,7 @@ def test_a_client_that_cannot_be_built_fails_by_its_reason(inproc_lab: Any) -> N
     assert corrected.digest == learner.digest("typo", 0)
     with pytest.raises(HandshakeRefused, match="unknown algorithm"):
         inproc_lab.agent(learner, "unknown", algorithm_name="NO_SUCH")
-    inproc_lab.episode(good, 16)
-    good.wait_version(1, 20.0)
+    inproc_lab.train(good, 16, 1)
 
 
 def test_a_learner_thread_that_ends_without_a_word_is_noticed(inproc_lab: Any) -> None:

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.ops.requests import request_status
 
-SERVE = """
-import sys
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm
-register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
-with Learner(LearnerConfig(bind=sys.argv[1], run_dir=sys.argv[2] or None)) as learner:
-    print(learner.address, flush=True)
-    sys.stdin.read()
-"""
-
-
-@contextmanager
-def serving(bind: str, run_dir: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a learner process. Yield the process and its address."""
-    command = [sys.executable, "-c", SERVE, bind, run_dir]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-            process.wait(10)
+from .engine_lab import serving
 
 
 def published(address: str) -> tuple[int, int, str]:
@@ -50,9 +25,7 @@ def held(agent: Any) -> tuple[int, int, str]:
 
 def agree(agents: list[Any], address: str) -> None:
     """Wait until both agents hold the version that the learner published last."""
-    deadline = time.monotonic() + 20.0
-    while not held(agents[0]) == held(agents[1]) == published(address):
-        assert time.monotonic() < deadline, (held(agents[0]), held(agents[1]), published(address))
+    until(lambda: held(agents[0]) == held(agents[1]) == published(address), "the newest version")
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])

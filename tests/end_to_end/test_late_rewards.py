@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 from kit import drained
 
-from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
 from rl4sys_zmq.values import Segment
 
 from .conftest import Lab
@@ -24,18 +21,6 @@ def reward_of(number: int) -> float:
     return 0.5 - 3.0 * number
 
 
-class Keeper(FakeAlgorithm):
-    """A fake algorithm that keeps the observed segments in `found`."""
-
-    def __init__(self) -> None:
-        super().__init__(fake_spec(), FakeParameters())
-        self.found: list[Segment] = []
-
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        super().observe(segment, correct=correct)
-        self.found.append(segment)
-
-
 def numbers(segment: Segment) -> list[int]:
     """Return the numbers of a segment's steps, after a check that each step has its own observation and its own reward."""
     steps = segment.observations[: segment.steps]
@@ -45,12 +30,9 @@ def numbers(segment: Segment) -> list[int]:
     return found
 
 
-def test_twenty_thousand_steps_with_late_rewards(inproc_lab: Lab) -> None:
-    """No call raises, and each action is stored in its episode with its own observation and reward."""
-    keeper = Keeper()
-    register_algorithm("KEEPER", lambda *_: keeper)
+def test_twenty_thousand_steps_with_late_rewards(inproc_lab: Lab, observed: list[Segment]) -> None:
     learner = inproc_lab.learner()
-    agent = inproc_lab.agent(learner, algorithm_name="KEEPER", queue_items=1 << 16, rollout_length=128)
+    agent = inproc_lab.agent(learner, queue_items=1 << 16, rollout_length=128)
     rng = random.Random(4)
     queue: deque[tuple[Any, Any, int]] = deque()
     traj: Any = None
@@ -81,8 +63,8 @@ def test_twenty_thousand_steps_with_late_rewards(inproc_lab: Lab) -> None:
     assert stats["dropped_at_source"] == stats["refused"] == 0
     client = drained(learner)
     assert client["accepted"] == client["verdicts"]["trained"] + client["pending"] == stats["accepted"]
-    assert len(keeper.found) == stats["accepted"]
+    assert len(observed) == stats["accepted"]
     stored: dict[int, list[int]] = {}
-    for segment in keeper.found:  # the segments of an episode arrive in order
+    for segment in observed:  # the segments of an episode arrive in order
         stored.setdefault(segment.episode_id, []).extend(numbers(segment))
     assert sorted(stored.values()) == played

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.forks import exit_code_of, work_in_child
 from kit import drained, until
 from numpy.typing import NDArray
 
@@ -23,14 +21,13 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import components
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeFactory
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
+from .engine_lab import serving
 from .memory import WIDTH
-from .test_killed_learner import held, published, serving
 
 OBSERVATION = np.zeros(4, dtype=np.float32)
 ABSENT = "inproc://no-learner-here"
@@ -120,38 +117,6 @@ def test_an_early_actor_acts_by_its_baseline_and_joins_when_the_learner_comes(la
         lab.episode(agent, 4, reward=0.5)
         agent.flush(20.0)
         until(lambda: learner.status()["clients"]["lab"]["mean_return"] == 2.0)  # the return of this episode only
-
-
-def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp_path: Path) -> None:
-    address, run = f"ipc://{tmp_path}/l", str(tmp_path / "run")
-    with early(address, Baseline()) as agent:
-        step(agent, None)
-        for accepted in (2, 5):
-            with serving(address, run):  # kills the process at the end
-                until(partial(has_joined, agent, accepted // 2))
-                until(partial(has_policy_of, address, agent))  # a new generation would cut an episode into two segments
-                for _ in range(2):
-                    Lab.episode(agent, 16)
-                agent.flush(20.0)
-                until(partial(has_trained, address, accepted))
-                client = request_status(address, 10.0)["clients"]["lab"]
-                assert (client["accepted"], client["pending"], client["rolled_back"], client["gap"]) == (accepted, 0, 0, 0)
-            Lab.episode(agent, 16)
-        stats = agent.stats()
-        assert (stats["submitted"], stats["accepted"], stats["in_actor"], stats["in_doubt"]) == (6, 5, 1, 0)
-        assert counters(agent)["unrecorded_actions"] == 1
-
-
-def has_joined(agent: RL4SysAgent, times: int) -> bool:
-    return counters(agent).get("joined", 0) == times
-
-
-def has_policy_of(address: str, agent: RL4SysAgent) -> bool:
-    return held(agent) == published(address)
-
-
-def has_trained(address: str, segments: int) -> bool:
-    return bool(request_status(address, 10.0)["clients"]["lab"]["verdicts"]["trained"] == segments)
 
 
 def test_without_a_baseline_no_action_is_random_unless_asked(inproc_lab: Lab) -> None:
@@ -308,22 +273,17 @@ def test_a_child_of_an_early_actor_joins_as_another_actor(tmp_path: Path) -> Non
     address = f"ipc://{tmp_path}/l"
     with early(address, Baseline()) as agent:
         traj, _ = step(agent, None)
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                mine, action = step(agent, traj)
-                assert mine is not traj and not action.stored
-                agent.wait_version(0, 60.0)
-                assert step(agent, mine)[1].stored
-                agent.close()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
+
+        def join() -> None:
+            mine, action = step(agent, traj)
+            assert mine is not traj and not action.stored
+            agent.wait_version(0, 60.0)
+            assert step(agent, mine)[1].stored
+            agent.close()
+
+        child = work_in_child(join)
         with serving(address):
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert exit_code_of(child) == 0
             agent.wait_version(0, 20.0)
             assert step(agent, traj)[1].stored
 
@@ -350,9 +310,6 @@ def test_random_actions_must_be_possible() -> None:
         AgentConfig(client_id="x", fallback="random")
     with pytest.raises(ConfigError, match=r"^fallback: .*overflow"):
         AgentConfig(**options(ABSENT, fallback="random", overflow="wait"))
-
-
-# ---- a running learner that is still starting the client
 
 
 class SlowStart(FakeFactory):

@@ -60,17 +60,12 @@ class TreePolicy:
 class TreeAlgorithm(FakeAlgorithm):
     """A fake algorithm that accepts a segment only if its actions follow from its observations."""
 
-    def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
-        super().__init__(spec, parameters, seed)
-        self.found: list[Segment] = []
-
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         tree, steps = segment.observations, segment.steps
         assert list(tree) == ["camera", "inventory", "mode", "position"]
         assert len(tree["camera"]) == len(tree["inventory"][1]) == steps + (not segment.terminated)
         expected = tree["position"].sum(axis=1) + tree["mode"] > 0
         assert np.array_equal(expected[:steps], segment.actions)
-        self.found.append(segment)
         super().observe(segment, correct=correct)
 
 
@@ -82,11 +77,9 @@ def make_tree(observation_space: Any, action_space: Any, parameters: Mapping[str
     known = {"steps_per_update": 8, "rollout_length": 5}
     if unknown := set(parameters) - set(known):
         raise ConfigError(f"unknown parameters {sorted(unknown)}", key="algorithm_parameters")
-    made.append(TreeAlgorithm(plan(observation_space, action_space, {}), FakeParameters(**{**known, **parameters}), seed))  # type: ignore[arg-type]
-    return made[-1]
+    return TreeAlgorithm(plan(observation_space, action_space, {}), FakeParameters(**{**known, **parameters}), seed)  # type: ignore[arg-type]
 
 
-made: list[TreeAlgorithm] = []
 register_policy("tree", TreePolicy)
 register_algorithm("TREE", make_tree)
 
@@ -116,7 +109,7 @@ def test_the_plug_in_keeps_the_contracts() -> None:
     check_algorithm(make_tree, observation_space=SPACE, action_space=TWO)
 
 
-def test_trees_arrive_as_they_were_observed(lab: Lab) -> None:
+def test_trees_arrive_as_they_were_observed(lab: Lab, observed: list[Segment]) -> None:
     learner = lab.learner()
     agent = joined(lab, learner)
     assert agent.spec.observation_space == SPACE
@@ -124,7 +117,7 @@ def test_trees_arrive_as_they_were_observed(lab: Lab) -> None:
         episode(agent, steps, number, truncated=number == 1)
     verdicts = drained(learner, agent)["verdicts"]
     assert (verdicts["trained"], verdicts["quarantined"], verdicts["refused"]) == (5, 0, 0)
-    first = made[-1].found[0]
+    first = observed[0]
     rng = np.random.default_rng(0)
     for row in range(3):
         sent = observation(rng)
@@ -212,6 +205,7 @@ def test_values_far_out_of_the_bounds_of_a_leaf_are_quarantined(inproc_lab: Lab)
 
 SMALL_BATCHES: dict[str, dict[str, object]] = {
     "PPO": {"batch_size": 16, "minibatch_size": 8},
+    "IMPALA": {"steps_per_update": 16, "rollout_length": 8},
     "DQN": {"batch_size": 8, "learning_starts": 8, "publish_every_updates": 1},
     "SAC": {"batch_size": 8, "learning_starts": 8, "publish_every_updates": 1},
     "TD3": {"batch_size": 8, "learning_starts": 8, "publish_every_updates": 1},

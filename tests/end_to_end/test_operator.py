@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable, ProtocolError
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.testing import FakeAlgorithm
 
@@ -19,8 +19,7 @@ PATIENCE_S = 20.0
 
 
 def start(lab: Lab, run_dir: Path | None, **options: Any) -> Learner:
-    config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
-    return lab.stack.enter_context(Learner(config))
+    return lab.learner(run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
 
 
 def checkpoints(run_dir: Path, client_id: str = "lab") -> list[Path]:

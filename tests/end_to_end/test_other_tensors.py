@@ -116,8 +116,7 @@ def test_actors_get_exactly_those_bytes(lab: Lab, options: dict[str, Any]) -> No
     agent = lab.agent(learner, algorithm_name="GRAPH")
     rounded = "wire_dtype" in options
     for version in range(1, 8):
-        lab.episode(agent, 2)
-        agent.wait_version(version, 20.0)
+        lab.train(agent, 2, version)
         assert agent.digest == learner.digest("lab", version)
         holds(agent, version, rounded=rounded)
     late = lab.agent(learner, algorithm_name="GRAPH", actor_id="late")
@@ -132,8 +131,7 @@ def test_actors_get_exactly_those_bytes(lab: Lab, options: dict[str, Any]) -> No
 def test_a_learner_acts_by_it_too(inproc_lab: Lab) -> None:
     learner = inproc_lab.learner(inference="auto")
     agent = inproc_lab.agent(learner, algorithm_name="GRAPH", inference="remote")
-    inproc_lab.episode(agent, 2)
-    agent.wait_version(1, 20.0)
+    inproc_lab.train(agent, 2, 1)
     inproc_lab.episode(agent, 2)
     assert learner.wait(client_id="lab", version=2, timeout_s=20.0) == 2
 
@@ -143,8 +141,7 @@ def test_a_restarted_actor_acts_by_its_cache(inproc_lab: Lab, tmp_path: Path) ->
     address = learner.address
     options = {"algorithm_name": "GRAPH", "policy_cache": str(tmp_path / "cache"), "actor_id": "a"}
     agent = inproc_lab.agent(learner, **options)
-    inproc_lab.episode(agent, 2)
-    agent.wait_version(1, 20.0)
+    inproc_lab.train(agent, 2, 1)
     agent.close()
     learner.close()
     again = inproc_lab.agent(address, **options)
@@ -158,9 +155,7 @@ def test_a_learner_goes_on_with_the_same_blob_only(inproc_lab: Lab, tmp_path: Pa
 
     first = start()
     agent = inproc_lab.agent(first, algorithm_name="GRAPH")
-    for version in range(1, 4):
-        inproc_lab.episode(agent, 2)
-        agent.wait_version(version, 20.0)
+    inproc_lab.train(agent, 2, 1, 2, 3)
     first.drain(timeout_s=20.0)
     first.save(timeout_s=20.0)
     published = first.digest("lab", 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from kit import drained, until
 from numpy.typing import NDArray
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
-from rl4sys_zmq.learner.training.training import UpdateRunner
 from rl4sys_zmq.ops.report import conservation_error, report_lines
 from rl4sys_zmq.replay.memory import ReplayMemory
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -76,7 +73,7 @@ def reward_of(number: int) -> float:
 class Host:
     """A host that overrides and skips actions at random, and adds them up to `lag` steps late, in order."""
 
-    def __init__(self, lab: Lab, agent: Any, log: Log, *, image: bool, lag: int, seed: int) -> None:
+    def __init__(self, agent: Any, log: Log, *, image: bool, lag: int, seed: int) -> None:
         self.agent, self.log, self.lag, self.rng, self.next = agent, log, lag, random.Random(seed), 0
         self.image = image
 
@@ -102,17 +99,19 @@ class Host:
         else:
             self.agent.add_to_trajectory(traj, action)
 
+    def act(self, trajs: Any, numbers: list[int]) -> tuple[Any, Any]:
+        observations = [self.observation(n) for n in numbers]
+        if len(numbers) > 1:
+            return self.agent.request_for_actions(trajs, np.stack(observations))  # type: ignore[no-any-return]
+        traj, action = self.agent.request_for_action(trajs[0], observations[0])
+        return [traj], [action]
+
     def run(self, steps: int, width: int) -> None:
         trajs: Any = [None] * width
         queues: list[deque[tuple[int, Any]]] = [deque() for _ in range(width)]
         numbers, self.next = [1000 * k for k in range(width)], 1000 * width
         for _ in range(steps):
-            observations = [self.observation(n) for n in numbers]
-            if width == 1:
-                trajs[0], action = self.agent.request_for_action(trajs[0], observations[0])
-                actions = [action]
-            else:
-                trajs, actions = self.agent.request_for_actions(trajs, np.stack(observations))
+            trajs, actions = self.act(trajs, numbers)
             for k, action in enumerate(actions):
                 if self.rng.random() < 0.3:
                     action.override(self.replacement(), source=self.rng.choice(SOURCES))
@@ -157,12 +156,7 @@ class Host:
             for k in range(width):
                 add(k, BURST)
             for _ in range(self.rng.randrange(1, BURST)):
-                observations = [self.observation(n) for n in numbers]
-                if width == 1:
-                    trajs[0], action = self.agent.request_for_action(trajs[0], observations[0])
-                    actions = [action]
-                else:
-                    trajs, actions = self.agent.request_for_actions(trajs, np.stack(observations))
+                trajs, actions = self.act(trajs, numbers)
                 for k, action in enumerate(actions):
                     if self.rng.random() < 0.1:
                         action.override(self.replacement(), source="human")
@@ -175,58 +169,48 @@ class Host:
 
 
 BURST = 40
-DQN = {"learning_starts": 50, "train_frequency": 40, "hidden_sizes": [8], "n_step": 3, "rollout_length": 16}
-PPO = {"steps_per_update": 64, "minibatch_size": 32, "update_epochs": 1, "hidden_sizes": [8], "rollout_length": 16}
-GRU = {"network": {"kind": "gru", "units": 4}}
+SAC = {"learning_starts": 50, "train_frequency": 40, "hidden_sizes": [8], "rollout_length": 16}
+DQN = {**SAC, "n_step": 3}
+BATCH = {"steps_per_update": 64, "minibatch_size": 32, "update_epochs": 1, "rollout_length": 16}
+PPO = {**BATCH, "hidden_sizes": [8]}
+REMOTE = {"inference": "remote", "inference_timeout_s": 20.0}
 CASES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any]]] = {
     # algorithm, actions, parameters, options of the agent
     "PPO": ("PPO", DiscreteSpace(3), PPO, {}),
     "PPO, Box": ("PPO", PAD, PPO, {}),
     "DQN": ("DQN", DiscreteSpace(3), DQN, {}),
-    "SAC": ("SAC", PAD, {k: v for k, v in DQN.items() if k != "n_step"}, {}),
-    "GRU": ("PPO", DiscreteSpace(3), {k: v for k, v in PPO.items() if k != "hidden_sizes"} | GRU, {}),
-    "ONNX": ("PPO", DiscreteSpace(3), {k: v for k, v in PPO.items() if k != "hidden_sizes"} | {"network": "cnn"}, {}),
-    "remote": ("DQN", DiscreteSpace(3), DQN, {"inference": "remote", "inference_timeout_s": 20.0}),
-    "remote, Box": (
-        "SAC",
-        PAD,
-        {k: v for k, v in DQN.items() if k != "n_step"},
-        {"inference": "remote", "inference_timeout_s": 20.0},
-    ),
+    "SAC": ("SAC", PAD, SAC, {}),
+    "GRU": ("PPO", DiscreteSpace(3), {**BATCH, "network": {"kind": "gru", "units": 4}}, {}),
+    "ONNX": ("PPO", DiscreteSpace(3), {**BATCH, "network": "cnn"}, {}),
+    "remote": ("DQN", DiscreteSpace(3), DQN, REMOTE),
+    "remote, Box": ("SAC", PAD, SAC, REMOTE),
 }
 
 
 @pytest.fixture
-def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Segment]]:
-    found: list[Segment] = []
-    observe = UpdateRunner.observe
+def memories(monkeypatch: pytest.MonkeyPatch) -> list[ReplayMemory]:
+    """Return a list to which a replay of this process is added with each segment that it gets."""
+    found: list[ReplayMemory] = []
+    add = ReplayMemory.add
 
-    def note(self: UpdateRunner, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
-        found.append(message.segments[place])
-        observe(self, message, place, correct=correct)
+    def note(self: ReplayMemory, segment: Segment) -> None:
+        found.append(self)
+        add(self, segment)
 
-    monkeypatch.setattr(UpdateRunner, "observe", note)
-    yield found
+    monkeypatch.setattr(ReplayMemory, "add", note)
+    return found
 
 
 @pytest.mark.parametrize(("width", "lag"), [(1, 0), (1, 5), (3, 0), (3, 4)], ids=["one", "late", "batch", "late batch"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_learners_transitions_are_those_of_the_environment(
-    inproc_lab: Lab, observed: list[Segment], monkeypatch: pytest.MonkeyPatch, case: str, width: int, lag: int
+    inproc_lab: Lab, observed: list[Segment], memories: list[ReplayMemory], case: str, width: int, lag: int
 ) -> None:
     pytest.importorskip("torch")
     image = case == "ONNX"
     if image:
         pytest.importorskip("onnxruntime")
     algorithm, actions, parameters, options = CASES[case]
-    memories: list[ReplayMemory] = []
-    add = ReplayMemory.add
-
-    def note(self: ReplayMemory, segment: Segment) -> None:
-        memories.append(self)
-        add(self, segment)
-
-    monkeypatch.setattr(ReplayMemory, "add", note)
     learner = inproc_lab.learner(torch_threads=1, inference="auto")
     space = BoxSpace((3, 36, 36), "|u1", 0, 255) if image else BoxSpace((4,), low=-1e6, high=1e6)
     agent = inproc_lab.agent(
@@ -234,7 +218,7 @@ def test_the_learners_transitions_are_those_of_the_environment(
         observation_space=space, overflow="wait", rollout_length=16, **options,
     )  # fmt: skip
     log = Log()
-    host = Host(inproc_lab, agent, log, image=image, lag=lag, seed=width + lag)
+    host = Host(agent, log, image=image, lag=lag, seed=width + lag)
     host.run(STEPS // width, width)
     drained(learner, agent)
     status = learner.status()
@@ -256,26 +240,17 @@ def test_the_learners_transitions_are_those_of_the_environment(
 @pytest.mark.parametrize("width", [1, 3], ids=["one", "batch"])
 @pytest.mark.parametrize("case", ["PPO", "DQN", "SAC", "GRU"])
 def test_actions_that_are_added_after_the_end_of_their_trajectory_are_trained(
-    inproc_lab: Lab, observed: list[Segment], monkeypatch: pytest.MonkeyPatch, case: str, width: int
+    inproc_lab: Lab, observed: list[Segment], memories: list[ReplayMemory], case: str, width: int
 ) -> None:
-    """Each added action is trained once, in order, in its own episode, unless the host overrode it and the algorithm is PPO."""
     pytest.importorskip("torch")
     algorithm, actions, parameters, _ = CASES[case]
-    memories: list[ReplayMemory] = []
-    add = ReplayMemory.add
-
-    def note(self: ReplayMemory, segment: Segment) -> None:
-        memories.append(self)
-        add(self, segment)
-
-    monkeypatch.setattr(ReplayMemory, "add", note)
     learner = inproc_lab.learner(torch_threads=1, on_lag="correct")  # nothing is dropped for its lag
     agent = inproc_lab.agent(
         learner, algorithm_name=algorithm, algorithm_parameters={**parameters, "seed": 1}, action_space=actions,
         observation_space=BoxSpace((4,), low=-1e6, high=1e6), rollout_length=16, queue_items=1 << 16,
     )  # fmt: skip
     log = Log()
-    host = Host(inproc_lab, agent, log, image=False, lag=0, seed=width)
+    host = Host(agent, log, image=False, lag=0, seed=width)
     host.run_bursts(STEPS // 5, width)
     agent.flush(20.0)
     stats = agent.stats()

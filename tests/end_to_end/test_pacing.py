@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ def simulate(agent: Any, calls: int, width: int = 2, meet: threading.Barrier | N
         for traj, action in zip(trajs, actions, strict=True):
             action.update_reward(1.0)
             agent.add_to_trajectory(traj, action)
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Yield the event that lets slow updates end. It is set at the end."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 @pytest.mark.parametrize("pacing_lag", [0, 1, 2])
@@ -71,24 +80,21 @@ def test_the_default_pacing_depends_on_the_kind_of_algorithm(inproc_lab: Any, ki
 
 
 @pytest.mark.parametrize(("kind", "batches"), [("onpolicy", 2), ("offpolicy", 1)])
-def test_off_policy_actors_collect_nothing_ahead_with_the_first_version(inproc_lab: Any, kind: str, batches: int) -> None:
+def test_off_policy_actors_collect_nothing_ahead_with_the_first_version(
+    inproc_lab: Any, release: threading.Event, kind: str, batches: int
+) -> None:
     """The first batch of an off-policy algorithm contains the steps of `learning_starts`, so it can be large."""
-    release = threading.Event()
     fake = FakeAlgorithm.factory(kind, steps_per_update=STEPS, rollout_length=8, slow_s=60.0, release=release)
     register_algorithm("SLOW", fake)
     learner = inproc_lab.learner(pacing_lag=1)
     agent = inproc_lab.agent(learner, algorithm_name="SLOW", overflow="wait", wait_timeout_s=0.5)
-    try:
-        with pytest.raises(LearnerUnavailable):
-            simulate(agent, 3 * STEPS, width=1)
-        assert agent.version == 0
-        assert 0 <= agent.stats()["steps"] - batches * STEPS < 8, "a segment that began below the limit is finished"
-    finally:
-        release.set()
+    with pytest.raises(LearnerUnavailable):
+        simulate(agent, 3 * STEPS, width=1)
+    assert agent.version == 0
+    assert 0 <= agent.stats()["steps"] - batches * STEPS < 8, "a segment that began below the limit is finished"
 
 
-def test_a_host_that_only_acts_never_waits(inproc_lab: Any) -> None:
-    release = threading.Event()
+def test_a_host_that_only_acts_never_waits(inproc_lab: Any, release: threading.Event) -> None:
     register_algorithm("STUCK", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, slow_s=60.0, release=release))
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="STUCK", queue_items=8)
@@ -103,33 +109,29 @@ def test_a_host_that_only_acts_never_waits(inproc_lab: Any) -> None:
     assert stats["submitted"] == stats["dropped_at_source"] + stats["refused"] + stats["accepted"]
 
 
-def test_waiting_ends_with_the_timeout_and_with_close(inproc_lab: Any) -> None:
-    release = threading.Event()
+def test_waiting_ends_with_the_timeout_and_with_close(inproc_lab: Any, release: threading.Event) -> None:
     register_algorithm("STUCK", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, slow_s=60.0, release=release))
     learner = inproc_lab.learner(pacing_lag=0)
     agent = inproc_lab.agent(learner, algorithm_name="STUCK", overflow="wait", wait_timeout_s=0.1)
-    try:
-        with pytest.raises(LearnerUnavailable, match=r"answers, .* within 0\.1 s .*credit.* raise wait_timeout_s"):
-            simulate(agent, 100)
-        assert agent.stats()["credit_wait_s"] >= 0.1
-        caught: list[BaseException] = []
-        patient = inproc_lab.agent(learner, algorithm_name="STUCK", overflow="wait")
+    with pytest.raises(LearnerUnavailable, match=r"answers, .* within 0\.1 s .*credit.* raise wait_timeout_s"):
+        simulate(agent, 100)
+    assert agent.stats()["credit_wait_s"] >= 0.1
+    caught: list[BaseException] = []
+    patient = inproc_lab.agent(learner, algorithm_name="STUCK", overflow="wait")
 
-        def wait() -> None:
-            try:
-                simulate(patient, 100)
-            except Closed as exc:
-                caught.append(exc)
+    def wait() -> None:
+        try:
+            simulate(patient, 100)
+        except Closed as exc:
+            caught.append(exc)
 
-        thread = threading.Thread(target=wait)
-        thread.start()
-        with patient._io.host.changed:
-            patient._io.host.changed.wait_for(lambda: patient._io.host.waiting, timeout=10.0)
-        patient.close(0.1)
-        thread.join(10.0)
-        assert caught
-    finally:
-        release.set()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    with patient._io.host.changed:
+        patient._io.host.changed.wait_for(lambda: patient._io.host.waiting, timeout=10.0)
+    patient.close(0.1)
+    thread.join(10.0)
+    assert caught
 
 
 @pytest.mark.parametrize("on_lag", ["drop", "correct"])
@@ -140,13 +142,10 @@ def test_old_data_is_dropped_or_corrected(inproc_lab: Any, on_lag: str) -> None:
     learner = inproc_lab.learner(max_policy_lag=0, on_lag=on_lag)
     agent = inproc_lab.agent(learner, algorithm_name="LAGGED", swap="episode")
     traj, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
-    for version in (1, 2, 3):
-        inproc_lab.episode(agent, 16)
-        agent.wait_version(version, 20.0)
+    inproc_lab.train(agent, 16, 1, 2, 3)
     action.update_reward(1.0)
     agent.mark_end_of_trajectory(traj, action)  # its action was chosen by version 0
-    inproc_lab.episode(agent, 16)
-    agent.wait_version(4, 20.0)
+    inproc_lab.train(agent, 16, 4)
     agent.flush(20.0)
     stats, client = agent.stats(), learner.status()["clients"]["lab"]
     verdicts, lost = client["verdicts"], stats["dropped"].get("lag", 0)
@@ -162,15 +161,13 @@ def test_old_data_is_dropped_or_corrected(inproc_lab: Any, on_lag: str) -> None:
 
 @pytest.mark.parametrize("swap", ["step", "episode"])
 def test_each_environment_of_a_batch_changes_its_policy_at_its_own_time(inproc_lab: Any, swap: str) -> None:
-    """Environment 0 goes on with its episode while a new version arrives; environment 1 begins another one."""
     register_algorithm("LAGGED", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="LAGGED", swap=swap)
     observations = np.arange(12, dtype=np.float32).reshape(3, 4)
     trajs, actions = agent.request_for_actions(None, observations)
     assert [action.stamp.version for action in actions] == [0, 0, 0]
-    inproc_lab.episode(agent, 16)
-    agent.wait_version(1, 20.0)
+    inproc_lab.train(agent, 16, 1)
     for traj, action in zip(trajs, actions, strict=True):
         action.update_reward(0.0)
         agent.add_to_trajectory(traj, action)

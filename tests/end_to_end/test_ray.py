@@ -26,7 +26,7 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.requests import request_status
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, worker_options
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -46,15 +46,7 @@ def lab(ipc_lab: Lab) -> Lab:
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
     def make(**given: Any) -> dict[str, Any]:
-        return {
-            "bind": f"ipc://{tmp_path}/l",
-            "run_dir": tmp_path / "run",
-            "plugins": (PLUGIN,),
-            "engine": "ray",
-            "checkpoint_every_s": 0.2,
-            "shutdown_timeout_s": 20.0,
-            **given,
-        }
+        return {**worker_options(tmp_path, "ray"), **given}
 
     return make
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from kit import segment_with, until
+from kit import random_segment, until
 
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.errors import RL4SysError
@@ -17,22 +19,9 @@ from .engine_lab import client_of
 OBS, ACTIONS = BoxSpace((4,)), DiscreteSpace(2)
 
 
-def episodes(count: int, steps: int = 8) -> list[Segment]:
-    rng = np.random.default_rng(0)
-    return [
-        segment_with(
-            steps,
-            "truncated",
-            observations=rng.normal(size=(steps + 1, 4)).astype(np.float32),
-            actions=rng.integers(0, 2, steps),
-            rewards=np.ones(steps, np.float32),
-            generation=0,
-            episode_id=number + 1,
-            episode_return=float(steps),
-            episode_length=steps,
-        )
-        for number in range(count)
-    ]
+def episodes(count: int) -> list[Segment]:
+    end: dict[str, Any] = {"rewards": np.ones(8, np.float32), "generation": 0, "episode_return": 8.0, "episode_length": 8}
+    return [random_segment(8, number, "truncated", (OBS, ACTIONS), **end) for number in range(1, count + 1)]
 
 
 def test_each_recorded_segment_is_trained_on_once(lab: Lab) -> None:

@@ -12,7 +12,7 @@ from kit import drained, play, play_batch
 from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO
 from rl4sys_zmq.policies.layer_policy import STATE
-from rl4sys_zmq.replay import SequenceMemory
+from rl4sys_zmq.values import Segment
 
 from .conftest import Lab
 
@@ -73,23 +73,15 @@ def test_the_environments_of_a_batch_have_a_state_each(inproc_lab: Lab, prepared
     assert prepared[0][1]["losses/ratio_first"] < 1e-5
 
 
-def test_a_replay_trains_on_the_states_that_the_actor_had(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
-    add = SequenceMemory.add
-
-    def recording(self: SequenceMemory, segment: Any) -> None:
-        found.append(segment)
-        add(self, segment)
-
-    monkeypatch.setattr(SequenceMemory, "add", recording)
+def test_a_replay_trains_on_the_states_that_the_actor_had(lab: Lab, observed: list[Segment]) -> None:
     learner = lab.learner()
     agent, rng = lab.agent(learner, **REPLAY), np.random.default_rng(0)
     for steps in (10, 7, 6, 9):
         random_episode(agent, steps, rng)
     drained(learner, agent)
     agent.wait_version(1, timeout_s=20.0)
-    assert sorted(segment.steps for segment in found) == [1, 2, 2, 3, 4, 4, 4, 4, 4, 4]
-    assert [bool(segment.initial[STATE].any()) for segment in found] == [segment.segment_index > 0 for segment in found]
+    assert sorted(segment.steps for segment in observed) == [1, 2, 2, 3, 4, 4, 4, 4, 4, 4]
+    assert [bool(segment.initial[STATE].any()) for segment in observed] == [segment.segment_index > 0 for segment in observed]
     client = learner.status()["clients"]["lab"]
     assert client["verdicts"]["trained"] == 10 and not client["error"]
 

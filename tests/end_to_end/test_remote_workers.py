@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import signal
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from harness.children import is_there
-from harness.engine_plugin import DEADLY, TALKATIVE
 from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
 from kit import until
 
@@ -31,7 +29,7 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, balanced, check_a_relic, client_of, trained
+from .engine_lab import PATIENCE_S, balanced, check_a_relic, client_of, trained, worker_options
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -43,14 +41,7 @@ def lab(ipc_lab: Lab) -> Lab:
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "bind": f"ipc://{tmp_path}/l",
-        "run_dir": tmp_path / "run",
-        "plugins": ("harness.engine_plugin", "harness.remote_engine"),
-        "engine": ELSEWHERE,
-        "checkpoint_every_s": 0.2,
-        "shutdown_timeout_s": 20.0,
-    }
+    return worker_options(tmp_path, ELSEWHERE, "harness.remote_engine")
 
 
 def counters(learner: Any) -> dict[str, int]:
@@ -62,7 +53,6 @@ def counters(learner: Any) -> dict[str, int]:
 def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
     knows: bool, lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker learns of its replacement when it continues."""
     monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that the old process is not killed before it continues
 
     def replace(learner: Learner) -> None:
@@ -128,20 +118,6 @@ def test_a_checkpoint_in_many_parts_comes_back(lab: Lab, options: dict[str, Any]
     assert not any(path.name.endswith(".damaged") for path in (options["run_dir"] / "checkpoints" / "lab").iterdir())
 
 
-def test_a_segment_that_ends_each_worker_is_quarantined(lab: Lab, options: dict[str, Any]) -> None:
-    """The record of the segment in training survives the worker, which aborts inside `observe`."""
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="MORTAL_OFF", queue_items=1000)
-    play(agent, 3)
-    trained(learner, 3)
-    play(agent, 1, DEADLY)
-    play(agent, 2)
-    until(lambda: client_of(learner)["verdicts"]["quarantined"] == 1, "the deadly segment is quarantined")
-    found = trained(learner, 5)
-    assert found["verdicts"]["trained"] == 5 and found["verdicts"]["quarantined"] == 1 and found["rolled_back"] == 0
-    assert "SIGABRT" in found["worker"]["last_crash"]
-
-
 def test_a_worker_with_another_version_fails_its_client_with_both(
     lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,19 +127,6 @@ def test_a_worker_with_another_version_fails_its_client_with_both(
     with pytest.raises(RL4SysError, match=rf"version {package_version()} .*this worker has version 0\.0\.1"):
         lab.agent(learner, algorithm_name="IMPORTABLE")
     assert len(STARTS) == 1
-
-
-def test_the_log_of_a_worker_reaches_the_learners(lab: Lab, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="MORTAL_OFF")
-    play(agent, 1, TALKATIVE)
-    client = trained(learner, 1)
-    pid = client["worker"]["pid"]
-    line = f"worker of client lab on {platform.node()} (pid {pid}): a talkative segment"
-    until(lambda: line in caplog.messages, "the line")
-    assert any("a name that is no name" in line for line in caplog.messages)
-    assert client["restarts"] == 0 and client["verdicts"]["quarantined"] == 0, "a wrong call of a logger does no harm"
 
 
 def test_an_engine_that_fails_costs_its_client_a_restart(
@@ -205,9 +168,6 @@ def test_a_run_without_files_has_remote_workers_too(lab: Lab, options: dict[str,
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)
     balanced(trained(learner, 4), 4)
-
-
-# ---- the network
 
 
 @pytest.mark.parametrize("way", ["down", "up"])
@@ -268,9 +228,6 @@ def test_connections_that_are_cut_lose_nothing(lab: Lab, options: dict[str, Any]
         until(lambda gateway=gateway: gateway.call(cut).result(PATIENCE_S) == 2, "both are cut")  # type: ignore[misc]
         play(agent, 5)
     balanced(trained(learner, 40), 40)
-
-
-# ---- keys
 
 
 def refused(learner: Any) -> int:

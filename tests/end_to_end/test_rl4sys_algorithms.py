@@ -36,6 +36,10 @@ SOONER: dict[str, dict[str, Any]] = {
 """The parameters that the client's own file sets here, with small networks, so that two updates take little time."""
 
 
+PACING = {"A2C": 0, "A3C": 8, "REINFORCE": 0, "RPO": 0}
+"""The default of `pacing_lag` of on-policy algorithms."""
+
+
 def global_file(folder: Path) -> Path:
     path = folder / "config.json"
     tensorboard = {"tensorboard_writer": {"scalar_tags": "AverageEpRet;LossPi;LossV", "max_count_per_scalar": 10000}}
@@ -84,7 +88,6 @@ def train(agent: RL4SysAgent, versions: int, steps: int) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_it_trains_from_rl4syss_block(inproc_lab: Lab, tmp_path: Path, name: str) -> None:
-    """The client reaches at least two versions, each after at least one update."""
     library = name == "TRPO"
     if library and importlib.util.find_spec("sb3_contrib") is None:
         pytest.skip("the extra sb3 is not installed")
@@ -98,6 +101,8 @@ def test_it_trains_from_rl4syss_block(inproc_lab: Lab, tmp_path: Path, name: str
     agent.flush(60.0)
     client = until(lambda: (c := client_of(learner, name.lower()))["updates"] >= 2 and c, "two updates")
     assert client["state"] == "running" and client["algorithm"] == ("sb3:TRPO" if library else name)
+    assert client["pacing_lag"] == PACING.get(name, client["pacing_lag"])
+    assert sum(client["policy_lags"].values()) == client["steps"]
     assert not client["verdicts"].get("quarantined") and not client["verdicts"].get("refused")
     given = {key: value for key, value in BLOCKS[name].items() if key not in FLAT and key not in ("type", "seed")}
     assert config.algorithms["sb3:TRPO" if library else name].items() >= given.items()

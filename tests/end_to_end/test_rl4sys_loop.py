@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.ops.requests import request_status
+
+from .engine_lab import serving
 
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
@@ -44,58 +43,11 @@ CONFIGURATION: dict[str, Any] = {
 }
 
 
-def serve(pipe: Connection) -> None:
-    """Run the learner's process: send its address, serve until a message comes, and send the status."""
-    from rl4sys_zmq.learner import Learner, LearnerConfig
-
-    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0, torch_threads=1)
-    with Learner(config) as learner:
-        pipe.send(learner.address)
-        pipe.recv()
-        pipe.send(learner.status())
-
-
-class LearnerProcess:
-    """A learner in another process, as in RL4Sys. Two Python loops in one process would compete for the interpreter lock."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self.address: str = pipe.recv() if pipe.poll(60.0) else ""
-        self._pipe = pipe
-        self._status: dict[str, Any] = {}
-
-    def stop(self) -> dict[str, Any]:
-        if not self._status:
-            self._pipe.send("stop")
-            self._status = self._pipe.recv()
-        return self._status
-
-
-@contextmanager
-def learner_process() -> Iterator[LearnerProcess]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,))
-    process.start()
-    try:
-        learner = LearnerProcess(ours)
-        assert learner.address, "the learner has not started"
-        yield learner
-        learner.stop()
-        process.join(30.0)
-        assert process.exitcode == 0
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join()
-        ours.close()
-        theirs.close()
-
-
 def test_a_loop_of_rl4syss_calls_trains_cartpole(tmp_path: Path, seed: int) -> None:
     """By default the agent drops segments and never waits. Segments that are too old are dropped, mostly at the source."""
-    with learner_process() as learner:
+    with serving("tcp://127.0.0.1:0", torch_threads=1, plugins=[]) as (_, address):
         parameters = {**CONFIGURATION["algorithm_parameters"], "seed": seed}
-        configuration = {**CONFIGURATION, "algorithm_parameters": parameters, "train_server_address": learner.address}
+        configuration = {**CONFIGURATION, "algorithm_parameters": parameters, "train_server_address": address}
         conf_path = tmp_path / "cart_conf.json"
         conf_path.write_text(json.dumps(configuration))
 
@@ -105,7 +57,7 @@ def test_a_loop_of_rl4syss_calls_trains_cartpole(tmp_path: Path, seed: int) -> N
             stats = agent.stats()
         finally:
             agent.close()
-        client = learner.stop()["clients"]["cart-pole"]
+        client = request_status(address, 60.0)["clients"]["cart-pole"]
     print(f"seed {seed}: mean return {mean:.1f} after {steps} steps, {episodes} episodes, {client['updates']} updates")
     print(f"dropped at the source {stats['dropped']}, verdicts {client['verdicts']}, policy lag {client['policy_lag']:.2f}")
     assert mean >= 195

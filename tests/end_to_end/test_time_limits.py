@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable
 from rl4sys_zmq.ops.doctor import diagnose
 from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.rpc import Server
@@ -41,6 +41,12 @@ def test_no_call_of_a_learner_or_an_agent_waits_without_a_limit(inproc_lab: Lab)
     Lab.episode(agent, 2)  # no refused call did a part of its work
     agent.flush(20.0)
     assert learner.status()["clients"]["lab"]["accepted"] == 1
+
+
+def test_waiting_for_a_version_that_does_not_come_says_so(inproc_lab: Lab) -> None:
+    agent = inproc_lab.agent(inproc_lab.learner())
+    with pytest.raises(LearnerUnavailable, match="version 3"):
+        agent.wait_version(3, 0.05)
 
 
 def test_a_server_is_not_stopped_with_a_time_that_is_none() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import ClientFailed, Closed, LearnerUnavailable
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.values import Space
+
+from .conftest import Lab
 
 pytest.importorskip("torch")
 gymnasium = pytest.importorskip("gymnasium")
@@ -71,25 +73,14 @@ def train(with_neighbour: bool) -> tuple[list[int], dict[str, Any]]:
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
     env.close()
     stop = threading.Event()
+    clients = [("ppo", "PPO", PPO_PARAMETERS), *([("dqn", "RAISING_DQN", DQN_PARAMETERS)] if with_neighbour else [])]
     with ExitStack() as stack:
-        config = LearnerConfig(bind="inproc://*", run_dir=None, pacing_lag=0, torch_threads=1, shutdown_timeout_s=20.0)
-        learner = stack.enter_context(Learner(config))
-        clients: list[tuple[str, str, dict[str, Any]]] = [("ppo", "PPO", PPO_PARAMETERS)]
-        if with_neighbour:
-            clients.append(("dqn", "RAISING_DQN", DQN_PARAMETERS))
+        lab = Lab(stack, lambda: "inproc://*")
+        learner = lab.learner(pacing_lag=0, torch_threads=1, shutdown_timeout_s=20.0)
         threads = []
         for client_id, algorithm, parameters in clients:
-            agent_config = AgentConfig(
-                client_id=client_id,
-                algorithm_name=algorithm,
-                algorithm_parameters=parameters,
-                train_server_address=learner.address,
-                overflow="wait",
-                connect_timeout_s=60.0,
-                seed=9,
-                **spaces,
-            )
-            agent = stack.enter_context(RL4SysAgent(config=agent_config))
+            given = {"algorithm_name": algorithm, "algorithm_parameters": parameters, "overflow": "wait", **spaces}
+            agent = lab.agent(learner, client_id, connect_timeout_s=60.0, seed=9, **given)
             threads.append(threading.Thread(target=play, args=(agent, stop, 100)))
         for thread in threads:
             thread.start()

@@ -9,63 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import play
+from kit import open_agent, play
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.algorithms import ALGORITHMS, WarmStartAlgorithm
+from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.algorithms import make_algorithm
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
-from rl4sys_zmq.policies import StoredPolicy
+from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm, fresh_address
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import digest
 
 pytest.importorskip("torch")
 
 OBSERVED = BoxSpace((3,))
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "PPO": {"steps_per_update": 8, "hidden_sizes": [6], "normalise_observations": True},
-    "IMPALA": {"steps_per_update": 8, "hidden_sizes": [6]},
-    "DQN": {"hidden_sizes": [6], "learning_starts": 8, "buffer_size": 64},
-}
-
-
-def algorithm(name: str, space: Space, seed: int) -> Any:
-    return ALGORITHMS.get(name).load()(OBSERVED, space, PARAMETERS[name], seed)
-
-
-@pytest.mark.parametrize(
-    ("name", "space"),
-    [
-        ("PPO", DiscreteSpace(2)),
-        ("PPO", BoxSpace((2,), low=-1.0, high=1.0)),
-        ("IMPALA", DiscreteSpace(2)),
-        ("DQN", DiscreteSpace(2)),
-    ],
-    ids=["PPO discrete", "PPO continuous", "IMPALA", "DQN"],
-)
-def test_an_algorithm_takes_the_weights_of_another(name: str, space: Space) -> None:
-    one, other = (algorithm(name, space, seed) for seed in (1, 2))
-    assert issubclass(type(one), WarmStartAlgorithm)
-    wanted = other.snapshot()
-    rng = np.random.default_rng(0)
-    for tensor, values in wanted.items():
-        values[...] = rng.random(values.shape) + 0.5
-        if tensor == "epsilon":
-            values[...] = one.snapshot()[tensor]  # epsilon follows a schedule, and is not a weight
-    one.load_policy(wanted)
-    for tensor, values in one.snapshot().items():
-        np.testing.assert_array_equal(values, wanted[tensor])
-    if name == "PPO":
-        np.testing.assert_allclose(one._moments.scale(), wanted["obs_scale"], rtol=1e-6)
+SMALL: dict[str, Any] = {"steps_per_update": 8, "hidden_sizes": [6], "normalise_observations": True}
 
 
 def start(folder: Path, init: Path, **entry: Any) -> Learner:
-    client = ClientConfig(algorithm_name="PPO", algorithm_parameters=PARAMETERS["PPO"], init=init, **entry)
+    client = ClientConfig(algorithm_name="PPO", algorithm_parameters=SMALL, init=init, **entry)
     config = LearnerConfig(
         bind=fresh_address("inproc", folder), run_dir=folder / "run", clients={"lab": client}, checkpoint_every_s=1e6
     )
@@ -73,26 +39,15 @@ def start(folder: Path, init: Path, **entry: Any) -> Learner:
 
 
 def joined(learner: Learner, **options: Any) -> RL4SysAgent:
-    spaces = {"observation_space": OBSERVED, "action_space": DiscreteSpace(2)}
-    return RL4SysAgent(
-        config=AgentConfig(
-            client_id="lab",
-            train_server_address=learner.address,
-            overflow="wait",
-            connect_timeout_s=30.0,
-            **{**spaces, **options},
-        )
-    )
+    return open_agent(learner, **{"observation_space": OBSERVED, "overflow": "wait", **options})
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> StoredPolicy:
     """Write a policy of the same algorithm to the folder ``policy``, and return it."""
-    made = algorithm("PPO", DiscreteSpace(2), 5)
+    made = make_algorithm("PPO", OBSERVED, DiscreteSpace(2), SMALL, 5)
     flat, others = made.spec().flatten(made.snapshot())
     flat = flat + np.float32(0.125)
-    from rl4sys_zmq.policies import PolicyOrigin
-
     origin = PolicyOrigin(client_id="teacher", algorithm_name="PPO", updates=3, steps=24, saved_unix_s=1.0)
     policy = StoredPolicy(made.spec(), PolicySnapshot(1, 3, digest(flat), flat, others), origin)
     write_policy(tmp_path / "policy", encode_policy(policy))
@@ -131,7 +86,7 @@ def test_a_client_clones_demonstrations_once(tmp_path: Path, monkeypatch: pytest
     given = demonstrations(tmp_path / "d.npz")
 
     def learner() -> Learner:
-        client = ClientConfig(algorithm_name="PPO", algorithm_parameters=PARAMETERS["PPO"], demonstrations=given)
+        client = ClientConfig(algorithm_name="PPO", algorithm_parameters=SMALL, demonstrations=given)
         return Learner(LearnerConfig(bind="inproc://*", run_dir=tmp_path / "run", clients={"lab": client}, seed=1))
 
     with learner() as first, joined(first, explore=False, report_returns=False) as agent:

@@ -125,8 +125,7 @@ def test_all_actors_hold_the_last_version(
     losing, slow = join(lossy_address), join(way.address)
     agents, behind = [normal, losing, slow], 0
     for version in range(1, VERSIONS + 1):
-        inproc_lab.episode(normal, 2)
-        normal.wait_version(version, 20.0)
+        inproc_lab.train(normal, 2, version)
         lag = version - slow._io.policy.version
         if way.tick():
             assert lag > 0
@@ -168,9 +167,7 @@ def test_a_learner_that_goes_on_publishes_the_same_state(inproc_lab: Lab, tmp_pa
 
     first = start()
     agent = inproc_lab.agent(first, algorithm_name="DRIFTING")
-    for version in range(1, 6):
-        inproc_lab.episode(agent, 2)
-        agent.wait_version(version, 20.0)
+    inproc_lab.train(agent, 2, *range(1, 6))
     first.drain(timeout_s=20.0)
     first.save(timeout_s=20.0)
     published = first.digest("lab", 5)

@@ -38,8 +38,7 @@ def test_a_learner_without_a_memory_whose_clock_went_back_begins_a_later_generat
     step_clock(DAY_S)
     learner = inproc_lab.learner(bind)
     agent = inproc_lab.agent(learner)
-    inproc_lab.episode(agent, 16)
-    agent.wait_version(1, 20.0)
+    inproc_lab.train(agent, 16, 1)
     generation = agent.generation
     learner.close()
     inproc_lab.episode(agent, 16)

@@ -11,7 +11,7 @@ import adaptive_compression
 import numpy as np
 import pytest
 from adaptive_zstd import bandwidth, data, methods, sockets, view, virtual
-from kit import joined
+from kit import open_agent
 
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -176,9 +176,14 @@ def test_bad_options_are_refused(words: list[str], call: Any) -> None:
 def test_a_training_in_virtual_time_is_accepted_by_the_learner(blocks: list[bytes], costs: data.Costs) -> None:
     pytest.importorskip("torch")
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0, torch_threads=1)) as learner:
-        spaces = {"observation_space": BoxSpace((view.FEATURES,)), "action_space": DiscreteSpace(len(data.LEVELS))}
+        spaces: dict[str, Any] = {
+            "observation_space": BoxSpace((view.FEATURES,)),
+            "action_space": DiscreteSpace(len(data.LEVELS)),
+        }
         parameters = {"steps_per_update": 256}
-        with joined(learner, algorithm_name="PPO", algorithm_parameters=parameters, overflow="wait", **spaces) as agent:
+        with open_agent(
+            learner, linger_ms=5_000, algorithm_name="PPO", algorithm_parameters=parameters, overflow="wait", **spaces
+        ) as agent:
             virtual.train(agent, blocks, costs, steps=600, seed=1)
             agent.flush(timeout_s=60)
             stats = agent.stats()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import store_tuning as example
-from kit import joined
+from kit import open_agent
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -77,8 +77,8 @@ def test_each_late_reward_reaches_its_own_action_over_the_ends_of_episodes(monke
     monkeypatch.setattr(FakeAlgorithm, "observe", note_rewards)
     register_algorithm("LATE_STORE", FakeAlgorithm.factory(steps_per_update=64, rollout_length=64))
     with Learner(LearnerConfig(bind="inproc://late-store", run_dir=None)) as learner:
-        spaces = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(len(example.RUNS))}
-        with joined(learner, algorithm_name="LATE_STORE", queue_items=1000, **spaces) as agent:
+        spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(len(example.RUNS))}
+        with open_agent(learner, linger_ms=5_000, algorithm_name="LATE_STORE", queue_items=1000, **spaces) as agent:
             example.learn(agent, STEPS, seed=1)
             agent.flush(timeout_s=20)
             assert agent.stats()["dropped_at_source"] == 0

@@ -14,19 +14,9 @@ import pytest
 from rl4sys_zmq.fleet import ActorReport, ProcessEngine
 from rl4sys_zmq.fleet.process import ActorProcess
 
-REPORT = ActorReport(
-    actor_id="a",
-    state="joined",
-    version=1,
-    uptime_s=1.0,
-    steps=5,
-    episodes=0,
-    returns=0,
-    mean_return=None,
-    credit_wait_s=0.0,
-    done=False,
-).to_json()
+from .conftest import report_of
 
+REPORT = report_of().to_json()
 REPORTS = f"import os, signal, sys, subprocess, time\nprint({REPORT!r}, flush=True)\n"
 WAIT_FOR_DRAIN = "line = sys.stdin.readline()\nprint('got', repr(line), flush=True)\n"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

@@ -122,9 +122,6 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         Lab()
 
 
-# ---- the object in a Ray actor
-
-
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayWorker]:
     util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")

@@ -9,18 +9,9 @@ import pytest
 
 from rl4sys_zmq.fleet import ActorReport
 
-REPORT = ActorReport(
-    actor_id="a-1",
-    state="joined",
-    version=3,
-    uptime_s=1.5,
-    steps=10,
-    episodes=0,
-    returns=0,
-    mean_return=None,
-    credit_wait_s=0.25,
-    done=False,
-)
+from .conftest import report_of
+
+REPORT = report_of()
 
 
 def test_a_report_survives_its_line() -> None:

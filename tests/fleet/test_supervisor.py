@@ -7,21 +7,12 @@ import dataclasses
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.fleet import ActorEngine, ActorHandle, ActorReport, Fleet, FleetConfig, SizeLimits
+from rl4sys_zmq.fleet import ActorEngine, ActorHandle, Fleet, FleetConfig, SizeLimits
 from rl4sys_zmq.fleet.supervisor import LONGEST_DELAY_S, STABLE_S, STARTING_S, WINDOW_S, restart_delay_s
 
-REPORT = ActorReport(
-    actor_id="a",
-    state="joined",
-    version=1,
-    uptime_s=1.0,
-    steps=100,
-    episodes=2,
-    returns=2,
-    mean_return=10.0,
-    credit_wait_s=0.0,
-    done=False,
-)
+from .conftest import report_of
+
+REPORT = report_of(steps=100, episodes=2, returns=2, mean_return=10.0, credit_wait_s=0.0)
 
 
 class Handle(ActorHandle):
@@ -72,6 +63,11 @@ class World:
         self.now += seconds
         self.fleet.tick(0.0)
 
+    def begin(self) -> None:
+        """Start the actors, and let each report that it has joined."""
+        self.tick()
+        self.all_report()
+
     @property
     def alive(self) -> dict[int, Handle]:
         return {handle.index: handle for handle in self.engine.started if handle.alive}
@@ -96,8 +92,7 @@ def test_all_actors_are_started_and_counted_together() -> None:
 
 def test_a_failed_actor_is_started_again_later_and_later_and_its_figures_stay() -> None:
     world = World(1)
-    world.tick()
-    world.all_report()
+    world.begin()
     delays = []
     for start in range(1, 9):
         world.alive[0].ends(-9)
@@ -115,8 +110,7 @@ def test_a_failed_actor_is_started_again_later_and_later_and_its_figures_stay() 
 
 def test_a_failure_after_a_long_life_counts_as_the_first() -> None:
     world = World(1)
-    world.tick()
-    world.all_report()
+    world.begin()
     for _ in range(2):
         world.alive[0].ends(1)
         world.tick()
@@ -130,8 +124,7 @@ def test_a_failure_after_a_long_life_counts_as_the_first() -> None:
 
 def test_an_actor_that_ends_in_order_is_not_started_again_and_the_fleet_ends_with_the_last() -> None:
     world = World(2)
-    world.tick()
-    world.all_report()
+    world.begin()
     world.alive[0].ends(0, done=True)
     world.tick(100.0)
     assert list(world.alive) == [1] and world.fleet.alive == 1
@@ -188,8 +181,7 @@ def test_a_start_that_the_system_refuses_is_tried_again() -> None:
 
 def test_on_shrink_the_last_actors_drain_and_on_growth_they_come_back_with_a_new_start() -> None:
     world = World(4)
-    world.tick()
-    world.all_report()
+    world.begin()
     world.fleet.resize(2)
     world.tick()
     assert [h.stops for h in world.engine.started] == [[], [], [7.0], [7.0]]
@@ -231,8 +223,7 @@ def passes(world: World, waiting: float, steps_per_s: float) -> None:
 
 def test_a_fleet_follows_the_waiting_time_of_its_actors() -> None:
     world = World(4, SizeLimits(2, 5))
-    world.tick()
-    world.all_report()
+    world.begin()
     passes(world, 0.02, 100)
     assert world.fleet.size == 5
     assert world.said == ["4 actors waited 2% of the time; the fleet changes to 5"]
@@ -247,8 +238,7 @@ def test_a_fleet_follows_the_waiting_time_of_its_actors() -> None:
 
 def test_a_fleet_does_not_resize_while_an_actor_is_not_joined_or_still_leaves() -> None:
     world = World(3, SizeLimits(1, 8))
-    world.tick()
-    world.all_report()
+    world.begin()
     world.alive[1].reports(state="joining")
     passes(world, 0.9, 100)
     assert world.fleet.size == 3

@@ -1,8 +1,9 @@
-"""A forked child that lives as long as a test wants."""
+"""Forked children: one that lives as long as a test wants, and one that does some work and ends."""
 
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -30,3 +31,22 @@ def forked_child(work: Callable[[], object] = lambda: None) -> Iterator[None]:
         os.waitpid(child, 0)
         for end in (ready[0], *go):
             os.close(end)
+
+
+def work_in_child(work: Callable[[], object]) -> int:
+    """Fork a child that calls `work`, and return its pid. Its exit code is 0 unless `work` raises."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def exit_code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

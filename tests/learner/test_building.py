@@ -6,35 +6,32 @@ import importlib.util
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kit import assignment
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.training import building
 from rl4sys_zmq.learner.training.train_loop import TrainLoop
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.wire.thread_messages import AssignClient, ChangeParameters
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.wire.thread_messages import ChangeParameters
 
 pytest.importorskip("torch")
 
 from rl4sys_zmq.algorithms import make_algorithm
 
 LIMIT_S = 60.0
-CODE = """
+CODE = f"""
 import sys, threading
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from kit import assignment
 from rl4sys_zmq.learner.training.building import build_algorithm
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.wire.thread_messages import AssignClient
 
-spaces = space_to_json(BoxSpace((3,))), space_to_json(DiscreteSpace(2))
-assign = AssignClient(
-    "c", bytes(8), 7, sys.argv[1], {}, *spaces, seed=3, max_policy_lag=-1, on_lag="drop", pacing_lag=-1, publish_every_updates=0,
-    max_parameters=10**7, checkpoints="", checkpoint_every_s=10.0, journal_id=1, torch_threads=3,
-)
 assert "torch" not in sys.modules
-build_algorithm(assign, None, threading.Event())
+build_algorithm(assignment(sys.argv[1], torch_threads=3), None, threading.Event())
 import torch
 
 print("threads", torch.get_num_threads())
@@ -66,24 +63,15 @@ def test_a_replay_that_is_larger_than_the_memory_of_the_machine_is_refused_befor
     network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "available_bytes", lambda: 1_000_000)
-    spaces = space_to_json(BoxSpace((3,))), space_to_json(DiscreteSpace(2))
-    assign = AssignClient(
-        "c", bytes(8), 7, "DQN", {"network": network}, *spaces, seed=3, max_policy_lag=-1, on_lag="drop", pacing_lag=-1,
-        publish_every_updates=0, max_parameters=10**7, checkpoints="", checkpoint_every_s=10.0, journal_id=1,
-    )  # fmt: skip
+    assign = assignment("DQN", parameters={"network": network})
     words = r"buffer_size: a full replay of 100,000 steps needs [\d,]+ bytes.* 1,000,000 bytes of memory"
     with pytest.raises(ConfigError, match=words):
         building.build_algorithm(assign, None, threading.Event())
 
 
 def test_a_name_that_differs_between_libraries_is_a_warning_of_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    spaces = space_to_json(BoxSpace((3,))), space_to_json(DiscreteSpace(2))
     for like in ({}, {"like": "sb3"}, {"like": "rl4sys_zmq"}):
-        assign = AssignClient(
-            "c", bytes(8), 7, "PPO", {"vf_coef": 0.5, "hidden_sizes": [4], **like}, *spaces, seed=3, max_policy_lag=-1,
-            on_lag="drop", pacing_lag=-1, publish_every_updates=0, max_parameters=10**7, checkpoints="", checkpoint_every_s=10.0,
-            journal_id=1,
-        )  # fmt: skip
+        assign = assignment("PPO", parameters={"vf_coef": 0.5, "hidden_sizes": [4], **like})
         building.build_algorithm(assign, None, threading.Event())
     (line,) = [record.getMessage() for record in caplog.records if "vf_coef" in record.getMessage()]
     assert line.startswith("client c: vf_coef: like: sb3: weight of the whole squared error") and "like: rl4sys_zmq" in line

@@ -11,20 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import segment_with
+from kit import manifest, random_segment
 
 from rl4sys_zmq.algorithms import IncrementalAlgorithm, make_algorithm
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.replay.pieces import make_piece
 from rl4sys_zmq.sealed import seal_document
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
-
-MANIFEST = CheckpointManifest(
-    client_id="c", journal_id=1, generation=1, version=1, digest=1, trained_digest=1, algorithm_name="X", updates=1, steps=1,
-    verdicts={}, marks=(),
-)  # fmt: skip
 
 
 def piece(number: int) -> StatePiece:
@@ -37,7 +32,7 @@ def write(store: CheckpointStore, numbers: range) -> dict[str, Any]:
     stored = store.stored_pieces()
     pieces = [piece(number) for number in numbers]
     named = [StatePiece(one.name, None) if one.name in stored else one for one in pieces]
-    store.write(MANIFEST, {"weights": np.arange(3.0), "replay": {"pieces": named}})
+    store.write(manifest(), {"weights": np.arange(3.0), "replay": {"pieces": named}})
     return {"weights": np.arange(3.0), "replay": {"pieces": pieces}}
 
 
@@ -118,7 +113,7 @@ def test_equal_pieces_share_a_file_even_if_one_of_them_is_new(tmp_path: Path) ->
     for _ in range(2):
         write(store, range(1))
     old, new = StatePiece(piece(0).name, None), piece(0)
-    store.write(MANIFEST, {"weights": np.arange(3.0), "replay": {"pieces": [old, new]}})
+    store.write(manifest(), {"weights": np.arange(3.0), "replay": {"pieces": [old, new]}})
     assert_loaded(store, {"weights": np.arange(3.0), "replay": {"pieces": [new, new]}})
 
 
@@ -140,7 +135,7 @@ def test_a_state_that_names_a_piece_of_no_checkpoint_is_refused(tmp_path: Path) 
     store = CheckpointStore(tmp_path / "c")
     write(store, range(2))
     with pytest.raises(CheckpointError, match="which has gone"):
-        store.write(MANIFEST, {"replay": [StatePiece("0" * 32, None)]})
+        store.write(manifest(), {"replay": [StatePiece("0" * 32, None)]})
     assert len(store.newest()) == 1
 
 
@@ -154,13 +149,7 @@ def test_an_algorithm_writes_what_is_new_and_comes_back_to_the_last_bit(
     store, rng = CheckpointStore(tmp_path / "c"), np.random.default_rng(0)
 
     def segment() -> Segment:
-        return segment_with(
-            32,
-            "cut",
-            observations=rng.normal(size=(33, 3)).astype(np.float32),
-            actions=rng.integers(0, 2, 32),
-            rewards=rng.normal(size=32).astype(np.float32),
-        )
+        return random_segment(32, int(rng.integers(1000)), "cut", (BoxSpace((3,)), DiscreteSpace(2)), episode_id=1)
 
     for _ in range(12):
         for _ in range(4):
@@ -168,7 +157,7 @@ def test_an_algorithm_writes_what_is_new_and_comes_back_to_the_last_bit(
             while one.update() is not None:
                 pass
         before = {path.stat().st_ino for folder in store.newest() for path in folder.iterdir()}
-        store.write(MANIFEST, one.state_beyond(store.stored_pieces()))
+        store.write(manifest(), one.state_beyond(store.stored_pieces()))
         new = set(files(store.newest()[0]).values()) - before
         assert len(new) <= 24, "14 segments, those of two intervals, are 23 pieces of 20 transitions"
         _, state = store.load() or pytest.fail("nothing there")

@@ -24,6 +24,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from kit import assert_same_state
 
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.run import checkpoints
@@ -64,31 +65,6 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-def assert_alike(one: Any, other: Any) -> None:
-    """Assert that two states have equal types, dtypes, shapes and bits."""
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            assert_alike(one[key], other[key])
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
-            assert_alike(a, b)
-    elif isinstance(one, (np.ndarray, np.generic)):
-        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
-    elif type(one) is float:
-        assert struct.pack("d", one) == struct.pack("d", other)
-    elif hasattr(one, "layout"):
-        torch = sys.modules["torch"]
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        if one.numel():
-            a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-            assert torch.equal(a, b)
-    else:
-        assert one == other
-
-
 def through_files(state: Any) -> Any:
     """Return a state as another process would read it from the files."""
     files = checkpoints.encode_checkpoint(MANIFEST, {"it": state})
@@ -97,8 +73,6 @@ def through_files(state: Any) -> Any:
 
     return unpack_state(document["state"], safetensors.numpy.load(files["state.safetensors"]))["it"]
 
-
-# States -------------------------------------------------------------------------------------------------------------
 
 dtypes = st.one_of(
     npst.scalar_dtypes(), npst.unicode_string_dtypes(), npst.byte_string_dtypes(), st.just(np.dtype("float128")),
@@ -122,7 +96,7 @@ trees = st.recursive(
 @given(tree=trees)
 @settings(max_examples=150)
 def test_a_state_comes_back_to_the_bit(tree: Any) -> None:
-    assert_alike(tree, through_files(tree))
+    assert_same_state(tree, through_files(tree), ordered=True)
 
 
 def test_arrays_of_any_layout_come_back_writable_and_their_own() -> None:
@@ -135,7 +109,7 @@ def test_arrays_of_any_layout_come_back_writable_and_their_own() -> None:
         "n": np.uint64(2**64 - 1),
     }
     back = through_files(state)
-    assert_alike(state, back)
+    assert_same_state(state, back)
     for key in "tsrb":
         back[key][:] = 0
     assert source.any()
@@ -144,17 +118,17 @@ def test_arrays_of_any_layout_come_back_writable_and_their_own() -> None:
 def test_numbers_that_json_cannot_say() -> None:
     quiet, negative = struct.unpack("<dd", struct.pack("<QQ", 0x7FF8000000000123, 0xFFF8000000000001))
     state = [math.inf, -math.inf, quiet, negative, -0.0, 5e-324, 2**63, -(2**63), 2**64 - 1, 16**6000, True, 1, 1.0]
-    assert_alike(state, through_files(state))
+    assert_same_state(state, through_files(state))
 
 
 def test_nan_arrays_keep_their_payload() -> None:
     array = np.array([0x7F800001, 0xFFC00123], np.uint32).view(np.float32)
-    assert_alike(array, through_files(array))
+    assert_same_state(array, through_files(array))
 
 
 def test_names_with_dots_do_not_collide() -> None:
     state = {"a": {"b": np.zeros(2), "b#1": np.ones(1)}, "a.b": np.ones(3), "a.b#1": np.zeros(1)}
-    assert_alike(state, through_files(state))
+    assert_same_state(state, through_files(state))
 
 
 @pytest.mark.parametrize(
@@ -167,9 +141,9 @@ def test_tensors_come_back_to_the_bit(dtype: str, shape: tuple[int, ...]) -> Non
     if tensor.is_floating_point():
         tensor = tensor / 3
     back = through_files({"x": tensor, "t": tensor.T if len(shape) == 2 else tensor})
-    assert_alike(tensor, back["x"])
+    assert_same_state(tensor, back["x"])
     if len(shape) == 2:
-        assert_alike(tensor.T.contiguous(), back["t"])
+        assert_same_state(tensor.T.contiguous(), back["t"])
     back["x"].zero_()
 
 
@@ -190,7 +164,7 @@ def test_parameters_and_other_mappings_come_back_plain() -> None:
     assert torch.equal(back["weight"], model.weight) and not back["weight"].requires_grad
     again = torch.optim.Adam(torch.nn.Linear(2, 3).parameters())
     again.load_state_dict(back["optimizer"])
-    assert_alike(through_files(again.state_dict()), back["optimizer"])
+    assert_same_state(through_files(again.state_dict()), back["optimizer"])
 
 
 def test_what_cannot_be_stored_is_named() -> None:
@@ -230,9 +204,6 @@ def test_long_lists_are_no_trouble(tmp_path: Path) -> None:
     assert loaded is not None and loaded[1] == {"keys": keys, "flat": list(range(200_000))}
 
 
-# The store ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_comes_back_with_its_manifest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "RUN" / "checkpoints" / "c")
     assert store.load() is None and store.newest() == [] and not store.folder.exists()
@@ -241,7 +212,7 @@ def test_a_checkpoint_comes_back_with_its_manifest(tmp_path: Path) -> None:
     assert written.number == 1 and written.saved_unix_s > 1.7e9
     manifest, state = store.load() or pytest.fail("nothing there")
     assert (manifest, store.damaged) == (written, [])
-    assert_alike(state, state_of(5))
+    assert_same_state(state, state_of(5))
     path = store.folder / "00000001"
     assert store.newest() == [path] and read_manifest(path) == written == read_checkpoint(path)[0]
 
@@ -332,9 +303,6 @@ def test_going_back_abandons_what_is_newer(tmp_path: Path) -> None:
     assert manifest.number == 3 and store.damaged == []
     assert store.write(MANIFEST, state_of(6)).number == 6
     assert read_manifest(store.folder / "00000005.abandoned").number == 5
-
-
-# Errors name the cause ----------------------------------------------------------------------------------------------
 
 
 def resealed(path: Path, change: Any) -> None:
@@ -439,7 +407,7 @@ def test_no_flipped_bit_goes_unseen(tmp_path: Path, seed: int) -> None:
         path.write_bytes(content)
         manifest, state = store.load() or pytest.fail("nothing there")
         assert manifest.number == 1 and len(store.damaged) == turn + 1, (path.name, bit)
-        assert_alike(state, state_of(1))
+        assert_same_state(state, state_of(1))
         os.rename(store.folder / "00000002.damaged", newest)
         path.write_bytes(originals[path])
     manifest, state = store.load() or pytest.fail("nothing there")
@@ -457,8 +425,6 @@ def test_no_torn_file_goes_unseen(tmp_path_factory: pytest.TempPathFactory, cut:
         read_checkpoint(path)
     assert caught.value.damaged and caught.value.path == str(file)
 
-
-# Errors of the disk, and crashes ------------------------------------------------------------------------------------
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename", "close")
 
@@ -557,7 +523,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 DYING = """
 import os, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
 import test_checkpoints as t
 
 root, steps = Path(sys.argv[2]), int(sys.argv[3])
@@ -605,9 +571,6 @@ def test_an_interrupted_load_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
             store.load()
     loaded = store.load()
     assert loaded is not None and loaded[0].number == 1
-
-
-# ---- the right to write
 
 
 def test_a_learner_thread_that_was_replaced_can_write_no_checkpoint(tmp_path: Path) -> None:

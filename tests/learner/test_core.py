@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
+from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
 from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
@@ -41,7 +40,6 @@ from rl4sys_zmq.wire.messages import (
     Refused,
     StatusReply,
     StatusRequest,
-    Submit,
     Verdict,
     WeightsReply,
     Welcome,
@@ -50,7 +48,6 @@ from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointResult,
     DataDemand,
-    DeliverSegments,
     PolicyPublished,
     SaveCheckpoint,
     SegmentVerdicts,
@@ -97,16 +94,13 @@ class FakeWorker:
 
 
 class FakeDisk(MemoryJournal):
-    """A journal that commits only in `commit`, returns the pages that a test has prepared, and records trims and gaps."""
+    """A journal that commits only in `commit`, and has nothing to replay."""
 
     durable = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages: deque[tuple[JournalEntry, ...]] = deque()
         self.waiting: list[JournalEntry] = []
-        self.trims: list[dict[tuple[str, int], int]] = []
-        self.gaps: list[tuple[int, StreamRow | None]] = []
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
         self.waiting.extend(batch)
@@ -119,14 +113,7 @@ class FakeDisk(MemoryJournal):
         return len(self.waiting)
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        entries = self.pages.popleft() if self.pages and token < 1000 else ()
-        self._fresh.append(JournalPage(client_id, token, entries, after_row + len(entries), bool(self.pages and entries), 0))
-
-    def trim(self, client_id: str, marks: Any) -> None:
-        self.trims.append(dict(marks))
-
-    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        self.gaps.append((count, stream))
+        self._fresh.append(JournalPage(client_id, token, (), after_row, False, 0))
 
 
 class Events(NullEventSink):
@@ -213,6 +200,11 @@ class Rig:
         self.core.turn()
         return self.answers(peer)
 
+    def later(self, seconds: float = 10.0) -> None:
+        """Let some time pass, and run a turn."""
+        self.now += seconds
+        self.turn()
+
     def ready(self, checkpoint: int = 0, marks: Sequence[Any] = (), trained: int = 0) -> None:
         """Let the learner thread report the checkpoint that it continues from, and publish version 0."""
         self.core.dispatcher.dispatch()
@@ -238,6 +230,14 @@ class Rig:
         return welcome
 
 
+@pytest.fixture
+def rig() -> Rig:
+    """Return a rig whose actor has joined."""
+    made = Rig()
+    made.join()
+    return made
+
+
 def hello(actor_id: str = "a", incarnation: int = 1, first_seq: int = 0, **kwargs: Any) -> Hello:
     return Hello("lab", actor_id, incarnation, first_seq, 0, 0, **kwargs)
 
@@ -254,9 +254,6 @@ def only(messages: Sequence[Any], kind: type[Any]) -> Any:
     return messages[0]
 
 
-# ---- joining
-
-
 def test_a_hello_waits_for_the_learner_thread_and_is_welcomed_then() -> None:
     rig = Rig()
     assert rig.say(hello()) == []
@@ -270,9 +267,7 @@ def test_a_hello_waits_for_the_learner_thread_and_is_welcomed_then() -> None:
     assert rig.client.state == "running"
 
 
-def test_a_session_comes_first() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_session_comes_first(rig: Rig) -> None:
     refused = only(rig.say(submit(0), b"stranger"), Refused)
     assert refused.code == RefusalReason.NO_SESSION
     rig.core.actor_sessions.receive(b"stranger", None, [b"garbage"], rig.now)
@@ -280,9 +275,7 @@ def test_a_session_comes_first() -> None:
     assert rig.core.counters.snapshot()["refused.no_session"] == 1
 
 
-def test_what_contradicts_the_client_is_refused_by_its_field() -> None:
-    rig = Rig()
-    rig.join()
+def test_what_contradicts_the_client_is_refused_by_its_field(rig: Rig) -> None:
     refused = only(rig.say(hello("b", algorithm_name="DQN"), b"q"), Refused)
     assert (refused.code, refused.field) == (RefusalReason.MISMATCH, "algorithm_name")
     nameless = only(rig.say(Hello("other", "a", 1, 0, 0, 0), b"r"), Refused)
@@ -291,9 +284,7 @@ def test_what_contradicts_the_client_is_refused_by_its_field() -> None:
     assert rig.sink.names.count("hello_refused") == 2, "each refusal once"
 
 
-def test_a_refusal_reaches_its_actor_however_long_the_values_are() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_refusal_reaches_its_actor_however_long_the_values_are(rig: Rig) -> None:
     other = {"type": "Box", "shape": [3000], "low": [-n / 7 for n in range(3000)]}
     refused = only(rig.say(hello("b", observation_space=other), b"q"), Refused)
     assert (refused.code, refused.field) == (RefusalReason.MISMATCH, "observation_space")
@@ -315,9 +306,7 @@ def test_hellos_that_wait_for_a_learner_thread_are_bounded() -> None:
     assert isinstance(rig.answers(b"p")[0], Welcome)
 
 
-def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session(rig: Rig) -> None:
     assert only(rig.say(hello(incarnation=2), b"q"), Refused).code == RefusalReason.CONFLICT
     rig.now += 3.5
     rig.core.each_second(rig.now)
@@ -327,10 +316,8 @@ def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session()
 
 
 @pytest.mark.parametrize(("behind_s", "early_s", "late_s"), [(1.0, 3.5, 4.1), (60.0, 12.0, 13.5)])
-def test_an_actor_is_not_silent_while_its_messages_can_wait_to_be_read(behind_s: float, early_s: float, late_s: float) -> None:
+def test_an_actor_whose_messages_can_wait_is_not_silent(rig: Rig, behind_s: float, early_s: float, late_s: float) -> None:
     """An overloaded learner reads late. It ends the session of an actor if the silence outlasts its own delay, or 10 s of it."""
-    rig = Rig()
-    rig.join()
     began = rig.now
     rig.core.each_second(began + early_s, behind_s=behind_s)
     assert "actor_silent" not in rig.sink.names
@@ -348,34 +335,13 @@ def test_the_blob_of_a_policy_is_sent_to_those_who_do_not_hold_it() -> None:
         assert answer.body == body
 
 
-def test_goodbye_ends_the_session() -> None:
-    rig = Rig()
-    rig.join()
+def test_goodbye_ends_the_session(rig: Rig) -> None:
     rig.say(Bye())
     assert not rig.client.table.live()
     assert rig.core.actor_sessions.sessions == {}
 
 
-# ---- data
-
-
-def test_an_ack_waits_for_the_journal_and_so_does_the_learner_thread() -> None:
-    disk = FakeDisk()
-    rig = Rig(disk)
-    rig.join()
-    rig.turn()
-    rig.say(submit(0, 2))
-    ack = only(rig.turn(), Ack)
-    assert (ack.received, ack.durable) == (2, 0)
-    assert not any(isinstance(m, DeliverSegments) for m in rig.worker.given)
-    disk.commit()
-    assert only(rig.turn(), Ack).durable == 2
-    assert isinstance(rig.worker.given[-1], DeliverSegments)
-
-
-def test_a_gap_is_refused_with_the_number_that_is_next() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_gap_is_refused_with_the_number_that_is_next(rig: Rig) -> None:
     rig.say(submit(0))
     refused = rig.say(submit(3))[0]
     assert isinstance(refused, Refused)
@@ -383,21 +349,7 @@ def test_a_gap_is_refused_with_the_number_that_is_next() -> None:
     assert rig.client.books.accepted == 1
 
 
-def test_what_an_actor_has_forgotten_and_the_journal_lacks_is_announced_and_journaled() -> None:
-    disk = FakeDisk()
-    rig = Rig(disk)
-    welcome = rig.join(first_seq=5)
-    assert welcome.gap == 5
-    assert (rig.client.books.gap, rig.client.books.rolled_back, rig.client.books.accepted) == (5, 5, 5)
-    count, row = disk.gaps[0]
-    assert row is not None
-    assert (count, row.received) == (5, 5)
-    assert "gap" in rig.sink.names
-
-
-def test_duplicates_and_verdicts_are_counted() -> None:
-    rig = Rig()
-    rig.join()
+def test_duplicates_and_verdicts_are_counted(rig: Rig) -> None:
     rig.say(submit(0, 2))
     rig.say(submit(0, 2))
     rig.turn()
@@ -409,9 +361,7 @@ def test_duplicates_and_verdicts_are_counted() -> None:
     assert {v: n for v, n in rig.client.books.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
 
 
-def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor() -> None:
-    rig = Rig()
-    rig.join()
+def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor(rig: Rig) -> None:
     rig.words(DataDemand(16, 0, 0))
     rig.say(Heartbeat(16))
     assert only(rig.turn(), Ack).credit_steps == 16
@@ -421,9 +371,7 @@ def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor() -> None:
     assert rig.client.table.live() == []
 
 
-def test_a_gateway_that_was_suspended_grants_credit_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
-    rig.join()
+def test_a_gateway_that_was_suspended_grants_credit_again_soon(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.words(DataDemand(16, 0, 0))
     grant = rig.client.pool.grant
 
@@ -441,23 +389,7 @@ def test_a_gateway_that_was_suspended_grants_credit_again_soon(monkeypatch: pyte
     assert only(rig.turn(), Ack).credit_steps == 16
 
 
-def test_a_full_pipeline_keeps_its_messages_in_order() -> None:
-    rig = Rig()
-    rig.join()
-    rig.worker.full = True
-    rig.say(submit(0))
-    rig.say(submit(1))
-    rig.turn()
-    assert rig.core.poll_timeout_s(rig.now, 1.0) < 0.1
-    rig.worker.full = False
-    rig.turn()
-    delivered = [decode(m.body) for m in rig.worker.given if isinstance(m, DeliverSegments)]
-    assert [m.first_seq for m in delivered if isinstance(m, Submit)] == [0, 1]
-
-
-def test_a_peer_that_is_gone_loses_its_session() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_peer_that_is_gone_loses_its_session(rig: Rig) -> None:
     rig.gone.add(b"p")
     rig.say(submit(0))
     rig.turn()
@@ -465,9 +397,7 @@ def test_a_peer_that_is_gone_loses_its_session() -> None:
     assert rig.core.counters.snapshot()["replies_dropped.gone"] == 1
 
 
-def test_weights_are_answered_from_memory_and_a_status_too() -> None:
-    rig = Rig()
-    rig.join()
+def test_weights_are_answered_from_memory_and_a_status_too(rig: Rig) -> None:
     only(rig.say(FetchWeights(0, 0)), WeightsReply)
     status = only(rig.say(StatusRequest()), StatusReply)
     assert status.report["clients"]["lab"]["state"] == "running"
@@ -485,12 +415,7 @@ def test_an_actor_that_asks_again_learns_that_its_client_is_starting() -> None:
     assert isinstance(rig.answers()[0], Welcome) and isinstance(rig.answers(b"q")[0], Welcome)
 
 
-# ---- learner threads
-
-
-def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard(rig: Rig) -> None:
     rig.say(submit(0))
     rig.turn()
     old, generation = rig.worker, rig.client.publishing.history.generation
@@ -504,36 +429,6 @@ def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard() -
     rig.turn()
     assert done.result(0).figures["generation"] > generation
     assert rig.join(previously_welcomed=True).received == 1
-
-
-def test_a_thread_that_goes_back_is_fed_what_its_checkpoint_lacks_and_skips_the_rest() -> None:
-    disk = FakeDisk()
-    rig = Rig(disk)
-    rig.join()
-    rig.turn()
-    rig.say(submit(0, 4))
-    entry = disk.waiting[0]
-    disk.commit()
-    rig.turn()
-    rig.core.operator.do(OperatorCommand(RESTART, "lab"))
-    disk.pages.append((entry,))
-    rig.ready(checkpoint=3, marks=[["a", 1, 3, {"trained": 3}]], trained=3)
-    rig.turn()
-    again = rig.worker.given[-1]
-    assert isinstance(again, DeliverSegments)
-    assert again.skip == 3
-    assert (rig.client.replay.segments, rig.client.books.rolled_back, rig.client.replay.token) == (1, 0, 0)
-
-
-def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_written() -> None:
-    disk = FakeDisk()
-    rig = Rig(disk)
-    rig.join()
-    for number, (mark, error) in enumerate([(4, ""), (6, ""), (0, "no space"), (8, "")], 1):
-        marks = [["a", 1, mark]] if not error else []
-        rig.words(CheckpointResult(0, number if not error else 0, 0, marks, 0.0, error))
-    assert disk.trims == [{("a", 1): 4}, {("a", 1): 6}]
-    assert rig.core.counters.snapshot()["checkpoints_failed"] == 1
 
 
 def test_a_thread_that_continues_with_many_streams_is_heard() -> None:
@@ -584,9 +479,7 @@ def test_the_status_has_the_newest_checkpoint() -> None:
     assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
 
 
-def test_a_checkpoint_is_asked_for_and_answered() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_checkpoint_is_asked_for_and_answered(rig: Rig) -> None:
     saved = rig.core.dispatcher.save(partial=True)
     rig.turn()
     asked = rig.worker.given[-1]
@@ -597,26 +490,20 @@ def test_a_checkpoint_is_asked_for_and_answered() -> None:
 
 
 @pytest.mark.parametrize("words", [ThreadFailed("ValueError: no", ""), Hello("lab", "a", 1, 0, 0, 0), DataDemand(1, 99, 0)])
-def test_a_thread_that_fails_or_says_the_impossible_stops_its_client_alone(words: Any) -> None:
-    rig = Rig()
-    rig.join()
+def test_a_thread_that_fails_or_says_the_impossible_stops_its_client_alone(rig: Rig, words: Any) -> None:
     rig.words(words)
     assert rig.client.state == "failed"
     assert only(rig.say(submit(0))[-1:], Refused).code == RefusalReason.FAILED
     assert isinstance(rig.core.registry.failure("lab"), ClientFailed)
 
 
-def test_a_thread_that_vanishes_is_noticed_within_a_second() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_thread_that_vanishes_is_noticed_within_a_second(rig: Rig) -> None:
     rig.worker.alive = False
     rig.core.each_second(rig.now + 1)
     assert rig.client.error == "its learner thread ended without an error; see the learner's log"
 
 
-def test_a_crash_that_the_clock_notices_before_the_engine_is_a_crash() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_crash_that_the_clock_notices_before_the_engine_is_a_crash(rig: Rig) -> None:
     rig.worker.alive, rig.worker.crash = False, "its process 7 has ended: signal 9 (SIGKILL)"
     rig.core.each_second(rig.now + 1)
     assert rig.client.state == "starting" and rig.core.counters.snapshot()["workers_crashed"] == 1
@@ -642,11 +529,9 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
         assert only(rig.say(hello()), Refused).code == RefusalReason.STARTING
         rig.core.each_second(rig.now)
         assert rig.core.poll_timeout_s(rig.now, 60.0) == pytest.approx(pause_s)
-        rig.now += 0.9 * pause_s
-        rig.turn()
+        rig.later(0.9 * pause_s)
         assert len(rig.workers) == count
-        rig.now += 0.2 * pause_s
-        rig.turn()
+        rig.later(0.2 * pause_s)
         assert len(rig.workers) == count + 1
         rig.ready()
         assert isinstance(rig.answers()[0], Welcome)
@@ -680,21 +565,17 @@ def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> 
     rig.say(hello())
     for _ in range(4):
         crash(rig)
-        rig.now += 10.0
-        rig.turn()
+        rig.later()
         assert rig.client.state == "starting"
     crash(rig)
     assert rig.client.state == "failed" and "5 workers in a row have ended before they were ready" in rig.client.error
     assert "restart it with: rl4sys-learner client ADDRESS lab restart" in str(ClientFailed("lab", rig.client.error))
     assert rig.core.counters.snapshot()["workers_crashed"] == 5
-    rig.now += 10.0
-    rig.turn()
+    rig.later()
     assert len(rig.workers) == 5
 
 
-def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
-    rig.join()
+def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     crash(rig)
     start, errors = rig.core.registry._callbacks.start_worker, [TransportError("no thread"), TransportError("no thread")]
 
@@ -706,17 +587,14 @@ def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(monkeyp
     object.__setattr__(rig.core.registry._callbacks, "start_worker", fail_twice)
     for _ in range(2):
         assert rig.client.state == "starting"
-        rig.now += 10.0
-        rig.turn()
+        rig.later()
         assert rig.client.report(rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
-    rig.now += 10.0
-    rig.turn()
+    rig.later()
     rig.ready()
     assert rig.client.state == "running" and rig.client.worker.crashes == 3
     errors.append(ConfigError("no such engine"))  # type: ignore[arg-type]
     crash(rig)
-    rig.now += 10.0
-    rig.turn()
+    rig.later()
     assert rig.client.state == "failed" and rig.client.error == "no worker can be started: no such engine"
 
 
@@ -734,30 +612,23 @@ def test_an_end_of_a_worker_that_cannot_be_handled_fails_its_client() -> None:
     assert rig.client.state == "failed" and rig.client.error == "LookupError: a fault of the engine"
 
 
-def test_an_operator_can_restart_or_forget_a_client_that_waits_after_a_crash() -> None:
-    rig = Rig()
-    rig.join()
+def test_an_operator_can_restart_or_forget_a_client_that_waits_after_a_crash(rig: Rig) -> None:
     crash(rig)
     rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     assert len(rig.workers) == 2
-    rig.now += 10.0
-    rig.turn()
+    rig.later()
     assert len(rig.workers) == 2
     rig.ready()
     crash(rig)
     rig.core.operator.do(OperatorCommand(FORGET, "lab"))
-    rig.now += 10.0
-    rig.turn()
+    rig.later()
     assert len(rig.workers) == 2 and rig.client is None
 
 
-def test_a_restart_is_done_when_a_worker_is_ready_and_not_when_one_crashes() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_restart_is_done_when_a_worker_is_ready_and_not_when_one_crashes(rig: Rig) -> None:
     done = rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     crash(rig)
-    rig.now += 10.0
-    rig.turn()
+    rig.later()
     rig.turn()
     assert len(rig.workers) == 3 and not done.done()
     rig.ready()
@@ -765,8 +636,7 @@ def test_a_restart_is_done_when_a_worker_is_ready_and_not_when_one_crashes() -> 
     done = rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     for _ in range(MAX_FAILED_STARTS):
         crash(rig)
-        rig.now += 10.0
-        rig.turn()
+        rig.later()
     rig.turn()
     with pytest.raises(ClientFailed, match="SIGKILL"):
         done.result(0)
@@ -784,9 +654,7 @@ def test_a_command_for_a_client_that_is_forgotten_meanwhile_ends(command: Operat
         done.result(0)
 
 
-def test_the_end_of_a_process_that_was_replaced_means_nothing() -> None:
-    rig = Rig()
-    rig.join()
+def test_the_end_of_a_process_that_was_replaced_means_nothing(rig: Rig) -> None:
     old = rig.worker
     rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     rig.ready()
@@ -795,17 +663,13 @@ def test_the_end_of_a_process_that_was_replaced_means_nothing() -> None:
     assert (rig.client.state, rig.client.worker.crashes) == ("running", 0)
 
 
-def test_a_process_that_reports_its_error_at_the_end_fails_its_client() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_process_that_reports_its_error_at_the_end_fails_its_client(rig: Rig) -> None:
     rig.worker.alive, rig.worker.failure = False, ThreadFailed("ValueError: no", "")
     rig.core.on_worker_ended(rig.worker.key)
     assert (rig.client.state, rig.client.error) == ("failed", "ValueError: no")
 
 
-def test_a_silent_process_raises_an_alarm() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_silent_process_raises_an_alarm(rig: Rig) -> None:
     rig.worker.silent_s = 4.9
     rig.core.each_second(rig.now)
     assert not rig.client.alarms.report()
@@ -823,12 +687,7 @@ def test_a_client_that_never_worked_is_forgotten_and_its_actor_told_why() -> Non
     assert isinstance(rig.core.registry.failure("lab"), ConfigError)
 
 
-# ---- operators and the clock
-
-
-def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard(rig: Rig) -> None:
     rig.say(submit(0))
     done = rig.core.operator.do(OperatorCommand(FORGET, "lab"))
     assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == RefusalReason.NO_SESSION
@@ -849,9 +708,7 @@ def test_a_dropped_actor_may_come_back_as_it_likes() -> None:
     assert rig.join(b"q", incarnation=3).received == 0
 
 
-def test_a_command_for_nothing_names_what_there_is() -> None:
-    rig = Rig()
-    rig.join()
+def test_a_command_for_nothing_names_what_there_is(rig: Rig) -> None:
     with pytest.raises(ConfigError, match="known names: lab"):
         rig.core.operator.do(OperatorCommand(RESTART, "lob")).result(0)
 
@@ -868,10 +725,8 @@ def test_an_idle_client_goes_and_a_beacon_comes_each_second() -> None:
     assert "client_expired" in rig.sink.names
 
 
-def test_many_new_subscribers_share_a_beacon() -> None:
+def test_many_new_subscribers_share_a_beacon(rig: Rig) -> None:
     """Each beacon goes to all subscribers. With one beacon for each of a thousand new ones, this would be 500,000 messages."""
-    rig = Rig()
-    rig.join()
     rig.turn()
     rig.now += 1.0
     rig.published.clear()
@@ -885,8 +740,7 @@ def test_many_new_subscribers_share_a_beacon() -> None:
     assert len(rig.published) == 1
     rest_s = rig.core.poll_timeout_s(rig.now, 1.0)
     assert 0 < rest_s <= NEWCOMER_BEACON_S, "the gateway wakes for the next one"
-    rig.now += rest_s
-    rig.turn()
+    rig.later(rest_s)
     assert len(rig.published) == 2
     assert rig.core.poll_timeout_s(rig.now, 1.0) == 1.0
     rig.core.on_subscribed(rig.client, WEIGHTS_TOPIC + rig.client.publishing.topic)

@@ -60,9 +60,6 @@ def record(version: int, mean: float, **changes: Any) -> EvaluationRecord:
     return replace(made, **changes)
 
 
-# ---- options
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -100,9 +97,6 @@ def test_a_tuple_in_the_arguments_is_the_list_that_a_later_start_reads(tmp_path:
     assert found is not None and found.comparable(record(2, 10.0, env=options.make_arguments))
 
 
-# ---- the best policy
-
-
 def test_the_best_policy_is_kept_and_known_to_the_next_start(tmp_path: Path) -> None:
     best = BestPolicyFolder(tmp_path, "pole")
     assert best.offer(policy(1), record(1, 10.0))
@@ -133,10 +127,18 @@ def test_an_abandoned_best_policy_is_not_compared_and_not_deleted(tmp_path: Path
     assert read_policy(aside).snapshot.version == 1
 
 
+@pytest.fixture
+def best(tmp_path: Path) -> BestPolicyFolder:
+    """Return a folder in which version 1 is the best policy."""
+    folder = BestPolicyFolder(tmp_path, "pole")
+    folder.offer(policy(1), record(1, 10.0))
+    return folder
+
+
 @pytest.mark.parametrize("function", ["write_folder", "exchange_paths"])
-def test_an_end_in_the_middle_leaves_the_old_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
-    best = BestPolicyFolder(tmp_path, "pole")
-    best.offer(policy(1), record(1, 10.0))
+def test_an_end_in_the_middle_leaves_the_old_policy(
+    best: BestPolicyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
 
     def end(folder: Path, *rest: Any) -> None:
         if function == "write_folder":
@@ -152,25 +154,18 @@ def test_an_end_in_the_middle_leaves_the_old_policy(tmp_path: Path, monkeypatch:
     assert again.offer(policy(3), record(3, 30.0)) and read_policy(again.policy).snapshot.version == 3
 
 
-def test_an_exchange_without_the_system_call_is_completed_at_the_next_start(tmp_path: Path) -> None:
-    best = BestPolicyFolder(tmp_path, "pole")
-    best.offer(policy(1), record(1, 10.0))
+def test_an_exchange_without_the_system_call_is_completed_at_the_next_start(best: BestPolicyFolder, tmp_path: Path) -> None:
     best.policy.rename(best.policy.with_name(".policy.old"))
     assert BestPolicyFolder(tmp_path, "pole").record == record(1, 10.0)
     assert read_policy(best.policy).snapshot.version == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"seal": "0"}'])
-def test_a_damaged_record_counts_as_none(tmp_path: Path, content: bytes) -> None:
-    best = BestPolicyFolder(tmp_path, "pole")
-    best.offer(policy(1), record(1, 10.0))
+def test_a_damaged_record_counts_as_none(best: BestPolicyFolder, tmp_path: Path, content: bytes) -> None:
     (best.policy / EVALUATION).write_bytes(content)
     again = BestPolicyFolder(tmp_path, "pole")
     assert again.record is None
     assert again.offer(policy(2), record(2, -5.0)) and read_policy(again.policy).snapshot.version == 2
-
-
-# ---- the thread
 
 
 class Results:
@@ -333,18 +328,18 @@ def test_stop_and_forget_end_an_evaluation_in_progress(
     assert BestPolicyFolder(tmp_path, "pole").record is None
 
 
-# ---- the process
-
-
-def ask_for(folder: Path, **changes: Any) -> dict[str, Any]:
-    return {"policy": str(folder), "env": {"id": "CartPole-v1", "max_episode_steps": 20}, "episodes": 3, "seed": 5, **changes}
-
-
-def test_the_same_request_plays_the_same_episodes(tmp_path: Path) -> None:
+@pytest.fixture
+def request_with(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Write a policy, and return a function that makes a request to evaluate it."""
     pytest.importorskip("gymnasium")
     write_policy(tmp_path / "policy", encode_policy(policy(1)))
+    env = {"id": "CartPole-v1", "max_episode_steps": 20}
+    return lambda **changes: {"policy": str(tmp_path / "policy"), "env": env, "episodes": 3, "seed": 5, **changes}
+
+
+def test_the_same_request_plays_the_same_episodes(request_with: Callable[..., dict[str, Any]]) -> None:
     environments: dict[str, Any] = {}
-    first, second = (answer(ask_for(tmp_path / "policy"), environments) for _ in range(2))
+    first, second = (answer(request_with(), environments) for _ in range(2))
     assert first == second and len(first["returns"]) == 3 and max(first["lengths"]) <= 20
     assert first["returns"] == [float(length) for length in first["lengths"]] and list(environments) == ["CartPole-v1"]
 
@@ -358,17 +353,17 @@ def test_the_same_request_plays_the_same_episodes(tmp_path: Path) -> None:
         ({"policy": "/nowhere"}, "no such folder"),
     ],
 )
-def test_a_request_that_cannot_be_played_is_answered_with_the_reason(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    pytest.importorskip("gymnasium")
-    write_policy(tmp_path / "policy", encode_policy(policy(1)))
-    assert words in answer(ask_for(tmp_path / "policy", **changes), {})["error"]
+def test_a_request_that_cannot_be_played_is_answered_with_the_reason(
+    request_with: Callable[..., dict[str, Any]], changes: dict[str, Any], words: str
+) -> None:
+    assert words in answer(request_with(**changes), {})["error"]
 
 
-def test_an_environment_that_raised_is_closed_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gymnasium")
-    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+def test_an_environment_that_raised_is_closed_and_made_again(
+    request_with: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     environments: dict[str, Any] = {}
-    request = ask_for(tmp_path / "policy")
+    request = request_with()
     good = answer(request, environments)
     broken = environments["CartPole-v1"]
     calls: list[str] = []
@@ -384,14 +379,12 @@ def test_an_environment_that_raised_is_closed_and_made_again(tmp_path: Path, mon
     assert answer(request, environments) == good
 
 
-def test_the_process_answers_and_its_end_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("gymnasium")
-    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+def test_the_process_answers_and_its_end_is_named(request_with: Callable[..., dict[str, Any]]) -> None:
     with EvaluationProcess((), threading.Event()) as process:
-        assert process.ask(ask_for(tmp_path / "policy"), WAIT_S) == answer(ask_for(tmp_path / "policy"), {})
+        assert process.ask(request_with(), WAIT_S) == answer(request_with(), {})
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ConnectionError, match="SIGKILL"):
-            process.ask(ask_for(tmp_path / "policy"), WAIT_S)
+            process.ask(request_with(), WAIT_S)
 
 
 HANGING = """
@@ -411,13 +404,13 @@ gymnasium.register("Hanging-v0", Hanging)
 """
 
 
-def test_an_evaluation_that_hangs_is_killed_with_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gymnasium")
+def test_an_evaluation_that_hangs_is_killed_with_what_it_has_started(
+    request_with: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = tmp_path / "started"
     (tmp_path / "hanging_env.py").write_text(HANGING.format(file=str(started)))
     monkeypatch.syspath_prepend(tmp_path)
-    write_policy(tmp_path / "policy", encode_policy(policy(1)))
-    request = ask_for(tmp_path / "policy", env={"id": "Hanging-v0"})
+    request = request_with(env={"id": "Hanging-v0"})
     with EvaluationProcess(("hanging_env",), threading.Event()) as process:
         process._send(request)
         while not (started.exists() and started.read_text().endswith("\n")):
@@ -429,12 +422,10 @@ def test_an_evaluation_that_hangs_is_killed_with_what_it_has_started(tmp_path: P
 
 
 def test_the_process_ends_without_a_word_when_the_learner_closes_the_socket_in_an_episode(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    request_with: Callable[..., dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("gymnasium")
-    write_policy(tmp_path / "policy", encode_policy(policy(1)))
     process = EvaluationProcess((), threading.Event())
-    process._send(ask_for(tmp_path / "policy", episodes=100))
+    process._send(request_with(episodes=100))
     process.close()
     assert "Traceback" not in capfd.readouterr().err
 

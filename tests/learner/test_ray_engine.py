@@ -22,11 +22,12 @@ from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.learner.engines.registry import check_engines
-from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote import ray_connection
 from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
 from rl4sys_zmq.remote.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
 from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem, ray_amounts
+
+from .test_remote_workers import start
 
 MODULE = "rl4sys_zmq.remote.ray_driver"
 CLUSTER = "rl4sys_zmq.remote.ray_cluster"
@@ -81,9 +82,6 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     config = LearnerConfig(bind="inproc://no-ray", run_dir=None, engine="ray")
     with pytest.raises(ConfigError, match=re.escape("pip install 'rl4sys-zmq[ray]'")), Learner(config):
         pytest.fail("it has started")
-
-
-# ---- the driver, with a fake Ray that the test controls
 
 
 class Lost(Exception):
@@ -298,21 +296,7 @@ def test_a_learner_that_has_ended_takes_its_workers_along(driver: Driver) -> Non
     assert driver.ray.killed == [1]
 
 
-# ---- the learner's connection, with fake drivers that the test controls
-
-START = RemoteWorkerStart(
-    engine="ray",
-    client_id="lab",
-    generation=1,
-    key="00",
-    down="tcp://0.0.0.0:1",
-    up="tcp://0.0.0.0:2",
-    public="p",
-    secret="s",
-    gateway_public="g",
-    plugins=(),
-    log_level=20,
-)
+START = start(engine="ray", down="tcp://0.0.0.0:1", up="tcp://0.0.0.0:2", plugins=())
 DRIVER = """
 import json, os, signal, socket, sys
 from rl4sys_zmq.remote import ray_connection

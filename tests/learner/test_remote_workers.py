@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import assignment, manifest
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CheckpointError, ConfigError
@@ -21,7 +22,7 @@ from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, WorkerFiles
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
-from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, encode_checkpoint
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, encode_checkpoint
 from rl4sys_zmq.learner.run.suspect_files import SuspectFiles, read_mark
 from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
@@ -45,29 +46,13 @@ from rl4sys_zmq.wire.thread_messages import (
 )
 
 GENERATION = 7
-MANIFEST = CheckpointManifest(
-    client_id="lab",
-    journal_id=1,
-    generation=GENERATION,
-    version=3,
-    digest=4,
-    trained_digest=4,
-    algorithm_name="X",
-    updates=2,
-    steps=5,
-    verdicts={},
-    marks=(),
-)
+MANIFEST = manifest(client_id="lab", generation=GENERATION)
 STATE = {"weights": np.arange(100, dtype=np.float32)}
 KEY = ("a", 9)
 
 
 def assigned(folder: Path, generation: int = GENERATION) -> AssignClient:
-    named: dict[str, Any] = {"client_id": "lab", "policy_id": bytes(8), "generation": generation, "algorithm_name": "X"}
-    spaces: dict[str, Any] = {"parameters": {}, "observation_space": {}, "action_space": {}, "seed": 1, "max_policy_lag": -1}
-    numbers: dict[str, Any] = {"on_lag": "drop", "pacing_lag": 0, "publish_every_updates": 0, "max_parameters": 1000}
-    files: dict[str, Any] = {"checkpoints": str(folder), "checkpoint_every_s": 1.0, "journal_id": 1}
-    return AssignClient(**named, **spaces, **numbers, **files)
+    return assignment("X", client_id="lab", generation=generation, checkpoints=str(folder))
 
 
 class Wire:
@@ -316,9 +301,6 @@ def test_a_lost_gateway_fails_the_request_that_waits_and_all_later_ones(folder: 
     waiting.join()
 
 
-# ---- segments in training
-
-
 def held(*numbers: int) -> list[SegmentInTraining]:
     return [SegmentInTraining(None, 0, KEY, seq, False) for seq in numbers]
 
@@ -363,9 +345,6 @@ def test_only_the_newest_of_many_records_is_stored(folder: Path) -> None:
     answer = files.record()
     assert answer is not None and answer.count == 2 and files.record() is None
     assert (folder / "training.mark").read_bytes() == b"two" and (folder / "suspects.json").read_bytes() == b"suspects"
-
-
-# ---- the start
 
 
 def start(**changes: Any) -> RemoteWorkerStart:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import assignment, random_segment
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
-from rl4sys_zmq.wire.thread_messages import AssignClient
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -36,30 +36,25 @@ def needs(name: str) -> None:
 
 def trained(name: str, actions: Any, parameters: dict[str, Any], *, steps: int = 16, episodes: int = 8) -> Any:
     """Return an algorithm after an update or more."""
+    needs(name)
     algorithm = make_algorithm(name, OBS, actions, parameters, 3)
-    rng = np.random.default_rng(5)
     for episode in range(episodes):
-        chosen: Any = rng.integers(2, size=steps) if actions is DISCRETE else rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
-        algorithm.observe(
-            Segment(
-                observations=rng.normal(size=(steps + 1, 3)).astype(np.float32), actions=chosen,
-                rewards=rng.normal(size=steps).astype(np.float32), log_probs=np.full(steps, -0.7, np.float32),
-                versions=np.zeros(steps, np.uint64), masks=None, generation=1, episode_id=episode, segment_index=0,
-                terminated=True, truncated=False,
-            )
-        )  # fmt: skip
+        algorithm.observe(random_segment(steps, episode, spaces=(OBS, actions)))
         while algorithm.update() is not None:
             pass
     return algorithm
 
 
+def resumed(name: str, actions: Any, old: Any, parameters: dict[str, Any]) -> Any:
+    """Return an algorithm with these parameters and the state of another one."""
+    algorithm: Any = make_algorithm(name, OBS, actions, parameters, 3)
+    algorithm.load(old.state())
+    return algorithm
+
+
 def checkpoints(folder: Path, name: str, actions: Any, algorithm: Any) -> TrainingCheckpoints:
     """Return the checkpoints of a client with this algorithm, in this folder."""
-    spaces = space_to_json(OBS), space_to_json(actions)
-    assign = AssignClient(
-        "c", bytes(8), 7, name, {}, *spaces, seed=3, max_policy_lag=-1, on_lag="drop", pacing_lag=-1, publish_every_updates=0,
-        max_parameters=10**7, checkpoints=str(folder), checkpoint_every_s=0.0, journal_id=1,
-    )  # fmt: skip
+    assign = assignment(name, actions, checkpoints=str(folder), checkpoint_every_s=0.0)
     publisher = PolicyPublisher(assign, algorithm.spec(), lambda *_: None)
     return TrainingCheckpoints(assign, algorithm, publisher, CheckpointStore(folder), threading.Event())
 
@@ -75,7 +70,6 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_checkpoint_is_loaded_with_another_exploration(name: str, tmp_path: Path) -> None:
-    needs(name)
     actions, given, changed = CHANGES[name]
     old = trained(name, actions, given)
     writes = checkpoints(tmp_path, name, actions, old)
@@ -115,36 +109,29 @@ def test_a_smaller_batch_asks_for_at_least_half_of_its_steps(
     name: str, before: dict[str, Any], after: dict[str, Any], demand: int
 ) -> None:
     """The last batch had 32 steps too many. Without a demand for steps, the actors would wait forever."""
-    needs(name)
     old = trained(name, DISCRETE, {"hidden_sizes": [8], **before}, steps=48, episodes=2)
     assert old.demand() == 32
-    new: Any = make_algorithm(name, OBS, DISCRETE, {"hidden_sizes": [8], **after}, 3)
-    new.load(old.state())
+    new = resumed(name, DISCRETE, old, {"hidden_sizes": [8], **after})
     assert new.demand() == demand
 
 
 @pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "continuous"])
 def test_a_temperature_that_is_not_learned_is_that_of_the_new_parameters(actions: Any) -> None:
     old = trained("SAC", actions, {**OFF, "learn_temperature": False, "temperature": 0.2})
-    new: Any = make_algorithm("SAC", OBS, actions, {**OFF, "learn_temperature": False, "temperature": 0.01}, 3)
-    new.load(old.state())
+    new = resumed("SAC", actions, old, {**OFF, "learn_temperature": False, "temperature": 0.01})
     assert new._policy.flat[new._temperature].exp().item() == pytest.approx(0.01)
 
 
 def test_an_entropy_weight_of_sb3_that_is_not_learned_is_that_of_the_new_parameters() -> None:
-    needs("sb3:SAC")
     old = trained("sb3:SAC", BOX, {**OFF, "ent_coef": 0.2})
-    new: Any = make_algorithm("sb3:SAC", OBS, BOX, {**OFF, "ent_coef": 0.01}, 3)
-    new.load(old.state())
+    new = resumed("sb3:SAC", BOX, old, {**OFF, "ent_coef": 0.01})
     assert new._model.ent_coef_tensor.item() == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(("before", "after", "weight"), [("auto", 0.01, 0.01), (0.2, "auto_0.5", 0.5)], ids=["fixed", "learned"])
 def test_an_entropy_weight_of_sb3_can_be_learned_before_or_after(before: Any, after: Any, weight: float) -> None:
-    needs("sb3:SAC")
     old = trained("sb3:SAC", BOX, {**OFF, "ent_coef": before})
-    new: Any = make_algorithm("sb3:SAC", OBS, BOX, {**OFF, "ent_coef": after}, 3)
-    new.load(old.state())
+    new = resumed("sb3:SAC", BOX, old, {**OFF, "ent_coef": after})
     model = new._model
     found = model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.exp()
     assert found.item() == pytest.approx(weight)
@@ -153,11 +140,9 @@ def test_an_entropy_weight_of_sb3_can_be_learned_before_or_after(before: Any, af
 
 
 def test_an_optimizer_of_sb3_keeps_the_options_of_the_new_parameters() -> None:
-    needs("sb3:A2C")
     given = {"hidden_sizes": [8], "n_steps": 16}
     old = trained("sb3:A2C", DISCRETE, given)
-    new: Any = make_algorithm("sb3:A2C", OBS, DISCRETE, {**given, "rms_prop_eps": 0.5}, 3)
-    new.load(old.state())
+    new = resumed("sb3:A2C", DISCRETE, old, {**given, "rms_prop_eps": 0.5})
     (group,) = new._model.policy.optimizer.param_groups
     assert group["eps"] == 0.5 and new._model.policy.optimizer.state
 
@@ -166,34 +151,27 @@ def test_an_optimizer_of_sb3_keeps_the_options_of_the_new_parameters() -> None:
 @pytest.mark.parametrize(("name", "actions"), [("torchrl:CQL", DISCRETE), ("torchrl:TD3BC", BOX)])
 def test_a_trained_policy_of_torchrl_does_not_act_at_random_again(name: str, actions: Any, changed: dict[str, Any]) -> None:
     """With another pace no update may be due at the observed steps, so the count of updates can be 0 again."""
-    needs(name)
     old = trained(name, actions, OFF)
-    new: Any = make_algorithm(name, OBS, actions, {**OFF, **changed}, 3)
-    new.load(old.state())
+    new = resumed(name, actions, old, {**OFF, **changed})
     assert new.pace.updates == 0
     assert new.snapshot()["epsilon"] == old.snapshot()["epsilon"] < 1.0
 
 
 def test_the_discount_of_torchrl_is_that_of_the_new_parameters() -> None:
-    needs("torchrl:REDQ")
     old = trained("torchrl:REDQ", BOX, {**OFF, "gamma": 0.9})
-    new: Any = make_algorithm("torchrl:REDQ", OBS, BOX, {**OFF, "gamma": 0.5}, 3)
-    new.load(old.state())
+    new = resumed("torchrl:REDQ", BOX, old, {**OFF, "gamma": 0.5})
     assert dict(new._loss.named_buffers())["_value_estimator.gamma"].item() == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["from RMSProp", "from Adam"])
 def test_another_optimizer_of_sb3_starts_without_the_state_of_the_old_one(before: bool) -> None:
-    needs("sb3:A2C")
     given = {"hidden_sizes": [8], "n_steps": 16}
     old = trained("sb3:A2C", DISCRETE, {**given, "use_rms_prop": before})
-    new: Any = make_algorithm("sb3:A2C", OBS, DISCRETE, {**given, "use_rms_prop": not before}, 3)
-    new.load(old.state())
+    new = resumed("sb3:A2C", DISCRETE, old, {**given, "use_rms_prop": not before})
     assert all(np.array_equal(one, new.snapshot()[name]) for name, one in old.snapshot().items())
     assert not new._model.policy.optimizer.state
     again = trained("sb3:A2C", DISCRETE, {**given, "use_rms_prop": not before})
     again.load(new.state())
     assert not again._model.policy.optimizer.state
-    same: Any = make_algorithm("sb3:A2C", OBS, DISCRETE, {**given, "use_rms_prop": before}, 3)
-    same.load(old.state())
+    same = resumed("sb3:A2C", DISCRETE, old, {**given, "use_rms_prop": before})
     assert same._model.policy.optimizer.state

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import segment_with
+from kit import OneSegmentMessage, assert_same_state, random_segment
 
 from rl4sys_zmq.errors import RankLost, TrainingDiverged
 from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
 from rl4sys_zmq.learner.training.held_segments import RecentSegments
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training.training import MAX_DIVERGED, UpdateRunner
-from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
@@ -25,38 +24,16 @@ torch.set_num_threads(1)  # as in a learner thread
 from rl4sys_zmq.algorithms.offpolicy.dqn import DQN  # noqa: E402
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO  # noqa: E402
 
-KEY = ("a", 1)
 STEPS = 8
 
 
 def segment(seq: int, **changes: Any) -> Segment:
-    rng = np.random.default_rng(seq)
-    given: dict[str, Any] = {
-        "observations": rng.normal(size=(STEPS, 4)).astype(np.float32),
-        "actions": rng.integers(0, 2, STEPS),
-        "rewards": rng.normal(size=STEPS).astype(np.float32),
-        "log_probs": np.full(STEPS, -0.6931, np.float32),
-        "episode_id": seq,
-        "episode_return": 1.0,
-        "episode_length": STEPS,
-    }
-    return segment_with(STEPS, **{**given, **changes})
-
-
-class Message:
-    """A fake `DecodedSegmentMessage` with one segment."""
-
-    key = KEY
-
-    def __init__(self, seq: int, segment: Segment) -> None:
-        self.segments = [segment]
-        self.nbytes = segment.nbytes
-        self.batch = self
-        self.first_seq = seq
+    end = {"log_probs": np.full(STEPS, -0.6931, np.float32), "episode_return": 1.0, "episode_length": STEPS}
+    return random_segment(STEPS, seq, spaces=(BoxSpace((4,)), DiscreteSpace(2)), **{**end, **changes})
 
 
 def observe(trainer: UpdateRunner, seq: int, one: Segment) -> None:
-    trainer.observe(Message(seq, one), 0)  # type: ignore[arg-type]
+    trainer.observe(OneSegmentMessage(seq, one), 0)  # type: ignore[arg-type]
 
 
 def ppo(**parameters: Any) -> PPO:
@@ -67,16 +44,6 @@ def ppo(**parameters: Any) -> PPO:
 def dqn(**parameters: Any) -> DQN:
     given = {"learning_starts": 0, "train_frequency": STEPS, "buffer_size": 1000, "batch_size": 32, "hidden_sizes": [16]}
     return DQN(BoxSpace((4,)), DiscreteSpace(2), {**given, "max_grad_norm": 1e18, **parameters}, 7)
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, StatePiece):
-        return bool(one.name == other.name)
-    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
 
 
 def bad_segment(seq: int, kind: str) -> Segment:
@@ -108,7 +75,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
     outcome, other = trainer.update(), clean.update()
     assert outcome is not None and other is not None and outcome.metrics == other.metrics and not outcome.unchanged
     assert len(outcome.used) == 32 and trainer.held == [] and trainer.updates == 1
-    assert same(algorithm.state(), twin.state()), "random numbers and statistics too"
+    assert_same_state(algorithm.state(), twin.state())  # random numbers and statistics too
 
 
 def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
@@ -125,7 +92,7 @@ def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
 def test_messages_of_a_replay_are_kept_within_a_limit() -> None:
     one = segment(0)
     recent = RecentSegments(8, 4 * one.nbytes)
-    given = [Message(seq, segment(seq)) for seq in range(30)]
+    given = [OneSegmentMessage(seq, segment(seq)) for seq in range(30)]
     for message in given:
         recent.add(message, 0)  # type: ignore[arg-type]
     assert recent.nbytes == 4 * one.nbytes
@@ -138,7 +105,7 @@ def test_messages_of_a_replay_are_kept_within_a_limit() -> None:
 
 
 def test_segments_of_one_message_are_found_by_the_order_of_observation() -> None:
-    recent, messages = RecentSegments(100, 1), [Message(100, segment(0)), Message(200, segment(0))]
+    recent, messages = RecentSegments(100, 1), [OneSegmentMessage(100, segment(0)), OneSegmentMessage(200, segment(0))]
     for place in (0, 3, 5):
         recent.add(messages[0], place)  # type: ignore[arg-type]
     recent.add(messages[1], 7)  # type: ignore[arg-type]
@@ -190,7 +157,7 @@ def test_an_off_policy_run_without_poison_is_bit_for_bit_as_without_the_net() ->
             pass
         while other.update() is not None:
             pass
-    assert same(one.state(), other.state())
+    assert_same_state(one.state(), other.state())
 
 
 def test_updates_that_change_nothing_are_noticed_unless_they_are_meant_to() -> None:
@@ -255,7 +222,11 @@ def test_the_segments_of_an_update_that_lost_a_rank_are_suspected_by_the_next_st
         fed(UpdateRunner(LosesARank({3}, raises), suspects))
     suspects.close(crashed=True)
     following = CrashSuspectRecord(SuspectFiles(tmp_path))
-    assert following.finding and following.suspects(KEY, 3) and following.suspects(KEY, 12) is (raises == 0)
+    assert (
+        following.finding
+        and following.suspects(OneSegmentMessage.key, 3)
+        and following.suspects(OneSegmentMessage.key, 12) is (raises == 0)
+    )
     following.close()
     assert not CrashSuspectRecord(SuspectFiles(tmp_path)).finding
 

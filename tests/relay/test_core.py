@@ -9,6 +9,7 @@ import pytest
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.liveness import FOLLOW_AGAIN_S, RELAY_CLIENT_S
 from rl4sys_zmq.relay.core import CLIENT_MESSAGES_PER_S, CUT_AFTER
+from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, WireDtype, apply_update, is_tag_of
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import (
@@ -37,6 +38,11 @@ def joined(upstream: Upstream, rig: Rig | None = None, key: str | None = None) -
     return rig
 
 
+@pytest.fixture
+def rig(upstream: Upstream) -> Rig:
+    return joined(upstream)
+
+
 def code_of(answers: list[Any]) -> str:
     (refused,) = answers
     assert isinstance(refused, Refused)
@@ -58,8 +64,7 @@ def test_the_first_child_of_a_client_makes_the_relay_follow_it_once(upstream: Up
     assert rig.client()["children"] == 3
 
 
-def test_updates_go_onward_unchanged_and_beacons_when_their_version_is_held(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_updates_go_onward_unchanged_and_beacons_when_their_version_is_held(upstream: Upstream, rig: Rig) -> None:
     for _ in range(3):
         topic, *frames = upstream.publish()
         ((onward, passed),) = rig.hears([topic, *frames])
@@ -75,8 +80,7 @@ def test_updates_go_onward_unchanged_and_beacons_when_their_version_is_held(upst
 
 
 @pytest.mark.parametrize("frame", [1, 2])
-def test_damaged_updates_are_not_passed_on_and_fetched_again(upstream: Upstream, frame: int) -> None:
-    rig = joined(upstream)
+def test_damaged_updates_are_not_passed_on_and_fetched_again(upstream: Upstream, rig: Rig, frame: int) -> None:
     frames = upstream.publish()
     damaged = bytearray(frames[frame])
     damaged[len(damaged) // 2] ^= 1
@@ -90,17 +94,20 @@ def test_damaged_updates_are_not_passed_on_and_fetched_again(upstream: Upstream,
     assert len(rig.hears(upstream.publish())) == 1
 
 
-def test_fetches_are_answered_from_what_is_held(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def fetched(rig: Rig, held: PolicySnapshot | None, **kinds: Any) -> tuple[WeightsReply, PolicySnapshot]:
+    """Let a child that holds a version fetch the newest one, and apply the answer."""
+    (answer,) = rig.child(FetchWeights(*((held.generation, held.version) if held is not None else (0, 0)), "lab"))
+    assert isinstance(answer, WeightsReply)
+    header, payload = answer.body
+    return answer, apply_update(header, payload, held, SIZES, **kinds)
+
+
+def test_fetches_are_answered_from_what_is_held(upstream: Upstream, rig: Rig) -> None:
     for _ in range(5):
         rig.hears(upstream.publish())
     for held in (None, upstream.states[2]):
         rig.now += 1.0
-        generation, version = (held.generation, held.version) if held is not None else (0, 0)
-        (answer,) = rig.child(FetchWeights(generation, version, "lab"))
-        assert isinstance(answer, WeightsReply)
-        header, payload = answer.body
-        got = apply_update(header, payload, held, SIZES)
+        answer, got = fetched(rig, held)
         assert (got.version, got.digest) == (5, upstream.states[5].digest)
         assert is_tag_of(answer.tags[0], TAG_KEY, POLICY, got)
     assert not [m for m in rig.asked[2:] if isinstance(m, FetchWeights)]
@@ -124,14 +131,10 @@ def test_tensors_that_are_not_rounded_go_onward_with_those_that_are() -> None:
     assert not newest.flat[: SIZES[0]].view("u4").astype("u2").any() and newest.flat[SIZES[0] :].view("u4").astype("u2").any()
     for held in (None, upstream.states[1]):
         rig.now += 1.0
-        (answer,) = rig.child(FetchWeights(*((held.generation, held.version) if held is not None else (0, 0)), "lab"))
-        assert isinstance(answer, WeightsReply)
-        header, payload = answer.body
-        assert apply_update(header, payload, held, SIZES, exact=(False, True)).digest == newest.digest
+        assert fetched(rig, held, exact=(False, True))[1].digest == newest.digest
 
 
-def test_an_upstream_with_a_new_generation_is_followed_anew(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_an_upstream_with_a_new_generation_is_followed_anew(upstream: Upstream, rig: Rig) -> None:
     rig.hears(upstream.publish())
     again = Upstream(generation=8, topic=b"new-topi")
     again.publish()
@@ -144,8 +147,7 @@ def test_an_upstream_with_a_new_generation_is_followed_anew(upstream: Upstream) 
     assert rig.hears(upstream.publish()) == []
 
 
-def test_a_silent_upstream_turns_the_children_away_until_it_answers(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_a_silent_upstream_turns_the_children_away_until_it_answers(upstream: Upstream, rig: Rig) -> None:
     rig.tick(2.0)
     assert rig.core.counters.get("redials") == 0
     rig.tick(3.0, problem="its key is wrong")
@@ -204,12 +206,9 @@ def test_limits_on_children_clients_and_messages(upstream: Upstream) -> None:
     assert rig.core.counters.get("refused.magic") == 1
     rig.core.on_child(b"second", None, [bytes(1 << 15)], rig.now)
     assert rig.core.counters.get("refused.too_large") == 1
-    fetches = [rig.child(FetchWeights(0, 0, "lab"), b"second") for _ in range(30)]
-    assert 0 < sum(map(bool, fetches)) < 10
 
 
-def test_what_no_child_asks_for_is_dropped(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_what_no_child_asks_for_is_dropped(upstream: Upstream, rig: Rig) -> None:
     for _ in range(int(RELAY_CLIENT_S)):
         rig.upstream(upstream.source())
         rig.tick(1.0)
@@ -219,8 +218,7 @@ def test_what_no_child_asks_for_is_dropped(upstream: Upstream) -> None:
     assert report["clients"] == {} and not rig.topics and report["upstream"]["state"] == "idle"
 
 
-def test_what_an_upstream_must_not_send_is_counted(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_what_an_upstream_must_not_send_is_counted(upstream: Upstream, rig: Rig) -> None:
     rig.upstream(encode(Heartbeat(1)))
     rig.upstream([b"junk"])
     rig.upstream(encode(WeightsReply((b"odd",))))
@@ -228,9 +226,6 @@ def test_what_an_upstream_must_not_send_is_counted(upstream: Upstream) -> None:
     counters = rig.core.counters
     assert [counters.get(f"refused.{code}") for code in ("direction", "magic", "frames")] == [1, 2, 1]
     assert rig.client()["version"] == 0
-
-
-# ---- restarts, and relays behind relays
 
 
 def test_children_wait_while_the_upstream_starts_the_client() -> None:
@@ -247,8 +242,7 @@ def test_children_wait_while_the_upstream_starts_the_client() -> None:
     assert {peer for peer, message in rig.sent if isinstance(message, WeightsSource)} == {b"child", b"other"}
 
 
-def test_a_child_that_needs_a_newer_generation_waits_for_it(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_a_child_that_needs_a_newer_generation_waits_for_it(upstream: Upstream, rig: Rig) -> None:
     rig.now += FOLLOW_AGAIN_S
     again = Upstream(generation=8)
     again.publish()
@@ -285,8 +279,7 @@ def test_a_relay_feeds_another_one_with_as_many_clients_as_it_may_hold() -> None
     assert [upper.client(name)["children"] for name in names] == [1] * 64
 
 
-def test_each_client_of_a_child_has_its_own_limit_on_fetches(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_each_client_of_a_child_has_its_own_limit_on_fetches(upstream: Upstream, rig: Rig) -> None:
     fetches = [rig.child(FetchWeights(0, 0, "lab"), b"second") for _ in range(30)]
     assert 0 < sum(map(bool, fetches)) < 10
     rig.child(FollowWeights("other"))
@@ -297,8 +290,7 @@ def test_each_client_of_a_child_has_its_own_limit_on_fetches(upstream: Upstream)
     assert isinstance(rig.child(FetchWeights(0, 0, "other"), b"second")[0], WeightsReply)
 
 
-def test_many_new_subscribers_share_a_beacon(upstream: Upstream) -> None:
-    rig = joined(upstream)
+def test_many_new_subscribers_share_a_beacon(upstream: Upstream, rig: Rig) -> None:
     rig.hears(upstream.beacon())
     before = len(rig.published)
     client = rig.core.topic_of(rig.published[-1][0], None)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import play, until
+from kit import open_agent, play, until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
@@ -76,19 +76,14 @@ class Site:
 
     def agent(self, learner: Learner, *, drives: bool = False, **options: Any) -> RL4SysAgent:
         """Start an actor that follows the policy, or one that drives the training."""
-        config = AgentConfig(
-            client_id="lab",
-            train_server_address=learner.address,
-            algorithm_name="ONE_STEP",
-            observation_space=BoxSpace((4,)),
-            action_space=DiscreteSpace(2),
-            linger_ms=0,
-            connect_timeout_s=PATIENCE_S,
-            explore=drives,
-            overflow="wait",
-            **options,
-        )
-        return self.stack.enter_context(RL4SysAgent(config=config))
+        agent = open_agent(learner, algorithm_name="ONE_STEP", explore=drives, overflow="wait", **options)
+        return self.stack.enter_context(agent)
+
+    def line(self, bind: str = "", **options: Any) -> tuple[Learner, Relay, RL4SysAgent, RL4SysAgent]:
+        """Start a learner, its relay, an actor that drives, and one that follows at the relay."""
+        learner = self.learner(bind)
+        relay = self.relay(learner.address, bind)
+        return learner, relay, self.agent(learner, drives=True), self.agent(learner, relays=(relay.address,), **options)
 
 
 @pytest.fixture
@@ -194,9 +189,7 @@ def test_weights_that_a_relay_has_changed_are_never_used(site: Site, monkeypatch
     monkeypatch.setattr(RelayThread, "_publish", lying_publish)
     monkeypatch.setattr(RelayThread, "_send", lying_send)
     monkeypatch.setattr(WeightSubscriber, "_swap", noting_swap)
-    learner = site.learner()
-    relay = site.relay(learner.address)
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
+    learner, _, driver, agent = site.line()
     lies.set()
     drive(driver, learner, [agent], 6)
     assert agent.stats()["counters"]["relays_left.tag"] >= 1
@@ -205,9 +198,7 @@ def test_weights_that_a_relay_has_changed_are_never_used(site: Site, monkeypatch
 
 def test_an_actor_leaves_a_relay_that_withholds_versions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_BEHIND_S", 0.3)
-    learner = site.learner()
-    relay = site.relay(learner.address)
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
+    learner, _, driver, agent = site.line()
     drive(driver, learner, [agent], 2)
     monkeypatch.setattr("rl4sys_zmq.relay.core.RelayCore.on_published", lambda self, frames, now: None)
     monkeypatch.setattr("rl4sys_zmq.relay.core.RelayCore._fetch", lambda self, client, now: None)
@@ -216,10 +207,8 @@ def test_an_actor_leaves_a_relay_that_withholds_versions(site: Site, monkeypatch
 
 
 def test_a_learner_that_starts_again_is_followed_in_its_new_generation(site: Site) -> None:
-    learner = site.learner(TCP)
+    learner, relay, driver, agent = site.line(TCP)
     address = learner.address
-    relay = site.relay(address, TCP)
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
     drive(driver, learner, [agent], 3)
     generation = agent.stats()["generation"]
     learner.close()
@@ -231,9 +220,7 @@ def test_a_learner_that_starts_again_is_followed_in_its_new_generation(site: Sit
 
 
 def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
-    learner = site.learner(TCP)
-    relay = site.relay(learner.address, TCP)
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,), sidecar=True)
+    learner, relay, driver, agent = site.line(TCP, sidecar=True)
     drive(driver, learner, [agent], 4)
     assert relays_of([agent]) == [relay.address]
 
@@ -357,9 +344,6 @@ def test_a_relay_that_could_not_start_can_start_later(site: Site) -> None:
         assert late.address == address and late.status()["relay"]
 
 
-# ---- unfinished messages
-
-
 def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
     """Send one message without an end to a socket, and return the number of bytes sent before the connection ended."""
     taken, frame = 0, b"\x03" + struct.pack(">Q", 1000) + bytes(1000)
@@ -382,9 +366,7 @@ def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
 def test_a_child_that_completes_no_message_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.relay.thread.IDLE_CONNECTION_S", 0.5)
     monkeypatch.setattr("rl4sys_zmq.relay.thread.TIDY_S", 0.1)
-    learner = site.learner(TCP)
-    relay = site.relay(learner.address, TCP)
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
+    learner, relay, driver, agent = site.line(TCP)
     drive(driver, learner, [agent], 2)
     assert flood(relay.address, b"DEALER", 1 << 20)  # it returns when the relay has closed the connection
     until(lambda: relay.status()["counters"].get("connections.cut"), "the closed connection to be counted")
@@ -422,9 +404,6 @@ def test_the_memory_of_a_relay_has_a_limit(socket_type: bytes) -> None:
         process.stdin.flush()
         assert process.stdout.readline() == "True\n"
         assert process.wait(PATIENCE_S) == 0
-
-
-# ---- keys
 
 
 class Keyed:
@@ -493,9 +472,6 @@ def test_a_relay_with_an_old_key_says_so_and_costs_its_actors_nothing(site: Site
     until(lost, "the reason")
     lines = report_lines(late.status(), time.time())
     assert any(line.startswith("!! the upstream does not answer") for line in lines), lines
-
-
-# ---- status and doctor
 
 
 def test_status_and_doctor_show_relays(site: Site, tmp_path: Path) -> None:

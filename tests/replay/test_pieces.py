@@ -9,32 +9,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import segment_with
+from kit import random_segment
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import PriorityOptions, ReplayMemory, ReplayOptions, StatePiece
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 
+def spaces(image: bool) -> tuple[BoxSpace, DiscreteSpace]:
+    return BoxSpace((40, 30), "|u1", 0, 255) if image else BoxSpace((2,)), DiscreteSpace(2)
+
+
 def make_replay(capacity: int, image: bool = False) -> ReplayMemory:
-    space = BoxSpace((40, 30), "|u1", 0, 255) if image else BoxSpace((2,))
     options = ReplayOptions(capacity=capacity, gamma=0.9, n_step=3, priority=PriorityOptions())
-    return ReplayMemory(space, DiscreteSpace(2), options)
+    return ReplayMemory(*spaces(image), options)
 
 
 def make_segment(steps: int, seed: int, image: bool = False, masked: bool = False) -> Segment:
-    rng = np.random.default_rng(seed)
-    rows = steps + 1
-    images = rng.integers(0, 256, (rows, 40, 30), np.uint8)
-    return segment_with(
-        steps,
-        "cut",
-        observations=images if image else rng.normal(size=(rows, 2)).astype(np.float32),
-        actions=rng.integers(0, 2, steps),
-        rewards=rng.normal(size=steps).astype(np.float32),
-        masks=rng.random((rows, 2)) < 0.7 if masked else None,
-        episode_id=seed,
-    )
+    return random_segment(steps, seed, "cut", spaces(image), masked=masked)
 
 
 class Shelf:

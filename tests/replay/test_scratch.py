@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import segment_with
+from kit import random_segment
 
 from rl4sys_zmq.algorithms import FolderAlgorithm, MemoryAlgorithm, make_algorithm
 from rl4sys_zmq.errors import ConfigError
@@ -27,14 +27,7 @@ def make_replay(space: BoxSpace, capacity: int = 50) -> ReplayMemory:
 
 
 def make_segment(space: BoxSpace, seed: int, steps: int = 20) -> Segment:
-    rng = np.random.default_rng(seed)
-    return segment_with(
-        steps,
-        "cut",
-        observations=rng.integers(0, 256, (steps + 1, *space.shape)).astype(space.dtype),
-        actions=rng.integers(0, 2, steps),
-        masks=np.ones((steps + 1, 2), np.bool_),
-    )
+    return random_segment(steps, seed, "cut", (space, DiscreteSpace(2)), masks=np.ones((steps + 1, 2), np.bool_))
 
 
 @pytest.mark.parametrize("space", [IMAGE, BoxSpace((3,))])

@@ -68,7 +68,6 @@ def test_masks_in_gymnasiums_form_are_joined() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_gymnasiums_masked_samples_fit_the_joined_mask(seed: int) -> None:
-    """A sample that Gymnasium draws with a mask has only choices that the joined mask allows."""
     space: Any = gym.spaces.Tuple(
         (gym.spaces.MultiDiscrete(np.array([[2, 3], [3, 2]])), gym.spaces.MultiBinary(3), gym.spaces.Discrete(4, start=3)),
         seed=seed,

@@ -7,35 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.values import Segment, evaluation_of
 from rl4sys_zmq.values.segment import segment_of
 
 
 def test_segment_of_equals_the_class() -> None:
-    floats, versions = np.zeros(3, np.float32), np.zeros(3, np.uint64)
-    values: tuple[Any, ...] = (
-        np.zeros((4, 2)),
-        np.arange(3),
-        floats,
-        floats,
-        versions,
-        None,
-        1,
-        2,
-        3,
-        False,
-        True,
-        False,
-        4.0,
-        5,
-        {},
-        {},
-        False,
-        "human",
-    )
-    fast, slow = segment_of(*values), Segment(*values)
-    assert type(fast) is Segment and len(values) == len(fields(Segment))
+    slow = segment_with(3, "truncated", episode_return=4.0, episode_length=5, source="human")
+    values: tuple[Any, ...] = tuple(getattr(slow, field.name) for field in fields(Segment))
+    fast = segment_of(*values)
+    assert type(fast) is Segment
     assert all(getattr(fast, f.name) is getattr(slow, f.name) for f in fields(Segment))
     assert fast.steps == 3 and fast.ended and fast.nbytes == slow.nbytes
     assert replace(fast, generation=9).generation == 9
@@ -47,18 +29,14 @@ def test_segment_of_equals_the_class() -> None:
 def test_an_evaluation_is_the_last_step_with_the_return(terminated: bool) -> None:
     rows = 3 + (not terminated)
     column = np.arange(rows, dtype=np.float32)
-    whole = Segment(
-        {"b": column, "a": (column[:, None],)},
-        np.arange(3),
-        np.array([1, 2, 3], np.float32),
-        np.zeros(3, np.float32),
-        np.array([4, 4, 5], np.uint64),
-        np.ones((rows, 2), np.bool_),
-        1,
-        2,
+    whole = segment_with(
         3,
-        terminated,
-        not terminated,
+        "terminated" if terminated else "truncated",
+        observations={"b": column, "a": (column[:, None],)},
+        actions=np.arange(3),
+        rewards=np.array([1, 2, 3], np.float32),
+        versions=np.array([4, 4, 5], np.uint64),
+        masks=np.ones((rows, 2), np.bool_),
         episode_return=6.0,
         episode_length=9,
         extras={"value": np.array([7, 8, 9])},

@@ -8,40 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, space_from, space_to_json
 from rl4sys_zmq.values.spaces import MAX_ELEMENTS, MultiBinarySpace
-
-bounds = st.floats(-1e6, 1e6) | st.just(-np.inf)
-
-
-@st.composite
-def boxes(draw: Any) -> BoxSpace:
-    shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
-    size = int(np.prod(shape, dtype=int))
-    low = draw(bounds | st.lists(bounds, min_size=size, max_size=size).map(tuple))
-    top = max(low) if isinstance(low, tuple) else low
-    high = draw(st.just(np.inf) | st.floats(max(top, -1e6), 1e7))
-    return BoxSpace(shape, draw(st.sampled_from(DTYPES)), low, high)
-
-
-def canonical(space: Any) -> Any:
-    """Fold bounds that are all equal into one number, as the JSON form does."""
-    if isinstance(space, BoxSpace):
-        fold = {
-            k: v[0] if isinstance(v, tuple) and len(set(v)) == 1 else v for k, v in (("low", space.low), ("high", space.high))
-        }
-        return BoxSpace(space.shape, space.dtype, **fold)
-    return space
-
-
-@given(boxes() | st.builds(DiscreteSpace, st.integers(1, 10**9), st.integers(-10, 10)))
-def test_spaces_come_back_from_strict_json(space: Any) -> None:
-    text = json.dumps(space_to_json(space), allow_nan=False)
-    assert space_from(json.loads(text)) == canonical(space)
 
 
 def test_a_space_of_ours_is_itself() -> None:
@@ -49,7 +19,7 @@ def test_a_space_of_ours_is_itself() -> None:
     assert space_from(space) is space
 
 
-def test_what_a_box_says() -> None:
+def test_what_a_space_says() -> None:
     box = BoxSpace((2, 3), "<f4", -1.0, (1.0, 2.0, 3.0, 4.0, 5.0, np.inf))
     assert box.size == 6
     assert not box.bounded
@@ -57,6 +27,7 @@ def test_what_a_box_says() -> None:
     assert box.high_array()[1, 1] == 5
     assert BoxSpace((2,), low=0.0, high=1.0).bounded
     assert BoxSpace(()).size == 1
+    assert (DiscreteSpace(4).shape, DiscreteSpace(4).dtype) == ((), "<i8")
 
 
 @pytest.mark.parametrize("form", [list, np.array])
@@ -64,10 +35,6 @@ def test_bounds_of_a_box_can_be_lists_and_arrays(form: Callable[..., Any]) -> No
     space = BoxSpace((2,), low=form([-1.0, 0.0]), high=form([1.0, 2.0]))
     assert space == BoxSpace((2,), low=(-1.0, 0.0), high=(1.0, 2.0))
     assert hash(space) == hash(BoxSpace((2,), low=(-1.0, 0.0), high=(1.0, 2.0)))
-
-
-def test_what_a_discrete_space_says() -> None:
-    assert (DiscreteSpace(4).shape, DiscreteSpace(4).dtype) == ((), "<i8")
 
 
 @pytest.mark.parametrize(
@@ -80,15 +47,12 @@ def test_what_a_discrete_space_says() -> None:
         (lambda: BoxSpace((-1,)), "shape"),
         (lambda: BoxSpace((True,)), "shape"),
         (lambda: BoxSpace((2.0,)), "shape"),  # type: ignore[arg-type]
-        (lambda: BoxSpace((1,) * 9), "shape"),
         (lambda: space_from(BoxSpace((1,) * 8)), "shape"),
         (lambda: BoxSpace((MAX_ELEMENTS + 1,)), "shape"),
-        (lambda: BoxSpace((2**40, 2**40)), "shape"),
         (lambda: BoxSpace((2,), low=(1.0,)), "low"),
         (lambda: BoxSpace((2,), high=(1.0, 2.0, 3.0)), "high"),
         (lambda: BoxSpace((2,), low=1.0, high=0.0), "low"),
         (lambda: BoxSpace((2,), low=float("nan")), "low"),
-        (lambda: DiscreteSpace(0), "n"),
         (lambda: DiscreteSpace(2.0), "n"),  # type: ignore[arg-type]
         (lambda: DiscreteSpace(True), "n"),
         (lambda: DiscreteSpace(2, "0"), "start"),  # type: ignore[arg-type]
@@ -97,7 +61,6 @@ def test_what_a_discrete_space_says() -> None:
         (lambda: space_from(MultiBinarySpace(0)), "shape"),
         (lambda: space_from({"type": [1]}), "type"),
         (lambda: space_from({"type": np.zeros(2)}), "type"),
-        (lambda: space_from({"type": "Box", "shape": [2], "dtype": "object"}), "dtype"),
         (lambda: space_from({"type": "Box", "shape": [2], "dtype": "f4,f4"}), "dtype"),
         (lambda: space_from({"type": "Box", "shape": [2], "dtype": "(1,"}), "dtype"),
         (lambda: space_from({"type": "Box", "shape": [2], "dtype": ["a"]}), "dtype"),
@@ -106,7 +69,6 @@ def test_what_a_discrete_space_says() -> None:
         (lambda: space_from({"type": "Box"}), ""),
         (lambda: space_from({"type": "Box", "shape": 2}), ""),
         (lambda: space_from({"type": "Box", "shape": [2.0]}), ""),
-        (lambda: space_from({"type": "Box", "shape": [2], "low": [1, 2, 3]}), ""),
         (lambda: space_from({"type": "Box", "shape": [2], "low": "low"}), ""),
         (lambda: space_from({"type": "Box", "shape": [2], "low": {}}), ""),
         (lambda: space_from({"type": "Discrete"}), ""),

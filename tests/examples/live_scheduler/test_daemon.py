@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import joined, until
+from kit import open_agent, until
 
 from job_scheduling.policy import ACTION_SPACE, OBSERVATION_SPACE
 from job_scheduling.trace import Jobs
@@ -453,7 +453,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("learner") / "run"
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=run_dir, torch_threads=1)) as learner:
         spaces = {"observation_space": OBSERVATION_SPACE, "action_space": ACTION_SPACE}
-        with joined(learner, client_id=CLIENT, algorithm_name="PPO", algorithm_parameters=PARAMETERS, **spaces):
+        with open_agent(
+            learner, linger_ms=5_000, client_id=CLIENT, algorithm_name="PPO", algorithm_parameters=PARAMETERS, **spaces
+        ):
             learner.save(timeout_s=30.0)
     return run_dir
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.algorithms.action_scale import ActionScale
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, ActionScale
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.networks.torch_layers import Distribution, FlatAdam, standardise

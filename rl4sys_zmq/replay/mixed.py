@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.memory import ReplayMemory, ReplayOptions, TransitionBatch
+from rl4sys_zmq.replay.priorities import Draws
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.spaces import Space
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.offpolicy.replay_checks import check_replay_size, check_stored_returns, find_failing_rows
-from rl4sys_zmq.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.algorithms.offpolicy.samplers import TorchDraws
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithms import mask_refusal
 from rl4sys_zmq.replay import ReplayMemory

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFreq
 from rl4sys_zmq.algorithms.libraries.replayed import ReplayPace, ReplayTraining, scaled_actions
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
 from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
-from rl4sys_zmq.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.algorithms.offpolicy.samplers import TorchDraws
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.values import Space

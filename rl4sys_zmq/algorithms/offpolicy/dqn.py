@@ -16,8 +16,7 @@ from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork, SequenceNetwork
-from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.algorithms.offpolicy.sequence_sampler import sequence_outputs
+from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions

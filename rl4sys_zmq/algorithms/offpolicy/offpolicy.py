@@ -17,10 +17,8 @@ from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam, encode_observa
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.algorithms.offpolicy.replay_checks import check_replay_size, check_stored_returns, find_failing_rows
 from rl4sys_zmq.algorithms.offpolicy.replay_network import FlatNetwork
-from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns, ReplaySampler, TransitionSampler
-from rl4sys_zmq.algorithms.offpolicy.sequence_sampler import SequenceSampler
+from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, ReplaySampler, SequenceSampler, TorchDraws, TransitionSampler
 from rl4sys_zmq.algorithms.offpolicy.unit_pace import UnitPace
-from rl4sys_zmq.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rl4sys_zmq.algorithms.entries import own_entry
 from rl4sys_zmq.algorithms.networks import NetworkChoice, PolicyRequirements, choose_network, network_option, plan_policy
 from rl4sys_zmq.config.options import MAX_NUMBER, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
+from rl4sys_zmq.learner.registry.algorithm_entry import (
+    ANY_AGE,
+    LEAST_EPSILON,
+    AlgorithmEntry,
+    gradient_norm,
+    own_entry,
+    parameter_error,
+)
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
 from rl4sys_zmq.replay.priorities import PriorityOptions

@@ -35,9 +35,9 @@ from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.torch_layers import FORBIDDEN_LOGIT, FlatAdam, limit_norm
+from rl4sys_zmq.algorithms.offpolicy.critic_parameters import SACParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
-from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.algorithms.offpolicy.sac_parameters import SACParameters
+from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch

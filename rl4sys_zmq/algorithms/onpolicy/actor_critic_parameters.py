@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rl4sys_zmq.algorithms.entries import own_entry
 from rl4sys_zmq.algorithms.networks import (
     NetworkChoice,
     PolicyRequirements,
@@ -14,7 +13,7 @@ from rl4sys_zmq.algorithms.networks import (
     plan_policy,
 )
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
+from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, AlgorithmEntry, gradient_norm, own_entry, parameter_error
 from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout

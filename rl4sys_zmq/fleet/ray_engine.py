@@ -18,9 +18,17 @@ from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.ray_packets import CPU, ENDED, NEWS, START, STOP, WAITING
 from rl4sys_zmq.fleet.report import ActorReport
 from rl4sys_zmq.learner.engines.packets import encode_packet
-from rl4sys_zmq.remote.ray_packets import CONNECTED, REFUSED
-from rl4sys_zmq.remote.ray_process import CLOSE_S, CONNECT_S, DriverProcess, cluster_address, described_cluster
-from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem
+from rl4sys_zmq.remote.ray_process import (
+    CLOSE_S,
+    CONNECT_S,
+    CONNECTED,
+    REFUSED,
+    DriverProcess,
+    cluster_address,
+    described_cluster,
+    nodes_text,
+    placement_problem,
+)
 
 DRIVER_LOST = 1
 """The exit code of an actor whose driver has ended."""

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.engines.base import WorkerAssignment
+from rl4sys_zmq.learner.engines.base import ABORT_WAIT_S, REPLACED_KILL_S, WatchedWorker, WatchThread, WorkerAssignment
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.engines.watch import ABORT_WAIT_S, REPLACED_KILL_S, WatchedWorker, WatchThread
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger

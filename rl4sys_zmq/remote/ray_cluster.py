@@ -19,8 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl4sys_zmq.child_process import reset_signals
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.remote.ray_packets import CONNECTED, LOCAL, REFUSED
-from rl4sys_zmq.remote.ray_resources import placement_problem
+from rl4sys_zmq.remote.ray_process import CONNECTED, LOCAL, REFUSED, placement_problem
 
 PENDING_S = 5.0
 """Time after which an actor that Ray has not placed so far is reported."""

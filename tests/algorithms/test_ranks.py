@@ -34,9 +34,9 @@ torch = pytest.importorskip("torch")
 
 from rl4sys_zmq.learner.ranks import rank_group, rank_member  # noqa: E402
 from rl4sys_zmq.learner.ranks.rank_group import RankGroup  # noqa: E402
-from rl4sys_zmq.learner.ranks.rank_link import RankLink  # noqa: E402
+from rl4sys_zmq.learner.ranks.rank_member import RankLink  # noqa: E402
 from rl4sys_zmq.learner.registry.compute import ONE_RANK, check_rows, find_devices, row_share  # noqa: E402
-from rl4sys_zmq.learner.training.placement import importable_factory, place_algorithm  # noqa: E402
+from rl4sys_zmq.learner.training.building import importable_factory, place_algorithm  # noqa: E402
 
 OBSERVATIONS, FOUR, BOX = BoxSpace((3,)), DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
 CLOSE = 1e-6

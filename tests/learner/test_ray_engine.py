@@ -25,8 +25,7 @@ from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote import ray_connection
 from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
-from rl4sys_zmq.remote.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
-from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem, ray_amounts
+from rl4sys_zmq.remote.ray_process import ENDED, KILL, PLACE, PLACED, WAITING, nodes_text, placement_problem, ray_amounts
 
 MODULE = "rl4sys_zmq.remote.ray_driver"
 CLUSTER = "rl4sys_zmq.remote.ray_cluster"

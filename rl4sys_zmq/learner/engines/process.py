@@ -29,7 +29,14 @@ from typing import Any
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
-from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.engines.base import (
+    REPLACED_KILL_S,
+    EngineEntry,
+    GatewayEndpoints,
+    WatchedWorker,
+    WatchThread,
+    WorkerAssignment,
+)
 from rl4sys_zmq.learner.engines.packets import (
     END,
     FAILED,
@@ -42,7 +49,6 @@ from rl4sys_zmq.learner.engines.packets import (
     decode_packet,
     encode_packet,
 )
-from rl4sys_zmq.learner.engines.watch import REPLACED_KILL_S, WatchedWorker, WatchThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins

@@ -13,11 +13,10 @@ from rl4sys_zmq.delivery import DataAmount, Journal, SegmentStream, take_submit
 from rl4sys_zmq.delivery.credit import QUEUE_ITEMS
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.interfaces import EventSink
-from rl4sys_zmq.learner.gateway.admission import check_hello, require_match
+from rl4sys_zmq.learner.gateway.admission import RefusalLog, check_hello, require_match
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState, Relays
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
-from rl4sys_zmq.learner.gateway.refusal_log import RefusalLog
 from rl4sys_zmq.learner.gateway.relays import RelayDirectory
 from rl4sys_zmq.learner.registry import mask_refusal
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS

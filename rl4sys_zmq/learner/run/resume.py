@@ -17,7 +17,9 @@ from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.run.best_policy import BEST
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
+from rl4sys_zmq.learner.run.log_files import LOG, LOG_FOLDER, TENSORBOARD
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire.messages import Verdict
 
@@ -162,3 +164,30 @@ def _set_aside(run_dir: Path) -> None:
         for path in there:
             path.rename(aside / path.name)
         log.warning("%s: the state of an earlier run was moved to %s", run_dir, aside.name)
+
+
+CONFIG, DEAD = "config.json", "dead"
+_OUR_FILES = (CONFIG, LOG, JOURNAL, "journal.marks")
+"""The beginnings of the library's own file names. Some names are longer, such as ``journal.db-wal``."""
+_OUR_FOLDERS = (CHECKPOINTS, BEST, DEAD, LOG_FOLDER, TENSORBOARD)
+
+
+def move_misplaced(run_dir: Path) -> list[tuple[str, str]]:
+    """Move files in the place of the library's folders, and folders in the place of its files, to ``before-TIME``.
+
+    Nothing is deleted. Return the old and the new path of each, relative to `run_dir`.
+    """
+    moved: list[tuple[str, str]] = []
+    if not run_dir.is_dir():
+        return moved
+    try:
+        for path in sorted(path for path in run_dir.iterdir() if not path.is_symlink()):
+            if path.name.startswith(_OUR_FILES) if path.is_dir() else path.name in _OUR_FOLDERS:
+                target = aside_folder(run_dir) / folder_name(path.name)
+                path.rename(target)
+                moved.append((path.name, str(target.relative_to(run_dir))))
+    except OSError as exc:
+        raise RunDirectoryError(f"{exc.filename or run_dir} cannot be moved: {exc.strerror}; choose another --run-dir") from exc
+    for source, target_name in moved:
+        log.warning("%s: %s was moved to %s", run_dir, source, target_name)
+    return moved

@@ -92,7 +92,6 @@ SANS_IO = {
         "client",
         "client_parts",
         "client_registry",
-        "client_worker",
         "core",
         "dispatcher",
         "operator",

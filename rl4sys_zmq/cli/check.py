@@ -16,7 +16,7 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.config.rl4sys import default_client_id
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.engines.registry import check_engines
+from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters
 from rl4sys_zmq.learner.gateway.static_check import check_demonstrations, entry_parameters, under

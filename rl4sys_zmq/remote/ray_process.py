@@ -1,4 +1,4 @@
-"""The start of a driver process, which is connected to Ray.
+"""A driver process, which is connected to Ray: its start, the packets to and from it, and resources under Ray's names.
 
 The learner and the fleet of actors both have such a process, so that their own processes never import Ray.
 """

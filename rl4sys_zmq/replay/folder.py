@@ -1,4 +1,4 @@
-"""A folder with the arrays of a data store in memory-mapped files.
+"""The arrays of a data store in memory-mapped files: in a folder that survives the process, or in files without names.
 
 - ``.npy`` files in numpy's format, one for each column. The space of a file is reserved when it is created, so that a full disk
   raises an exception then, and does not kill the process with a signal later.

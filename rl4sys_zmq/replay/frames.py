@@ -1,4 +1,4 @@
-"""A column of a ring buffer for large values, such as images. Equal values are stored once."""
+"""Frames (images) in blocks of memory, and the columns of a ring buffer that consist of them. Equal frames are stored once."""
 
 from __future__ import annotations
 

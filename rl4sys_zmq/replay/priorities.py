@@ -1,4 +1,4 @@
-"""Prioritized sampling of the rows of a buffer (Schaul et al. 2016, the proportional variant)."""
+"""Random draws of the rows of a buffer, in proportion to their priorities (Schaul et al. 2016, the proportional variant)."""
 
 from __future__ import annotations
 

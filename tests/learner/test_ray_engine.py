@@ -20,8 +20,8 @@ from kit import until
 from rl4sys_zmq.config import LearnerConfig, ResourcesConfig
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote import ray_connection
 from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess

@@ -1,4 +1,4 @@
-"""SAC's entry in the registry of algorithms, and its parameters. This module imports no torch."""
+"""The registry entries of SAC, TD3 and DDPG, and their parameters. This module imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of an engine, which starts the worker that trains one client, and of the gateway that the engine works for.
+"""The interface of an engine, which starts the workers that train clients, the registry of engines, and the base of handles.
 
 A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway and a worker exchange encoded
 messages only.
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.interfaces import Engine
 from rl4sys_zmq.names import check_name
+from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
@@ -150,3 +152,34 @@ class WatchedWorker:
         """Kill the process. Return True if it has ended."""
         self._watch.stop()
         return self._watch.join(ABORT_WAIT_S)
+
+
+ENGINES = Registry(
+    EngineEntry,
+    {
+        "thread": "rl4sys_zmq.learner.engines.thread:ENTRY",
+        "process": "rl4sys_zmq.learner.engines.process:ENTRY",
+        "ray": "rl4sys_zmq.remote.ray_engine:ENTRY",
+    },
+    noun="engine",
+    group="rl4sys_zmq.engines",
+    key="engine",
+    fold=str.lower,
+)
+"""The registry of all engines, by name.
+
+To add an engine to this package, write a module that contains an `EngineEntry`, and add the location of the entry here.
+"""
+
+
+def check_engines(config: LearnerConfig) -> None:
+    entries = {name: ENGINES.get(name) for name in config.engines}
+    if config.resources is not None and not any(entry.reserves for entry in entries.values()):
+        raise ConfigError(f"resources: the engine {config.engine} does not reserve resources; use engine ray", key="resources")
+    for client_id, client in config.clients.items():
+        engine = client.engine or config.engine
+        if client.resources is not None and not entries[engine].reserves:
+            key = f"clients.{client_id}.resources"
+            raise ConfigError(f"{key}: the engine {engine} does not reserve resources; use engine ray", key=key)
+    if config.ray_address is not None and all(entry.name != "ray" for entry in entries.values()):
+        raise ConfigError("ray_address: no client has the engine ray; use engine ray", key="ray_address")

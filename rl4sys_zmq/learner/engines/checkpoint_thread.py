@@ -1,4 +1,4 @@
-"""A thread of the learner that keeps the checkpoints of workers on other machines on the learner's disk.
+"""The threads that work on checkpoints for the gateway: one keeps those of workers on other machines on the learner's disk.
 
 A checkpoint arrives in parts, which the thread writes to a temporary folder. After the last part it checks the manifest,
 renames the folder into place, and only then answers that the checkpoint is stored. So the loss of the worker's machine loses no
@@ -308,9 +308,6 @@ def _text(exc: Exception) -> str:
     return str(exc).encode("ascii", "backslashreplace").decode()[:500]
 
 
-LOOK_S = 0.05
-
-
 class AbandonCheckpointsThread(Worker):
     """A thread that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after its learner threads have ended.
 
@@ -329,7 +326,7 @@ class AbandonCheckpointsThread(Worker):
         try:
             ended = [False]
             while not all(ended) and not self._stopping.is_set():
-                ended = [worker.join(LOOK_S) for worker in self._workers]
+                ended = [worker.join(_LOOK_S) for worker in self._workers]
             if self._stopping.is_set():
                 self.problem = "the learner was closed before its checkpoints were put aside"
                 return

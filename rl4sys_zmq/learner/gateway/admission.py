@@ -1,4 +1,4 @@
-"""The settings of each client, and the check of each actor's HELLO against them.
+"""The settings of each client, the check of each actor's HELLO against them, and the log of refused HELLOs.
 
 The sources of settings, highest precedence first: the client's entry in the learner's configuration, the HELLO of the client's
 first actor, and the learner's defaults.
@@ -20,7 +20,7 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.errors import ConfigError, RefusalReason
 from rl4sys_zmq.interfaces import EventSink
-from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.engines.base import ENGINES
 from rl4sys_zmq.learner.gateway.parameters import (
     LEARNING_KEYS,
     ParameterChanges,

@@ -1,4 +1,4 @@
-"""Parts of a client's state: its publication, the counts of its segments, its checkpoints, the replay, and its training."""
+"""Parts of a client's state: its publication, segment counts, checkpoints, replay, training, and workers."""
 
 from __future__ import annotations
 

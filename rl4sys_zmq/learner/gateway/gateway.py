@@ -21,9 +21,8 @@ from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
 from rl4sys_zmq.interfaces import Engine, EventSink, LearnerThreadHandle
-from rl4sys_zmq.learner.engines.base import GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
-from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.gateway.actor_sessions import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.gateway.client import LearnerThreadState

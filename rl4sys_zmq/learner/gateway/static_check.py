@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.engines.registry import ENGINES, check_engines
+from rl4sys_zmq.learner.engines.base import ENGINES, check_engines
 from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, merged
 from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry, CloningAlgorithm, DemonstrationAlgorithm

@@ -1,4 +1,9 @@
-"""A member of the group of ranks. It adds up tensors by torch.distributed."""
+"""A member of the group of ranks: its link to rank 0, and the sums of tensors by torch.distributed.
+
+A message of the link is a dict of the values that a checkpoint can contain (`learner.run.state_tree`). Its bytes are the length
+of a JSON text, the text, and the bytes of the arrays that the text lists. A socketpair takes a tenth to a half of the time of a
+broadcast by torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ def encode_rank_message(message: Mapping[str, Any]) -> list[memoryview]:
 
 
 class RankLink(Resource):
-    """One end of the socketpair.
+    """One end of the socketpair between rank 0 of a client and another rank.
 
     A timeout of the socket limits each call. A call that fails can leave a part of a message, so close the link then.
     """

@@ -1,4 +1,20 @@
-"""The preparation of a run directory for the start of a learner, as the option ``resume`` demands."""
+"""The preparation of a run directory for the start of a learner, as the option ``resume`` demands.
+
+::
+
+    RUN/
+      config.json               the learner's configuration after validation
+      journal.db                the journal; journal.db-wal and .lock belong to it
+      checkpoints/CLIENT/       (`rl4sys_zmq.learner.run.checkpoints`)
+      best/CLIENT/policy/       the best evaluated policy (`rl4sys_zmq.learner.run.best_policy`)
+      dead/                     dead letters (`rl4sys_zmq.learner.run.deadletters`)
+      log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.run.log_files`)
+      tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.run.log_files`)
+      before-TIME/              files that were moved away by `--resume never` or `move_misplaced`
+
+CLIENT is the client's id, encoded by `rl4sys_zmq.names.folder_name`. No other name that a peer chooses becomes part of a path,
+so such a name cannot collide with the library's own files.
+"""
 
 from __future__ import annotations
 

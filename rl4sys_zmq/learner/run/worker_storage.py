@@ -1,5 +1,9 @@
 """The places where a worker keeps its client's checkpoints and the record of segments in training.
 
+``training.mark`` begins with a head: whether the end of the process is *excused* (it was asked to end), and the number and the
+size of the ranges that follow. ``suspects.json`` has the segments that could have crashed earlier processes
+(`rl4sys_zmq.learner.training.suspects`).
+
 `LocalStorage` uses the folder of the client in the run directory. A worker on another machine sends the files to the gateway
 (`rl4sys_zmq.remote.gateway_storage`).
 """

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.ranks.rank_group import RankGroup
 from rl4sys_zmq.learner.registry import (
     ALGORITHMS,
     Algorithm,
@@ -22,7 +21,6 @@ from rl4sys_zmq.learner.registry import (
     WarmStartAlgorithm,
 )
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag, rl4sys_notes
-from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, allow_tf32, find_devices
 from rl4sys_zmq.learner.registry.like import ambiguous_names
 from rl4sys_zmq.learner.registry.policy_checks import check_magnitudes, check_planned_size, check_policy_size
 from rl4sys_zmq.logs import get_logger
@@ -65,8 +63,7 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
         algorithm.check_memory(available_bytes())
     devices, ranks = ("cpu",), None
     if assign.device != "cpu" or assign.learners > 1:
-        placement = importlib.import_module("rl4sys_zmq.learner.training.building")  # imports torch
-        devices, ranks = placement.place_algorithm(algorithm, assign, stopping)
+        devices, ranks = place_algorithm(algorithm, assign, stopping)
     for line in ambiguous_names(kind.parameters, assign.parameters, bool(action_layout(spaces[1]).numbers)):
         log.warning("client %s: %s", assign.client_id, line)
     for line in rl4sys_notes(getattr(algorithm, "parameters", None)):
@@ -112,6 +109,9 @@ def place_algorithm(
     algorithm: Algorithm, assign: AssignClient, stopping: threading.Event
 ) -> tuple[tuple[str, ...], RankGroup | None]:
     """Move an algorithm to its device. Return the device of each rank, and the ranks, which are not started so far."""
+    from rl4sys_zmq.learner.ranks.rank_group import RankGroup  # these two import torch
+    from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, allow_tf32, find_devices
+
     count = assign.learners
     if count > 1 and not isinstance(algorithm, ParallelAlgorithm):
         raise ConfigError(

@@ -11,9 +11,9 @@ A learner's algorithms use `ReplayMemory`, or `SequenceMemory` with a recurrent 
 - `layout`: the shape and dtype of each value, and the validation of new items.
 """
 
-from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
 from rl4sys_zmq.replay.memory import ReplayMemory, ReplayOptions, TransitionBatch
 from rl4sys_zmq.replay.n_step import NStepReturns, n_step_columns
+from rl4sys_zmq.replay.pace import SamplesPerInsert
 from rl4sys_zmq.replay.pieces import StatePiece
 from rl4sys_zmq.replay.priorities import Draws, PriorityOptions, importance_weights
 from rl4sys_zmq.replay.sequences import SequenceBatch, SequenceMemory, SequenceOptions

@@ -170,7 +170,7 @@ def test_a_trained_policy_of_torchrl_does_not_act_at_random_again(name: str, act
     old = trained(name, actions, OFF)
     new: Any = make_algorithm(name, OBS, actions, {**OFF, **changed}, 3)
     new.load(old.state())
-    assert new.pace.updates == 0
+    assert new._pace.units == 0
     assert new.snapshot()["epsilon"] == old.snapshot()["epsilon"] < 1.0
 
 

@@ -17,7 +17,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
     parameter_error,
 )
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
+from rl4sys_zmq.replay.pace import PaceRule, SamplesPerInsert
 from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.replay.sequences import SequenceOptions
 from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace, PolicySpec, Space
@@ -184,6 +184,17 @@ class OffPolicyParameters:
         tolerance = self.samples_per_insert_tolerance
         tolerance = self._least_tolerance if tolerance is None else tolerance
         return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
+
+    @property
+    def pace_rule(self) -> PaceRule:
+        return PaceRule(
+            learning_starts=self.learning_starts,
+            train_frequency=self.train_frequency,
+            rollout_length=self.rollout_length,
+            unit_samples=self.unit_samples,
+            traj_per_epoch=self.traj_per_epoch,
+            insert_rate=self.insert_rate,
+        )
 
     @property
     def pace(self) -> dict[str, float | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,7 @@ from torch import Tensor
 from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
 from rl4sys_zmq.algorithms.offpolicy.replay_network import SequenceNetwork
-from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import ReplayMemory, SequenceBatch, SequenceMemory, TransitionBatch
-from rl4sys_zmq.replay.mixed import DemonstrationReplay
 from rl4sys_zmq.replay.n_step import n_step_sequences
 from rl4sys_zmq.replay.priorities import Draws
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
@@ -49,40 +48,15 @@ rank has those of its rows. `SequenceSampler` describes the columns of sequences
 """
 
 
-class ReplaySampler(Protocol):
-    """The interface of the object that draws batches from a replay, and gives the errors of a gradient step back to it.
-
-    A batch is an array of *rows*, int64. The owner of the sampler stores, saves and discards the data of the replay itself.
-    """
-
-    @property
-    def digest(self) -> int:
-        """The number that identifies the demonstrations; 0 without any."""
-
-    def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of a batch of about `size` transitions. A row below 0 is not in the replay of the owner."""
-
-    def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
-        """Return the inputs of a gradient step on these rows.
-
-        Args:
-            rows: Rows, as `draw` returns them, or some of them.
-            beta: The exponent of the importance weights; None without prioritized sampling.
-        """
-
-    def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
-        """Set the priorities that follow from the TD errors of a gradient step on these rows, one for each transition."""
-
-    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Take this fraction of each batch from demonstrations with the number `digest`.
-
-        Raises:
-            ConfigError: If this sampler cannot do so.
-        """
-
-
 class TransitionSampler:
-    """A sampler of single transitions, some of which can be demonstrations. It implements `ReplaySampler`."""
+    """The sampler of single transitions. A fraction of each batch can come from demonstrations (Ball et al. 2023).
+
+    A batch is an array of *rows*, int64. The demonstrations have a replay of their own, from which they are drawn uniformly. Its
+    row ``r`` has the number ``-1 - r``, and these numbers come first.
+
+    Attributes:
+        digest: The number that identifies the demonstrations; 0 without any.
+    """
 
     def __init__(
         self,
@@ -90,27 +64,37 @@ class TransitionSampler:
         spaces: tuple[ObservationSpace, Space],
         convert: Callable[[TransitionBatch], Columns],
     ) -> None:
+        self.digest = 0
         self._memory, self._spaces, self._convert = memory, spaces, convert
-        self._demonstrations: DemonstrationReplay | None = None
-
-    @property
-    def digest(self) -> int:
-        return 0 if self._demonstrations is None else self._demonstrations.digest
+        self._demonstrations: ReplayMemory | None = None
+        self._fraction = 0.0
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        self._demonstrations = DemonstrationReplay(*self._spaces, self._memory.options, segments, fraction, digest)
+        """Take this fraction of each batch from demonstrations with the number `digest`."""
+        capacity = sum(segment.steps for segment in segments)
+        options = replace(self._memory.options, capacity=capacity, priority=None)
+        self._demonstrations = ReplayMemory(*self._spaces, options)
+        for segment in segments:
+            self._demonstrations.add(segment)
+        self._fraction, self.digest = fraction, digest
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows, first those of demonstrations, as -1 - row."""
-        demonstrations = self._demonstrations
-        return self._memory.draw(size, draws) if demonstrations is None else demonstrations.draw(self._memory, size, draws)
+        """Return the rows of a batch of `size` transitions, int64 ``[size]``. At least one is no demonstration."""
+        if self._demonstrations is None:
+            return self._memory.draw(size, draws)
+        count = min(round(size * self._fraction), size - 1)
+        return np.concatenate([-1 - self._demonstrations.draw(count, draws), self._memory.draw(size - count, draws)])
 
-    def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
-        demonstrations = self._demonstrations
-        return self._memory.gather(rows) if demonstrations is None else demonstrations.gather(self._memory, rows)
+    def _gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
+        count = int(np.count_nonzero(rows < 0))
+        if self._demonstrations is None or not count:
+            return self._memory.gather(rows)
+        demonstrations = self._demonstrations.gather(-1 - rows[:count])
+        return demonstrations if count == len(rows) else demonstrations.join(self._memory.gather(rows[count:]))
 
     def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
-        columns = self._convert(self.gather(rows))
+        """Return the inputs of a gradient step on these rows, with importance weights if their exponent `beta` is given."""
+        columns = self._convert(self._gather(rows))
         if beta is not None:
             own = rows[rows >= 0]
             ones = np.ones(len(rows) - len(own), np.float32)
@@ -131,7 +115,7 @@ _INITIAL = "initial/"
 
 
 class SequenceSampler:
-    """A sampler of sequences. It implements `ReplaySampler`.
+    """The sampler of sequences, with the methods of `TransitionSampler`.
 
     A batch of ``S`` sequences has ``B`` trained steps. ``actions``, ``returns``, ``discounts``, ``weights`` and ``forbidden`` (of
     the successors, ``[B, n]``) have a row for each. ``observations`` and ``successors``, int64 ``[B]``, are rows of ``features``,
@@ -147,13 +131,6 @@ class SequenceSampler:
     def __init__(self, memory: SequenceMemory, observation_space: ObservationSpace, n_step: int, gamma: float) -> None:
         self._memory, self._space = memory, observation_space
         self._n_step, self._gamma = n_step, gamma
-
-    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        raise ConfigError(
-            "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do not "
-            "have; use another kind of network",
-            key="demonstrations.fraction",
-        )
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
         """Return the rows of sequences that have about `size` trained steps together; at least one."""

@@ -61,9 +61,8 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
         algorithm.use_folder(folder)
     if isinstance(algorithm, MemoryAlgorithm):
         algorithm.check_memory(available_bytes())
-    devices, ranks = ("cpu",), None
-    if assign.device != "cpu" or assign.learners > 1:
-        devices, ranks = place_algorithm(algorithm, assign, stopping)
+    placed = assign.device != "cpu" or assign.learners > 1
+    devices, ranks = place_algorithm(algorithm, assign, stopping) if placed else (("cpu",), None)
     for line in ambiguous_names(kind.parameters, assign.parameters, bool(action_layout(spaces[1]).numbers)):
         log.warning("client %s: %s", assign.client_id, line)
     for line in rl4sys_notes(getattr(algorithm, "parameters", None)):

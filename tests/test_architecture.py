@@ -92,6 +92,7 @@ SANS_IO = {
         "client",
         "client_parts",
         "client_registry",
+        "client_worker",
         "core",
         "dispatcher",
         "operator",

@@ -15,7 +15,7 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
-from rl4sys_zmq.learner.gateway.client_parts import MAX_FAILED_STARTS
+from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, RESTART, SET

@@ -85,7 +85,7 @@ class TransitionSampler:
         count = min(round(size * self._fraction), size - 1)
         return np.concatenate([-1 - self._demonstrations.draw(count, draws), self._memory.draw(size - count, draws)])
 
-    def _gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
+    def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         count = int(np.count_nonzero(rows < 0))
         if self._demonstrations is None or not count:
             return self._memory.gather(rows)
@@ -94,7 +94,7 @@ class TransitionSampler:
 
     def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
         """Return the inputs of a gradient step on these rows, with importance weights if their exponent `beta` is given."""
-        columns = self._convert(self._gather(rows))
+        columns = self._convert(self.gather(rows))
         if beta is not None:
             own = rows[rows >= 0]
             ones = np.ones(len(rows) - len(own), np.float32)

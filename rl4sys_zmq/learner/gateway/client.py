@@ -26,11 +26,11 @@ from rl4sys_zmq.learner.gateway.admission import ClientSettings
 from rl4sys_zmq.learner.gateway.client_parts import (
     CheckpointRecord,
     ClientPublishing,
-    ClientWorker,
     ReplayProgress,
     SegmentBooks,
     TrainingFigures,
 )
+from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag

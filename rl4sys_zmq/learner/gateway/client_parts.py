@@ -1,27 +1,24 @@
-"""Parts of a client's state: its publication, segment counts, checkpoints, replay, training, and workers."""
+"""Parts of a client's state: its publication, the counts of its segments, its checkpoints, the replay, and its training."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Key, SegmentStream
 from rl4sys_zmq.delivery.weight_history import WeightHistory
-from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
 from rl4sys_zmq.limits import RECENT_EPISODES
-from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.policies import PolicyOrigin
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES, EncodingOptions
-from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame, Verdict, WeightsSource
-from rl4sys_zmq.wire.thread_messages import AssignClient, CheckpointResult, ThreadMessage, ThreadReady, TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import CheckpointResult, ThreadReady, TrainingMetrics
 
 
 def _new_topic() -> bytes:
@@ -276,103 +273,3 @@ class TrainingFigures:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-STEADY_S = 30.0
-"""Time for which a worker must have trained so that its crash is followed by the shortest pause, in seconds."""
-
-MAX_FAILED_STARTS = 5
-"""Number of workers in a row that can crash before they are ready. After that, the client has failed."""
-
-
-class ClientWorker:
-    """The current worker of a client, and the earlier ones until they have ended.
-
-    Attributes:
-        handle: The current worker; None after `end`.
-        handles: All workers that can still be running.
-        starts: The number of workers that were started.
-        backlog: Encoded messages to the current worker, oldest first. They wait here while its queue is full.
-        started_at: The start of the current worker, on the monotonic clock, in seconds.
-        restart_at: The time of the next start after a crash, on the monotonic clock, in seconds; None at all other times.
-        devices: The device of each rank of the current worker.
-    """
-
-    def __init__(self, policy_id: bytes, clock: Clock) -> None:
-        self._policy_id, self._clock = policy_id, clock
-        self._token = b""
-        self.handle: LearnerThreadHandle | None = None
-        self.handles: list[LearnerThreadHandle] = []
-        self.starts = 0
-        self.backlog: deque[list[Frame]] = deque()
-        self.started_at = clock.monotonic()
-        self.restart_at: float | None = None
-        self.devices: list[str] = []
-        self.crashes = 0
-        self.last_crash = ""
-        self._crashes_in_a_row = self._failed_starts = 0
-
-    @property
-    def key(self) -> bytes:
-        """The first frame of each message of the current worker.
-
-        It has random bytes, so that a process that an earlier learner has started cannot have it.
-        """
-        return self._policy_id + self.starts.to_bytes(4, "little") + self._token
-
-    def start(self, assign: AssignClient, start_worker: Callable[[AssignClient, bytes], LearnerThreadHandle]) -> None:
-        """Start a new worker, and queue its first message."""
-        self.starts += 1
-        self._token = os.urandom(8)
-        self.restart_at = None
-        self.started_at = self._clock.monotonic()
-        self.send(assign)
-        self.handle = start_worker(assign, self.key)
-        self.handles.append(self.handle)
-
-    def send(self, message: ThreadMessage) -> None:
-        """Queue a message for the current worker."""
-        self.backlog.append(encode(message))
-
-    def flush(self) -> None:
-        """Pass on the queued messages for which the worker has room."""
-        while self.backlog and self.handle is not None and self.handle.send(self.backlog[0]):
-            self.backlog.popleft()
-
-    def end(self, *, replaced: bool = False) -> None:
-        """Discard the queued messages, and ask all workers to end."""
-        self.handle = None
-        self.devices = []
-        self.backlog.clear()
-        for handle in self.handles:
-            handle.end(replaced=replaced)
-        self.handles = [handle for handle in self.handles if handle.alive]
-
-    def crashed(self, crash: str, *, ready: bool) -> bool:
-        """Record a crash, and set `restart_at`. Return False if too many workers in a row have crashed before they were ready.
-
-        The pause becomes longer with each crash, unless the worker had trained for `STEADY_S`.
-        """
-        now = self._clock.monotonic()
-        self.crashes += 1
-        self.last_crash = crash
-        if ready and now - self.started_at >= STEADY_S:
-            self._crashes_in_a_row = 0
-        self._failed_starts = 0 if ready else self._failed_starts + 1
-        self.end(replaced=True)
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            self._failed_starts = 0
-            return False
-        self.restart_at = now + WORKER_RESTART.pause_s(self._crashes_in_a_row)
-        self._crashes_in_a_row += 1
-        self.started_at = now
-        return True
-
-    def report(self, now: float) -> dict[str, Any]:
-        """Return the part of the client's status about its worker and the crashes."""
-        report = self.handle.describe() | {"devices": self.devices} if self.handle is not None else {}
-        if self.crashes:
-            report |= {"crashes": self.crashes, "last_crash": self.last_crash}
-        if self.restart_at is not None:
-            report["restart_in_s"] = round(max(0.0, self.restart_at - now), 3)
-        return report

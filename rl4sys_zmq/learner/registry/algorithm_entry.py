@@ -22,28 +22,6 @@ from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
-__all__ = [
-    "ANY_AGE",
-    "AlgorithmEntry",
-    "AlgorithmFactory",
-    "DeferredFactory",
-    "LEAST_EPSILON",
-    "PolicyPlan",
-    "Setting",
-    "Staleness",
-    "TaskPreset",
-    "READ_ELSEWHERE",
-    "default_pacing_lag",
-    "gradient_norm",
-    "inherited",
-    "parameter_error",
-    "parameter_table",
-    "read_parameters",
-    "rl4sys_notes",
-    "with_settings",
-]
-
-
 T = TypeVar("T")
 
 LEAST_EPSILON = 1e-20

@@ -24,7 +24,7 @@ ALGORITHMS = Registry(
         "BANDIT": "rl4sys_zmq.algorithms.bandit:ENTRY",
         "DQN": "rl4sys_zmq.algorithms.offpolicy.dqn_parameters:ENTRY",
         "C51": "rl4sys_zmq.algorithms.offpolicy.dqn_parameters:C51_ENTRY",
-        "IMPALA": "rl4sys_zmq.algorithms.onpolicy.onpolicy_entries:ENTRY",
+        "IMPALA": "rl4sys_zmq.algorithms.onpolicy.onpolicy_entries:IMPALA",
         "REINFORCE": "rl4sys_zmq.algorithms.onpolicy.onpolicy_entries:REINFORCE",
         "RPO": "rl4sys_zmq.algorithms.onpolicy.onpolicy_entries:RPO",
         "SAC": "rl4sys_zmq.algorithms.offpolicy.critic_parameters:ENTRY",

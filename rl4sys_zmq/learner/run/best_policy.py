@@ -27,8 +27,6 @@ from rl4sys_zmq.policies.folder import encode_policy, read_file
 from rl4sys_zmq.private import exchange_paths, make_private, sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
 
-__all__ = ["BEST", "EVALUATION", "BestPolicyFolder", "EvaluationRecord"]
-
 log = get_logger(__name__)
 
 BEST = "best"

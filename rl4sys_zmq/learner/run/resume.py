@@ -98,7 +98,7 @@ def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
     if name != (needed := f"{manifest.number:08d}"):
         raise ConfigError(f"resume: {name} holds checkpoint {manifest.number}; rename it to {needed} first", key="resume")
     store = CheckpointStore(path.resolve().parent)
-    newest = _newest(store)
+    newest = newest_manifest(store)
     abandoned = tuple(store.abandon_after(manifest.number))
     return RollbackSummary(
         manifest.client_id,
@@ -110,7 +110,7 @@ def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
     )
 
 
-def _newest(store: CheckpointStore) -> CheckpointManifest | None:
+def newest_manifest(store: CheckpointStore) -> CheckpointManifest | None:
     for path in store.newest():
         try:
             return read_manifest(path)
@@ -156,7 +156,7 @@ def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
     """Return which part of the journal the newest valid checkpoint of each client covers."""
     records = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
-        manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
+        manifest = newest_manifest(CheckpointStore(folder)) if folder.is_dir() else None
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in Verdict.FINAL)
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}

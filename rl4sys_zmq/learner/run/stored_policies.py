@@ -11,8 +11,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name, name_of
 from rl4sys_zmq.policies import StoredPolicy, read_policy
 
-__all__ = ["newest_policy"]
-
 log = get_logger(__name__)
 
 TRIES = 5

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Staleness, read_parameters
 from rl4sys_zmq.policies.linear_bandit import MAX_SAMPLES, STRATEGIES, context_features, linear_bandit_spec
@@ -46,10 +46,8 @@ class BanditParameters:
         names=("alpha", "v", "temperature"),
         doc="thompson and ucb: factor of the standard error, about the noise of the rewards; softmax: its temperature",
     )
-    epsilon: float | None = option(
-        optional(number(0.0, 1.0)),
-        None,
-        doc="probability of a uniformly random allowed action, with each strategy; null: 0.1 for greedy, else 0",
+    epsilon: float | None = nullable(
+        number(0.0, 1.0), doc="probability of a uniformly random allowed action, with each strategy; null: 0.1 for greedy, else 0"
     )
     ridge: float = option(
         number(0.0, MAX_NUMBER, above=True),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.libraries.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, sizes, whole_number
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm, parameter_error
 from rl4sys_zmq.values import ACTIVATIONS
 
@@ -99,8 +99,8 @@ class CQLParameters(ValueParameters):
         *("with_lagrange", "lagrange_thresh"),
     )
 
-    loss_function: str | None = option(
-        optional(one_of(*_LOSSES)), None, doc="loss of the estimated values; null: l2 for discrete actions, else smooth_l1"
+    loss_function: str | None = nullable(
+        one_of(*_LOSSES), doc="loss of the estimated values; null: l2 for discrete actions, else smooth_l1"
     )
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
     temperature: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="temperature of the penalty")

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.algorithms import like as tables
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import CriticParameters, replay_entry
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, option, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import TaskPreset, parameter_error, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
@@ -28,18 +28,16 @@ class SACParameters(CriticParameters):
     learn_temperature: bool = option(
         flag, True, names=("adaptive_alpha", "autotune"), doc="the temperature is learned, so that the entropy reaches its target"
     )
-    temperature: float | None = option(
-        optional(number(0.0, MAX_NUMBER, above=True)),
-        None,
+    temperature: float | None = nullable(
+        number(0.0, MAX_NUMBER, above=True),
         names=("alpha",),
         doc="the weight of the entropy: its initial value if it is learned, else its value; null: 1 if it is learned, else 0.2",
     )
-    temperature_learning_rate: float | None = option(
-        optional(number(0.0, 10.0)), None, names=("alpha_lr",), doc="Adam's step size of the temperature; null: learning_rate"
+    temperature_learning_rate: float | None = nullable(
+        number(0.0, 10.0), names=("alpha_lr",), doc="Adam's step size of the temperature; null: learning_rate"
     )
-    target_entropy: float | None = option(
-        optional(number(-MAX_NUMBER, MAX_NUMBER)),
-        None,
+    target_entropy: float | None = nullable(
+        number(-MAX_NUMBER, MAX_NUMBER),
         doc="target of the policy's entropy in nats, of actions scaled to -1 to 1; null: minus the number of dimensions of "
         "continuous actions, or target_entropy_ratio for discrete ones",
     )

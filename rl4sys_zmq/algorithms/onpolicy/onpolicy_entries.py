@@ -15,7 +15,7 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
     actor_critic_entry,
 )
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, option, whole_number
 from rl4sys_zmq.learner.registry.algorithm_entry import Setting, Staleness, TaskPreset, inherited, parameter_error, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.values import DiscreteSpace, Space
@@ -115,8 +115,8 @@ class REINFORCEParameters(PPOSetting):
     train_vf_iters: int = option(
         whole_number(1, 10_000), 80, doc="gradient steps of the value network on the whole batch, if there is one"
     )
-    discrete: bool | None = option(
-        optional(flag), None, doc="as in RL4Sys, true for discrete actions; null: not compared with the action space"
+    discrete: bool | None = nullable(
+        flag, doc="as in RL4Sys, true for discrete actions; null: not compared with the action space"
     )
 
     def batch(self) -> BatchCompletionRule:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from rl4sys_zmq.algorithms.libraries.library import (
     TQC_REFERENCE,
     LibraryFactory,
+    LibraryParameters,
     check_quantiles,
     count_values,
     library_entry,
@@ -24,14 +25,11 @@ from rl4sys_zmq.config.options import (
     flag,
     nullable,
     number,
-    one_of,
     option,
-    sizes,
     whole_number,
 )
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Setting, Staleness, with_settings
-from rl4sys_zmq.values import ACTIVATIONS
 
 _BUILDER = "rl4sys_zmq.algorithms.libraries.sb3:build"
 _EXTRA = "sb3"
@@ -55,8 +53,8 @@ def _target_entropy(value: object) -> float | str:
         raise InvalidValue(f"{exc}, or auto") from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sb3Parameters:
+@with_settings(hidden_sizes=(64, 64), activation=Setting("tanh", names=("activation_fn",)), rollout_length=128)
+class Sb3Parameters(LibraryParameters):
     """The parameters that all algorithms of Stable-Baselines3 have. *Steps* are environment steps."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "learning_rate_final", "total_steps"})
@@ -75,11 +73,6 @@ class Sb3Parameters:
         names=("total_timesteps",),
         doc="length of the schedules in steps; training continues after it",
     )
-    hidden_sizes: tuple[int, ...] = option(
-        sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers of each network"
-    )
-    activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="activation of the hidden layers")
-    rollout_length: int = option(whole_number(1, 1 << 20), 128, names=("num_steps",), doc="most steps per segment")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the library's class, by name, without the learning rate."""

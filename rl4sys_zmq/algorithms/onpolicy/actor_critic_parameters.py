@@ -13,7 +13,14 @@ from rl4sys_zmq.algorithms.networks import (
     plan_policy,
 )
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, sizes, whole_number
-from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, AlgorithmEntry, gradient_norm, own_entry, parameter_error
+from rl4sys_zmq.learner.registry.algorithm_entry import (
+    LEAST_EPSILON,
+    AlgorithmEntry,
+    TaskPreset,
+    gradient_norm,
+    own_entry,
+    parameter_error,
+)
 from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
@@ -184,3 +191,9 @@ def actor_critic_entry(name: str, parameters: type[ActorCriticParameters], facto
     """Return the registry entry of an on-policy algorithm for all actions, unless `spaces` are given."""
     spaces = {"spaces": "any observations; any actions", **described}
     return own_entry(name, parameters, f"onpolicy.{factory}", kind="onpolicy", takes_masks=True, **spaces)
+
+
+def cartpole_preset(pacing_lag: int, **parameters: object) -> dict[str, TaskPreset]:
+    """Return settings that solve CartPole-v1 without normalisation."""
+    settings = {**parameters, "normalise_observations": False, "normalise_rewards": False}
+    return {"CartPole-v1": TaskPreset(settings, num_envs=4, actors=2, pacing_lag=pacing_lag, target_return=475.0)}

@@ -13,6 +13,7 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
     ActorCriticParameters,
     BatchCompletionRule,
     actor_critic_entry,
+    cartpole_preset,
 )
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, option, whole_number
@@ -187,11 +188,6 @@ class IMPALAParameters(ActorCriticParameters):
     c_clip: float = option(number(0.0, MAX_NUMBER), 1.0, doc="c̄, the largest importance weight in a trace")
 
 
-def _cartpole(pacing_lag: int, **parameters: object) -> dict[str, TaskPreset]:
-    settings = {**parameters, "normalise_observations": False, "normalise_rewards": False}
-    return {"CartPole-v1": TaskPreset(settings, num_envs=4, actors=2, pacing_lag=pacing_lag, target_return=475.0)}
-
-
 _A2C_CARTPOLE = {"steps_per_update": 80, "rollout_length": 10, "learning_rate": 2e-3, "gamma": 0.98}
 _UNCLIPPED = "probability ratios, which are not clipped"
 
@@ -201,7 +197,7 @@ A2C = actor_critic_entry(
     "ppo:A2C",
     summary="Advantage actor-critic: PPO with one gradient step per batch and without clipping, for all actions.",
     staleness=Staleness(max_policy_lag=4, correction=_UNCLIPPED),
-    presets=_cartpole(0, **_A2C_CARTPOLE),
+    presets=cartpole_preset(0, **_A2C_CARTPOLE),
     reference="Huang et al. 2022, A2C is a special case of PPO",
 )
 A3C = actor_critic_entry(
@@ -210,7 +206,7 @@ A3C = actor_critic_entry(
     "ppo:A3C",
     summary="Asynchronous advantage actor-critic: A2C whose actors do not wait for updates.",
     staleness=Staleness(max_policy_lag=None, correction=_UNCLIPPED, pacing_lag=8),
-    presets=_cartpole(8, **_A2C_CARTPOLE),
+    presets=cartpole_preset(8, **_A2C_CARTPOLE),
     reference="Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
 )
 REINFORCE = actor_critic_entry(
@@ -219,7 +215,7 @@ REINFORCE = actor_critic_entry(
     "ppo:REINFORCE",
     summary="Monte Carlo policy gradients on whole episodes, with or without a baseline, for all actions.",
     staleness=Staleness(max_policy_lag=4, correction=_UNCLIPPED),
-    presets=_cartpole(0, episodes_per_update=12, learning_rate=5e-3, anneal_lr=True, total_steps=200_000, gamma=0.99),
+    presets=cartpole_preset(0, episodes_per_update=12, learning_rate=5e-3, anneal_lr=True, total_steps=200_000, gamma=0.99),
     reference="Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning",
 )
 RPO = actor_critic_entry(
@@ -254,7 +250,7 @@ IMPALA = actor_critic_entry(
     "impala:IMPALA",
     summary="Actor-critic whose V-trace corrects for data of any age, for all actions.",
     staleness=Staleness(max_policy_lag=None, correction="V-trace with truncated importance weights", pacing_lag=1),
-    presets=_cartpole(
+    presets=cartpole_preset(
         1,
         steps_per_update=256,
         rollout_length=32,

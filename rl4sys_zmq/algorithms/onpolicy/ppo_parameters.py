@@ -11,6 +11,7 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
     ActorCriticParameters,
     BatchCompletionRule,
     actor_critic_entry,
+    cartpole_preset,
 )
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, whole_number
 from rl4sys_zmq.errors import ConfigError
@@ -205,26 +206,19 @@ class PPOParameters(PPOSetting):
 
 
 PRESETS = {
-    "CartPole-v1": TaskPreset(
-        parameters={
-            "steps_per_update": 1024,
-            "rollout_length": 32,
-            "minibatch_size": 512,
-            "update_epochs": 10,
-            "learning_rate": 2e-3,
-            "anneal_lr": True,
-            "anneal_clip": True,
-            "total_steps": 100_000,
-            "gamma": 0.98,
-            "gae_lambda": 0.8,
-            "ent_coef": 0.0,
-            "normalise_observations": False,
-            "normalise_rewards": False,
-        },
-        num_envs=4,
-        actors=2,
-        pacing_lag=1,
-        target_return=475.0,
+    **cartpole_preset(
+        1,
+        steps_per_update=1024,
+        rollout_length=32,
+        minibatch_size=512,
+        update_epochs=10,
+        learning_rate=2e-3,
+        anneal_lr=True,
+        anneal_clip=True,
+        total_steps=100_000,
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
     ),
     "LunarLander-v3": TaskPreset(
         parameters={

@@ -24,6 +24,7 @@ from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.run.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, encode_mark, is_excused
+from rl4sys_zmq.learner.training.reporting import plain_text
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.folder import POLICY_FILES
 from rl4sys_zmq.private import open_private, sync_folder
@@ -162,7 +163,7 @@ class WorkerFiles:
             sizes = {name: (folder / name).stat().st_size for name in names}
             next_number = self._store.prepare()
         except (CheckpointError, OSError) as exc:
-            return CheckpointFound(0, 0, {}, [], False, _text(exc), (b"", b""))
+            return CheckpointFound(0, 0, {}, [], False, plain_text(str(exc))[:500], (b"", b""))
         return CheckpointFound(number, next_number, sizes, self._store.damaged, not is_excused(mark), "", (suspects, mark))
 
     def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply | CheckpointStored:
@@ -173,7 +174,7 @@ class WorkerFiles:
                 file.seek(message.offset)
                 data = file.read(PART_BYTES)
         except (CheckpointError, OSError) as exc:
-            return CheckpointStored(message.number, False, _text(exc))
+            return CheckpointStored(message.number, False, plain_text(str(exc))[:500])
         return CheckpointPartReply(message.number, message.name, message.offset, (data,))
 
     def _receive(self, part: CheckpointPart) -> CheckpointStored:
@@ -189,7 +190,7 @@ class WorkerFiles:
             self._install(incoming)
         except (CheckpointError, OSError) as exc:
             self._discard_incoming()
-            return CheckpointStored(part.number, False, _text(exc))
+            return CheckpointStored(part.number, False, plain_text(str(exc))[:500])
         return CheckpointStored(part.number, True, "")
 
     def _begin_checkpoint(self, part: CheckpointPart) -> _Incoming:
@@ -298,14 +299,10 @@ def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
         return files.handle(message)
     except Exception as exc:
         log.exception("a request of a worker could not be handled: %s", type(message).__name__)
-        problem = _text(exc) or type(exc).__name__
+        problem = plain_text(str(exc))[:500] or type(exc).__name__
         if isinstance(message, FindCheckpoint):
             return CheckpointFound(0, 0, {}, [], False, problem, (b"", b""))
         return CheckpointStored(message.number, False, problem)
-
-
-def _text(exc: Exception) -> str:
-    return str(exc).encode("ascii", "backslashreplace").decode()[:500]
 
 
 class AbandonCheckpointsThread(Worker):

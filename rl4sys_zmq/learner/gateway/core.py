@@ -69,11 +69,9 @@ class LearnerCore:
         self._authorizer = authorizer
         self.registry = ClientRegistry(config, journal, callbacks)
         self._suspended: list[ClientState] = []
-        self.dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.actor_sessions = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
+        self.dispatcher = SegmentDispatcher(self)
+        self.actor_sessions = ActorSessionHandler(self, authorizer)
         self.operator = OperatorCommandExecutor(self)
-        self.dispatcher.on_page = self.operator.on_page
-        self.actor_sessions.run_command, self.actor_sessions.make_room = self.operator.do, self.operator.make_room
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
         """Create the clients that an earlier run has recorded, and start their learner threads."""

@@ -107,25 +107,14 @@ class Driver(ABC):
         self._looked = 0.0
 
     def connect(self, address: str) -> None:
-        """Connect to a cluster, or start a local Ray, and report its nodes.
-
-        Args:
-            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
-
-        Raises:
-            Exception: If that is impossible. Ray raises exceptions of many types.
-        """
+        """Connect to a cluster, or start a local Ray, and report its nodes. Ray raises exceptions of many types."""
         fields = _connect_to_ray(address)
         self._node = fields["node"]
         self.send(CONNECTED, **fields)
 
     @abstractmethod
     def run(self) -> None:
-        """Work until the other process closes the socketpair.
-
-        Raises:
-            RuntimeError: If the node that this process is connected to has left the cluster.
-        """
+        """Work until the other process closes the socketpair. Raise RuntimeError if this process's node has left the cluster."""
 
     @abstractmethod
     def close(self) -> None:

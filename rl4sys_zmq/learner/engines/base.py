@@ -126,30 +126,24 @@ class WatchedWorker:
 
     @property
     def alive(self) -> bool:
-        """True from the creation of this object to the end of the process, or until the process counts as lost."""
         return not self._watch.over
 
     @property
     def crash(self) -> str:
-        """The end of the process by itself, without a reported error, as text; empty in all other cases."""
         return self._watch.crash if self._watch.over else ""
 
     @property
     def failure(self) -> ThreadFailed | None:
-        """The error that ended the process, or because of which no process can be started."""
         return self._watch.failure
 
     @property
     def silent_s(self) -> float:
-        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
         return self._watch.silent_s
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the process. Return False if it still runs after `timeout_s` seconds."""
         return self._watch.join(timeout_s)
 
     def abort(self) -> bool:
-        """Kill the process. Return True if it has ended."""
         self._watch.stop()
         return self._watch.join(ABORT_WAIT_S)
 

@@ -71,6 +71,8 @@ def read_mark(mark: bytes) -> list[SegmentRange]:
 class SuspectStorage(Protocol):
     """The place of one worker's record of segments in training. The next worker of the client reads it.
 
+    The methods but `excuse` raise OSError if the record cannot be read or written.
+
     Only the learner thread uses it, except `excuse`.
     """
 
@@ -79,37 +81,19 @@ class SuspectStorage(Protocol):
         """True to record the segments of each message before the algorithm gets them; False to record only those of updates."""
 
     def read(self) -> tuple[bytes, bytes]:
-        """Return the suspects, as JSON, and the mark of the previous worker. Either can be empty.
-
-        Raises:
-            OSError: If they cannot be read.
-        """
+        """Return the suspects, as JSON, and the mark of the previous worker. Either can be empty."""
 
     def begin(self) -> None:
-        """Begin a new mark, without segments.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Begin a new mark, without segments."""
 
     def write(self, at: int, data: bytes, count: int) -> None:
-        """Record segments in training.
-
-        Args:
-            at: Position of `data` in the bytes of the ranges. Bytes after `data` are no longer part of the mark.
-            data: Ranges, encoded by `encode_range`.
-            count: Number of all ranges.
-        """
+        """Replace the bytes of the ranges from position `at` on by `data`, from `encode_range`. The mark then has `count` ranges."""
 
     def excuse(self) -> None:
         """Record that the process was asked to end. Any thread can call this. It does not block."""
 
     def save(self, suspects: bytes) -> None:
-        """Store the suspects, as JSON.
-
-        Raises:
-            OSError: If they cannot be written.
-        """
+        """Store the suspects, as JSON."""
 
 
 class SuspectFiles:
@@ -202,11 +186,7 @@ class WorkerStorage(Protocol):
     """The place where a worker keeps its files."""
 
     def checkpoints(self, assign: AssignClient) -> CheckpointStorage:
-        """Return the checkpoints of a client whose assignment names a folder. Workers with lower generations cannot write then.
-
-        Raises:
-            CheckpointError: If a worker with a higher generation has claimed the checkpoints, or they cannot be used.
-        """
+        """Return the checkpoints of a client, in which workers with lower generations cannot write then."""
 
     def folder(self, assign: AssignClient) -> Path | None:
         """Return the folder for data of the algorithm that are larger than memory should be; None: keep them in memory."""

@@ -87,7 +87,7 @@ class SuspectStorage(Protocol):
         """Begin a new mark, without segments."""
 
     def write(self, at: int, data: bytes, count: int) -> None:
-        """Replace the bytes of the ranges from position `at` on by `data`, from `encode_range`. The mark then has `count` ranges."""
+        """Replace the ranges' bytes from position `at` on by `data`, from `encode_range`. The mark then has `count` ranges."""
 
     def excuse(self) -> None:
         """Record that the process was asked to end. Any thread can call this. It does not block."""

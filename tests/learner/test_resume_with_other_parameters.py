@@ -149,7 +149,7 @@ def test_an_entropy_weight_of_sb3_can_be_learned_before_or_after(before: Any, af
     found = model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.exp()
     assert found.item() == pytest.approx(weight)
     assert all(np.array_equal(one, new.snapshot()[name]) for name, one in old.snapshot().items())
-    new.train()
+    new._train_unit()
 
 
 def test_an_optimizer_of_sb3_keeps_the_options_of_the_new_parameters() -> None:

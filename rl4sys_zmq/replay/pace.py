@@ -49,7 +49,7 @@ class SamplesPerInsert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceRule:
-    """The rule that makes units of training due: each `train_frequency` steps, `traj_per_epoch` ended episodes, or an `insert_rate`.
+    """The rule that makes units of training due: by steps, by ended episodes (`traj_per_epoch`), or by an `insert_rate`.
 
     As in Stable-Baselines3 and CleanRL, the first unit follows the first multiple of `train_frequency` above `learning_starts`.
     With an `insert_rate`, a unit follows as soon as its ratio allows it. A unit draws `unit_samples` transitions.

@@ -6,7 +6,7 @@
       config.json               the learner's configuration after validation
       journal.db                the journal; journal.db-wal and .lock belong to it
       checkpoints/CLIENT/       (`rl4sys_zmq.learner.run.checkpoints`)
-      best/CLIENT/policy/       the best evaluated policy (`rl4sys_zmq.learner.run.best_policy`)
+      best/CLIENT/policy/       the best evaluated policy (`rl4sys_zmq.learner.run.run_policies`)
       dead/                     dead letters (`rl4sys_zmq.learner.run.deadletters`)
       log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.run.log_files`)
       tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.run.log_files`)
@@ -31,7 +31,6 @@ from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
-from rl4sys_zmq.learner.run.best_policy import BEST
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
 from rl4sys_zmq.learner.run.log_files import LOG, LOG_FOLDER, TENSORBOARD
 from rl4sys_zmq.logs import get_logger
@@ -42,7 +41,7 @@ from rl4sys_zmq.wire.messages import Verdict
 log = get_logger(__name__)
 
 JOURNAL = "journal.db"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, BEST = "checkpoints", "best"
 AUTO, NEVER, ACCEPT_LOSS = "auto", "never", "accept-loss"
 REMEDY = (
     "restore the files, or start once with --resume accept-loss (resume: accept-loss), which continues with the weights of "

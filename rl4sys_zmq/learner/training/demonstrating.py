@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
-from rl4sys_zmq.learner.registry.demonstrations import require_rewards, require_use
+from rl4sys_zmq.learner.registry.policy_checks import require_rewards, require_use
 from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_error
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.replay.demonstrations import Demonstration, Demonstrations, demonstrations_of, read_demonstrations

@@ -18,7 +18,8 @@ from harness.children import is_there
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.config import EvaluationConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError
-from rl4sys_zmq.learner.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator, evaluation
+from rl4sys_zmq.learner import evaluation
+from rl4sys_zmq.learner.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.run import run_policies
 from rl4sys_zmq.learner.run.run_policies import EVALUATION, BestPolicyFolder, EvaluationRecord

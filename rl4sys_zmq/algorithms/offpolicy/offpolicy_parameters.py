@@ -22,6 +22,8 @@ from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.replay.sequences import SequenceOptions
 from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace, PolicySpec, Space
 
+PACE = ("learning_starts", "samples_per_insert", "samples_per_insert_tolerance", "train_frequency", "traj_per_epoch")
+
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyParameters:
@@ -189,13 +191,7 @@ class OffPolicyParameters:
     @property
     def pace(self) -> dict[str, float | None]:
         """The parameters by name that determine how many units of training a number of observed steps makes due."""
-        return {
-            "learning_starts": self.learning_starts,
-            "samples_per_insert": self.samples_per_insert,
-            "samples_per_insert_tolerance": self.samples_per_insert_tolerance,
-            "train_frequency": self.train_frequency,
-            "traj_per_epoch": self.traj_per_epoch,
-        }
+        return {name: getattr(self, name) for name in PACE}
 
     @property
     def stored_returns(self) -> dict[str, float]:

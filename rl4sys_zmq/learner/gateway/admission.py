@@ -41,6 +41,8 @@ from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Hello
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
+log = get_logger(__name__)
+
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
 
 SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
@@ -303,8 +305,6 @@ def _seed(config: LearnerConfig, client_id: str, seed: int | None) -> int:
         return seed
     return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)
 
-
-log = get_logger(__name__)
 
 MAX_KNOWN = 1024
 """The number of refusals that are remembered, so that a repeated one is not logged again."""

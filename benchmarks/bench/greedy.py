@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rl4sys_zmq.actor import FrozenAgent
-from rl4sys_zmq.learner.run.run_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.ops.episodes import make_environment, play_episode
 
 __all__ = ["greedy_returns"]

@@ -14,7 +14,7 @@ from rl4sys_zmq.cli.act import make_environments
 from rl4sys_zmq.cli.app import one_line, print_line, require
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.run.run_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.ops.episodes import check_spaces, play_episode
 
 RESAMPLES = 10_000

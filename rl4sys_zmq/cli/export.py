@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.run.run_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.ops.curves import WINDOW
 from rl4sys_zmq.ops.report import byte_text, span_text
 from rl4sys_zmq.policies import StoredPolicy, read_policy

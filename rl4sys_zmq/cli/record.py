@@ -11,7 +11,7 @@ from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.run.run_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.learner.training.demonstrating import read_minari
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, record_episode
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations

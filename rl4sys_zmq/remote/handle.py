@@ -77,6 +77,7 @@ class RemoteWorker(WatchedWorker):
             raise
 
     def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
         return self._link.send(frames)
 
     def end(self, *, replaced: bool) -> None:

@@ -16,7 +16,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS, WarmStartAlgorithm
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.run.run_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit import play
 
-from rl4sys_zmq.learner.run.run_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.names import is_name
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
 

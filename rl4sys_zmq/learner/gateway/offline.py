@@ -30,7 +30,7 @@ from rl4sys_zmq.learner.gateway.operator import (
 from rl4sys_zmq.learner.gateway.restored import GIVEN_UP, restore_configuration
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL, newest_manifest, open_journal
-from rl4sys_zmq.learner.run.run_policies import BestPolicyFolder
+from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 

@@ -6,7 +6,7 @@
       config.json               the learner's configuration after validation
       journal.db                the journal; journal.db-wal and .lock belong to it
       checkpoints/CLIENT/       (`rl4sys_zmq.learner.run.checkpoints`)
-      best/CLIENT/policy/       the best evaluated policy (`rl4sys_zmq.learner.run.run_policies`)
+      best/CLIENT/policy/       the best evaluated policy (`rl4sys_zmq.learner.run.stored_policies`)
       dead/                     dead letters (`rl4sys_zmq.learner.run.deadletters`)
       log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.run.log_files`)
       tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.run.log_files`)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rl4sys_zmq.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.algorithms.offpolicy.samplers import TorchDraws
 from rl4sys_zmq.replay import PriorityOptions, ReplayMemory, ReplayOptions
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import PurePath
 
 
@@ -40,3 +41,30 @@ def get_logger(name: str) -> logging.Logger:
 
     logger.handle = handle_safely  # type: ignore[method-assign]
     return logger
+
+
+MAX_NAME_CHARS = 200
+
+
+class ForwardingHandler(logging.Handler):
+    """A log handler of a worker process: it gives the name, the level and the text of each record to `send`.
+
+    Args:
+        send: Sends them to the learner. It drops them while that is impossible.
+        max_chars: Limit on the text, in characters.
+    """
+
+    def __init__(self, send: Callable[[str, int, str], object], max_chars: int) -> None:
+        super().__init__()
+        self._send, self._max_chars = send, max_chars
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record."""
+        try:
+            name, text = (
+                part.encode(errors="backslashreplace").decode()  # handlers of the learner must be able to encode it
+                for part in (record.name[:MAX_NAME_CHARS], self.format(record)[: self._max_chars])
+            )
+            self._send(name, record.levelno, text)
+        except Exception:  # noqa: BLE001 - as in logging's own handlers: a wrong call of a logger must not raise in its caller
+            self.handleError(record)

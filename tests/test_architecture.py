@@ -469,7 +469,7 @@ PLANTED = [
     ("serving/a.py", "import rl4sys_zmq.ops", "F7 serving imports F9 ops"),
     ("learner/run/a.py", "from rl4sys_zmq.learner.training.validation import x", "learner/run imports learner/training"),
     ("learner/training/a.py", "from rl4sys_zmq.learner.gateway.core import x", "learner/training imports learner/gateway"),
-    ("learner/ranks/a.py", "from rl4sys_zmq.learner.evaluation.evaluation import x", "learner/ranks imports learner/evaluation"),
+    ("learner/ranks/a.py", "from rl4sys_zmq.learner.evaluation import x", "learner/ranks imports learner/evaluation"),
     ("learner/attic/a.py", "from rl4sys_zmq.learner.run.resume import x", "a room of the learner without a floor"),
     ("learner/a.py", "def f():\n    import stable_baselines3", "imports stable_baselines3, which only an adapter may"),
     ("algorithms/a.py", "from rl4sys_zmq.algorithms.libraries import sb3", "imports a library: name it as text"),

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rl4sys_zmq.algorithms import Algorithm, make_algorithm
-from rl4sys_zmq.learner.training.placement import place_algorithm
+from rl4sys_zmq.learner.training.building import place_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.wire.thread_messages import AssignClient
 

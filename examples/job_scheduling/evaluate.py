@@ -31,8 +31,7 @@ from job_scheduling.trace import Jobs, Trace, read_swf
 from job_scheduling.train import CLIENT
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.run.best_policy import BestPolicyFolder
-from rl4sys_zmq.learner.run.stored_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, newest_policy
 from rl4sys_zmq.policies import require_policy
 
 POLICY, PLANNED = "policy", "planned"

@@ -4,50 +4,7 @@ The learner finds them by `rl4sys_zmq.learner.registry`, whose names are here to
 package only.
 """
 
-from rl4sys_zmq.learner.registry import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmEntry,
-    AlgorithmFactory,
-    CloneOptions,
-    CloningAlgorithm,
-    DemonstrationAlgorithm,
-    FolderAlgorithm,
-    IncrementalAlgorithm,
-    MemoryAlgorithm,
-    ParallelAlgorithm,
-    PlaceableAlgorithm,
-    Staleness,
-    TaskPreset,
-    TunableAlgorithm,
-    UndoableAlgorithm,
-    WarmStartAlgorithm,
-    make_algorithm,
-    mask_refusal,
-    planned_policy,
-    register_algorithm,
-)
+from rl4sys_zmq.learner import registry
+from rl4sys_zmq.learner.registry import *  # noqa: F403 - all names of that package, and no others
 
-__all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "AlgorithmEntry",
-    "AlgorithmFactory",
-    "CloneOptions",
-    "CloningAlgorithm",
-    "DemonstrationAlgorithm",
-    "FolderAlgorithm",
-    "IncrementalAlgorithm",
-    "MemoryAlgorithm",
-    "ParallelAlgorithm",
-    "PlaceableAlgorithm",
-    "Staleness",
-    "TaskPreset",
-    "TunableAlgorithm",
-    "UndoableAlgorithm",
-    "WarmStartAlgorithm",
-    "make_algorithm",
-    "mask_refusal",
-    "planned_policy",
-    "register_algorithm",
-]
+__all__ = registry.__all__

@@ -1,4 +1,4 @@
-"""The distributions over the actions of one space in torch: those of `rl4sys_zmq.policies.action_heads`."""
+"""The actions of one space in torch: distributions over them, as in `rl4sys_zmq.policies.action_heads`, and their scaling."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.values.action_layout import action_layout, choice_groups
 from rl4sys_zmq.values.spaces import ActionSpace
@@ -164,3 +165,18 @@ class JointDistribution:
         for group, choices in zip(self._groups, self._choices, strict=True):
             indices = indices.to(choices.device).index_copy(1, choices, group.mode().view(self._rows, -1).float())
         return indices if self._numbers is None else torch.cat((indices, self._numbers.mode()), dim=1)
+
+
+class ActionScale:
+    """A function that scales actions of a bounded Box, float32 ``[B, *act]``, to numbers between -1 and 1, ``[B, n]``.
+
+    A dimension whose bounds are equal becomes 0.
+    """
+
+    def __init__(self, space: BoxSpace) -> None:
+        bounds = action_bounds(space)
+        self._centre = torch.from_numpy(bounds.centre.astype(np.float32))
+        self._inverse = torch.from_numpy(1.0 / np.where(bounds.half > 0.0, bounds.half, np.inf).astype(np.float32))
+
+    def __call__(self, actions: Tensor) -> Tensor:
+        return (actions.reshape(len(actions), -1) - self._centre).mul_(self._inverse).clamp_(-1.0, 1.0)

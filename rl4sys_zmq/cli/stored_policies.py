@@ -17,7 +17,7 @@ from rl4sys_zmq.cli.app import one_line, print_line, require
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
-from rl4sys_zmq.learner.training.minari_episodes import read_minari
+from rl4sys_zmq.learner.training.demonstrating import read_minari
 from rl4sys_zmq.ops.curves import WINDOW
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, play_episode, record_episode
 from rl4sys_zmq.ops.report import byte_text, span_text

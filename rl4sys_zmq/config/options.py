@@ -55,6 +55,7 @@ __all__ = [
     "name",
     "number",
     "one_of",
+    "nullable",
     "option",
     "optional",
     "parameters",
@@ -103,6 +104,11 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
     if isinstance(default, dict):
         return cast(T, dataclass_field(default_factory=default.copy, metadata=metadata))
     return cast(T, dataclass_field(default=default, metadata=metadata))
+
+
+def nullable(check: Check[T], *, names: tuple[str, ...] = (), doc: str = "") -> T | None:
+    """Declare one field of a configuration dataclass, as `option` does, that can be null, which is its default."""
+    return option(optional(check), names=names, doc=doc)
 
 
 def text(value: object) -> str:

@@ -18,7 +18,7 @@ from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, TERMINATE_S
 from rl4sys_zmq.fleet.ray_engine import CPU, ENDED, NEWS, START, STOP, WAITING
 from rl4sys_zmq.fleet.ray_worker import FOLLOW_S, RayWorker
 from rl4sys_zmq.remote.ray_cluster import LOOK_S, PENDING_S, Driver, alive_nodes, error_line, run_driver
-from rl4sys_zmq.remote.ray_resources import nodes_text
+from rl4sys_zmq.remote.ray_process import nodes_text
 from rl4sys_zmq.version import package_version
 
 LATE_S = FOLLOW_S + 0.5

@@ -16,9 +16,17 @@ from typing import Any, Final
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle, ActorReport
 from rl4sys_zmq.learner.engines.packets import encode_packet
-from rl4sys_zmq.remote.ray_packets import CONNECTED, REFUSED
-from rl4sys_zmq.remote.ray_process import CLOSE_S, CONNECT_S, DriverProcess, cluster_address, described_cluster
-from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem
+from rl4sys_zmq.remote.ray_process import (
+    CLOSE_S,
+    CONNECT_S,
+    CONNECTED,
+    REFUSED,
+    DriverProcess,
+    cluster_address,
+    described_cluster,
+    nodes_text,
+    placement_problem,
+)
 
 CPU: Final = {"CPU": 1.0}
 """The resources that Ray reserves for an actor of a fleet, by Ray's names."""

@@ -18,12 +18,18 @@ from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.interfaces import EventSink
-from rl4sys_zmq.learner.engines.registry import check_engines
+from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.gateway.gateway import Gateway
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder
-from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL, RollbackSummary, open_journal, return_to_checkpoint
-from rl4sys_zmq.learner.run.run_paths import move_misplaced
+from rl4sys_zmq.learner.run.resume import (
+    CHECKPOINTS,
+    JOURNAL,
+    RollbackSummary,
+    move_misplaced,
+    open_journal,
+    return_to_checkpoint,
+)
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins

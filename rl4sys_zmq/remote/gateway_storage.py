@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.engines.checkpoint_thread import PART_BYTES, StorageRequest
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, encode_checkpoint, read_checkpoint
-from rl4sys_zmq.learner.run.suspect_files import encode_mark
+from rl4sys_zmq.learner.run.worker_storage import encode_mark
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import (

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.engines.base import WorkerAssignment
+from rl4sys_zmq.learner.engines.base import ABORT_WAIT_S, REPLACED_KILL_S, WatchedWorker, WatchThread, WorkerAssignment
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.engines.watch import ABORT_WAIT_S, REPLACED_KILL_S, WatchedWorker, WatchThread
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
@@ -82,22 +81,12 @@ class RemoteWorker(WatchedWorker):
         return self._link.send(frames)
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the worker to train on its queued messages and end.
-
-        Args:
-            replaced: True if another worker takes over the client, or the client was removed. This worker then stores no more
-                checkpoints, and is killed if it has not ended after `REPLACED_KILL_S` seconds.
-        """
         self._link.end(replaced=replaced)
         if replaced:
             self._watch.kill_within(REPLACED_KILL_S)
 
     def describe(self) -> dict[str, Any]:
-        """Return the part of the learner's status about this worker, as JSON.
-
-        It has the name of the engine; after the first sign of life, ``host``, ``pid``, ``busy_s`` and ``silent_s`` as for an
-        engine `process`; and what the engine adds (`RemoteProcess.describe`).
-        """
+        """Return the engine, what it adds, and after the first sign of life ``host``, ``pid``, ``busy_s``, ``silent_s``."""
         status: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
         signs = self._link.signs
         if signs.at is not None:

@@ -19,8 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl4sys_zmq.child_process import reset_signals
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.remote.ray_packets import CONNECTED, LOCAL, REFUSED
-from rl4sys_zmq.remote.ray_resources import placement_problem
+from rl4sys_zmq.remote.ray_process import CONNECTED, LOCAL, REFUSED, placement_problem
 
 PENDING_S = 5.0
 """Time after which an actor that Ray has not placed so far is reported."""
@@ -108,25 +107,14 @@ class Driver(ABC):
         self._looked = 0.0
 
     def connect(self, address: str) -> None:
-        """Connect to a cluster, or start a local Ray, and report its nodes.
-
-        Args:
-            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
-
-        Raises:
-            Exception: If that is impossible. Ray raises exceptions of many types.
-        """
+        """Connect to a cluster, or start a local Ray, and report its nodes. Ray raises exceptions of many types."""
         fields = _connect_to_ray(address)
         self._node = fields["node"]
         self.send(CONNECTED, **fields)
 
     @abstractmethod
     def run(self) -> None:
-        """Work until the other process closes the socketpair.
-
-        Raises:
-            RuntimeError: If the node that this process is connected to has left the cluster.
-        """
+        """Work until the other process closes the socketpair. Raise RuntimeError if this process's node has left the cluster."""
 
     @abstractmethod
     def close(self) -> None:

@@ -14,9 +14,21 @@ from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, encode_packet
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.remote.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
-from rl4sys_zmq.remote.ray_process import CLOSE_S, CONNECT_S, DriverProcess, described_cluster
-from rl4sys_zmq.remote.ray_resources import nodes_text
+from rl4sys_zmq.remote.ray_process import (
+    CLOSE_S,
+    CONNECT_S,
+    CONNECTED,
+    ENDED,
+    KILL,
+    LOCAL,
+    PLACE,
+    PLACED,
+    REFUSED,
+    WAITING,
+    DriverProcess,
+    described_cluster,
+    nodes_text,
+)
 from rl4sys_zmq.resource import Worker
 
 log = get_logger(__name__)

@@ -19,8 +19,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from rl4sys_zmq.remote.ray_cluster import LOOK_S, PENDING_S, Driver, alive_nodes, error_line, run_driver
-from rl4sys_zmq.remote.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
-from rl4sys_zmq.remote.ray_resources import BUILT_IN, amounts_text, placement_problem
+from rl4sys_zmq.remote.ray_process import BUILT_IN, ENDED, KILL, PLACE, PLACED, WAITING, amounts_text, placement_problem
 from rl4sys_zmq.remote.ray_worker import RayWorker
 from rl4sys_zmq.version import package_version
 

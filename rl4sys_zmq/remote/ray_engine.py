@@ -17,9 +17,7 @@ from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, Worke
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote.handle import RemoteWorker
 from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
-from rl4sys_zmq.remote.ray_packets import LOCAL
-from rl4sys_zmq.remote.ray_process import cluster_address
-from rl4sys_zmq.remote.ray_resources import placement_problem, ray_amounts
+from rl4sys_zmq.remote.ray_process import LOCAL, cluster_address, placement_problem, ray_amounts
 
 LOOPBACK, ALL_INTERFACES = "tcp://127.0.0.1:0", "tcp://0.0.0.0:0"
 

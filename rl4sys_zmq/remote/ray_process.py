@@ -1,4 +1,4 @@
-"""The start of a driver process, which is connected to Ray.
+"""A driver process, which is connected to Ray: its start, the packets to and from it, and resources under Ray's names.
 
 The learner and the fleet of actors both have such a process, so that their own processes never import Ray.
 """
@@ -13,15 +13,76 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from rl4sys_zmq.child_process import end_text, start_with_socket
+from rl4sys_zmq.config import ResourcesConfig
 from rl4sys_zmq.config.learner import ray_address
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet
-from rl4sys_zmq.remote.ray_packets import LOCAL
+
+LOCAL: Final = "local"
+"""The address that stands for a Ray of the learner's own."""
+
+PLACE: Final = "place"
+"""To the driver: create a worker. Fields: ``number``, ``client_id``, ``wanted``, ``waits``, ``path``, and ``start`` as text."""
+
+KILL: Final = "kill"
+"""To the driver: end a worker by force. Field: ``number``."""
+
+CONNECTED: Final = "connected"
+"""From the driver, first: ``address``, ``version`` and ``nodes`` of the cluster, and the ``host`` and ``node`` of the driver."""
+
+REFUSED: Final = "refused"
+"""From the driver, last: the ``error`` because of which it is not connected to Ray, or not any more."""
+
+PLACED: Final = "placed"
+"""From the driver: the ``node``, ``host`` and ``pid`` of a worker."""
+
+WAITING: Final = "waiting"
+"""From the driver: the ``text`` about what a worker waits for."""
+
+ENDED: Final = "ended"
+"""From the driver, the last about a worker: how it has ended (``end``; empty if in order), or the ``error`` because of which
+another one would fail too."""
+
+
+BUILT_IN = ("CPU", "GPU", "memory")
+"""The resources that Ray itself defines. Their amounts are arguments of their own in Ray's interface."""
+
+
+def ray_amounts(resources: ResourcesConfig) -> dict[str, float]:
+    """Return the amounts that are reserved for a worker, without those of 0."""
+    amounts = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory or 0), **resources.custom}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def placement_problem(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Return a text if a worker fits on no node, even if nothing else ran there; else an empty text."""
+    nodes = list(nodes)
+    for node in nodes:
+        if all(amount <= node["resources"].get(name, 0.0) for name, amount in wanted.items()):
+            return ""
+    return f"no node of the Ray cluster has {amounts_text(wanted)}; there is {nodes_text(nodes)}"
+
+
+def nodes_text(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Return nodes and their resources as text, such as ``10.0.0.5 {CPU: 8, edge: 1}``."""
+
+    def text(node: Mapping[str, Any]) -> str:
+        kept = {k: v for k, v in node["resources"].items() if k != "object_store_memory" and not k.startswith("node:")}
+        return f"{node['host']} {amounts_text(kept)}"
+
+    return ", ".join(map(text, nodes)) or "no node"
+
+
+def amounts_text(amounts: Mapping[str, float]) -> str:
+    """Return amounts of resources as text, such as ``{CPU: 2, GPU: 0.5}``: first those that Ray defines, then by name."""
+    ordered = sorted(amounts.items(), key=lambda item: (item[0] not in BUILT_IN, item[0]))
+    return f"{{{', '.join(f'{name}: {amount:.12g}' for name, amount in ordered)}}}"
+
 
 CONNECT_S = 60.0
 """Longest time to connect to a cluster, or to start a local Ray."""

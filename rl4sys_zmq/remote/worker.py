@@ -22,7 +22,7 @@ from rl4sys_zmq.learner.training.learner_thread import PULL_MESSAGES, LearnerThr
 from rl4sys_zmq.learner.training.reporting import plain_text
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WORKER_REPORT_S, SilenceTimer
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.logs import ForwardingHandler, get_logger
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.remote.gateway_storage import GatewayStorage
 from rl4sys_zmq.resource import Worker
@@ -59,7 +59,6 @@ TURN_MESSAGES = 256
 
 MAX_LOGS = 1000
 MAX_LOG_CHARS = 16_000
-MAX_NAME_CHARS = 200
 _RETRY_S = 0.005
 _PAUSED_S = 2.0
 _ANSWERS = (CheckpointFound, CheckpointPartReply, CheckpointStored, TrainingRecorded)
@@ -77,7 +76,7 @@ def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._
     except ConfigError as exc:
         return str(exc)
     worker = _GatewayConnection(data, end_process)
-    handler = _PostLogHandler(worker)
+    handler = ForwardingHandler(worker.post_log, MAX_LOG_CHARS)
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)
@@ -87,21 +86,6 @@ def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._
     finally:
         root.setLevel(level)
         root.removeHandler(handler)
-
-
-class _PostLogHandler(logging.Handler):
-    """A log handler that sends each record to the learner. It drops records while too many of them wait."""
-
-    def __init__(self, connection: _GatewayConnection) -> None:
-        super().__init__()
-        self._connection = connection
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            name, text = (plain_text(part) for part in (record.name[:MAX_NAME_CHARS], self.format(record)[:MAX_LOG_CHARS]))
-            self._connection.post_log(WorkerLog(name, record.levelno, text))
-        except Exception:  # noqa: BLE001 - as in logging's own handlers: a wrong call of a logger must not raise in its caller
-            self.handleError(record)
 
 
 class _GatewayConnection(Worker):
@@ -167,9 +151,9 @@ class _GatewayConnection(Worker):
         self._posted.append(message)
         self._wakeup.set()
 
-    def post_log(self, message: WorkerLog) -> None:
+    def post_log(self, name: str, level: int, text: str) -> None:
         """Queue a log record for the gateway. If too many wait, the oldest is dropped. Any thread can call this."""
-        self._logs.append(message)
+        self._logs.append(WorkerLog(plain_text(name), level, plain_text(text)))
         self._wakeup.set()
 
     def stop(self) -> None:

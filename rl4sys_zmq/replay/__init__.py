@@ -4,19 +4,18 @@ A learner's algorithms use `ReplayMemory`, or `SequenceMemory` with a recurrent 
 `rl4sys_zmq.serving.data` are built from the same parts:
 
 - `ring`: rows with consecutive numbers, in one array for each value. New rows overwrite the oldest.
-- `sum_tree`, `priorities`: draws in proportion to priorities.
+- `priorities`: draws in proportion to priorities.
 - `spans`: the steps that belong together, for windows of consecutive steps.
-- `frame_store`, `frame_column`: equal images are stored once.
+- `frames`: equal images are stored once.
 - `pieces`: the state of the rows for checkpoints. `folder`: the arrays in memory-mapped files.
 - `layout`: the shape and dtype of each value, and the validation of new items.
 """
 
-from rl4sys_zmq.replay.draws import Draws
-from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
 from rl4sys_zmq.replay.memory import ReplayMemory, ReplayOptions, TransitionBatch
 from rl4sys_zmq.replay.n_step import NStepReturns, n_step_columns
+from rl4sys_zmq.replay.pace import SamplesPerInsert
 from rl4sys_zmq.replay.pieces import StatePiece
-from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
+from rl4sys_zmq.replay.priorities import Draws, PriorityOptions, importance_weights
 from rl4sys_zmq.replay.sequences import SequenceBatch, SequenceMemory, SequenceOptions
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A folder with the arrays of a data store in memory-mapped files.
+"""The arrays of a data store in memory-mapped files: in a folder that survives the process, or in files without names.
 
 - ``.npy`` files in numpy's format, one for each column. The space of a file is reserved when it is created, so that a full disk
   raises an exception then, and does not kill the process with a signal later.
@@ -15,8 +15,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -246,3 +249,40 @@ def _from_json(shape: list[int], dtype: str) -> ArraySpec:
     if dtype not in DTYPES or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError(f"a column of shape {shape} and dtype {dtype!r:.60}")
     return ArraySpec(tuple(shape), np.dtype(dtype))
+
+
+class ScratchArrays:
+    """A function that creates arrays of zeros in memory-mapped files of a folder. The state of a replay is not in them.
+
+    The files have no names: the kernel frees their space when the arrays are gone, also after SIGKILL. Their space is reserved
+    at once, so a full disk is an exception and not a signal.
+
+    Args:
+        folder: The folder. It is created with mode 0700 if it does not exist.
+        needed: Number of bytes of all arrays together.
+
+    Raises:
+        ConfigError: If the disk has less space, or the folder cannot be created.
+    """
+
+    def __init__(self, folder: Path, needed: int) -> None:
+        self._folder = folder
+        try:
+            make_private(folder)
+            free = shutil.disk_usage(folder).free
+        except OSError as exc:
+            raise ConfigError(f"the replay cannot use {folder}: {exc.strerror}", key="buffer_size") from exc
+        if needed > free:
+            problem = f"the replay needs {needed:,} bytes on disk, and {folder} has {free:,} bytes free"
+            raise ConfigError(f"{problem}; use a smaller buffer_size, or a run directory on a larger disk", key="buffer_size")
+
+    def __call__(self, leaf: ArraySpec) -> NDArray[Any]:
+        size = max(1, leaf.dtype.itemsize * prod(leaf.shape))
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                mapped = mmap.mmap(file.fileno(), size)
+        except OSError as exc:
+            problem = f"{size:,} bytes of the replay cannot be written to {self._folder}: {exc.strerror}"
+            raise ConfigError(f"{problem}; use a smaller buffer_size, or another run directory", key="buffer_size") from exc
+        return np.frombuffer(mapped, leaf.dtype, prod(leaf.shape)).reshape(leaf.shape)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError, StoreFileError
 from rl4sys_zmq.replay.folder import StoreFolder
-from rl4sys_zmq.replay.frame_column import FrameColumn, Make, frame_pool
+from rl4sys_zmq.replay.frames import FrameColumn, Make, frame_pool
 from rl4sys_zmq.replay.layout import ArraySpec, as_leaf, zeros
 
 Ids = NDArray[np.int64]

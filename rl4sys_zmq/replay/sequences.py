@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.replay.draws import Draws
-from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
+from rl4sys_zmq.replay.folder import ScratchArrays
+from rl4sys_zmq.replay.frames import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.pieces import RowPieces
-from rl4sys_zmq.replay.priorities import PrioritisedReplay, PriorityOptions
+from rl4sys_zmq.replay.priorities import Draws, PrioritisedReplay, PriorityOptions
 from rl4sys_zmq.replay.ring import RowRingBuffer
-from rl4sys_zmq.replay.scratch import ScratchArrays
 from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.column_spec import ColumnSpec

@@ -24,8 +24,7 @@ from rl4sys_zmq.config import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.gateway.static_check import require_fraction
 from rl4sys_zmq.learner.registry.compute import Compute
-from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations
-from rl4sys_zmq.learner.training.minari_episodes import read_minari
+from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations, read_minari
 from rl4sys_zmq.learner.training.validation import SegmentValueLimits
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations

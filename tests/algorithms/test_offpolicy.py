@@ -17,9 +17,9 @@ from rl4sys_zmq.algorithms import (  # noqa: E402
     ALGORITHMS,
     make_algorithm,
 )
-from rl4sys_zmq.algorithms.offpolicy.unit_pace import UnitPace  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state  # noqa: E402
+from rl4sys_zmq.replay.pace import UnitPace  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Segment  # noqa: E402
 from rl4sys_zmq.values.spaces import FlatSpace, MultiDiscreteSpace  # noqa: E402
@@ -148,14 +148,14 @@ def test_a_restart_with_another_pace_owes_nothing_and_trains_on_at_once(old: dic
     after.load(unpack_state(*pack_state(before.state())))
     assert after.update() is None
     p, first = after.parameters, after._pace.steps
-    fresh = UnitPace(steps=first, episodes=after._pace.episodes)
-    fresh.settle(p)
+    fresh = UnitPace(p.pace_rule, steps=first, episodes=after._pace.episodes)
+    fresh.settle()
     for _ in range(12):
         segment = next(source)
         after.observe(segment)
-        fresh.observe(segment, p)
-        while fresh.due(p):
-            fresh.count_unit(p)
+        fresh.observe(segment)
+        while fresh.due:
+            fresh.count_unit()
             assert after.update() is not None
         assert after.update() is None
     if p.samples_per_insert is not None:

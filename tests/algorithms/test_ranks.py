@@ -33,9 +33,9 @@ torch = pytest.importorskip("torch")
 
 from rl4sys_zmq.learner.ranks import rank_group, rank_member  # noqa: E402
 from rl4sys_zmq.learner.ranks.rank_group import RankGroup  # noqa: E402
-from rl4sys_zmq.learner.ranks.rank_link import RankLink  # noqa: E402
+from rl4sys_zmq.learner.ranks.rank_member import RankLink  # noqa: E402
 from rl4sys_zmq.learner.registry.compute import ONE_RANK, check_rows, find_devices, row_share  # noqa: E402
-from rl4sys_zmq.learner.training.placement import importable_factory, place_algorithm  # noqa: E402
+from rl4sys_zmq.learner.training.building import importable_factory, place_algorithm  # noqa: E402
 
 from .test_resume import segments  # noqa: E402
 

@@ -15,18 +15,17 @@ from kit import random_segment
 from torch import nn
 
 from rl4sys_zmq.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, make_algorithm
-from rl4sys_zmq.algorithms.libraries.replayed import ReplayPace
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.policies.sampler import RandomSource
+from rl4sys_zmq.replay.pace import PaceRule, UnitPace
 from rl4sys_zmq.testing import check_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
 
 sb3 = pytest.importorskip("stable_baselines3", reason="the extra sb3 is not installed")
 contrib = pytest.importorskip("sb3_contrib", reason="the extra sb3 is not installed")
 
-from rl4sys_zmq.algorithms.libraries.global_random import GlobalRandomState  # noqa: E402
-from rl4sys_zmq.algorithms.libraries.mlp_layers import network_layers  # noqa: E402
+from rl4sys_zmq.algorithms.libraries.adapter import GlobalRandomState, network_layers  # noqa: E402
 
 OBS = BoxSpace((3,))
 DISCRETE, BOX = DiscreteSpace(3, 1), BoxSpace((2,), low=-1.0, high=3.0)
@@ -264,14 +263,15 @@ def test_a_class_that_cannot_be_used_is_refused_with_the_reason(importable: str)
 @pytest.mark.parametrize(("learning_starts", "every"), [(100, 256), (1000, 256), (512, 256), (0, 4), (100, 1), (7, 7)])
 def test_an_update_follows_each_multiple_of_train_freq_above_learning_starts(learning_starts: int, every: int) -> None:
     """This is the rule of `OffPolicyAlgorithm.learn`, which collects `train_freq` steps at a time."""
-    pace = ReplayPace(learning_starts=learning_starts, every=every, gradient_steps=1, batch_size=1)
+    pace = UnitPace(PaceRule(learning_starts=learning_starts, train_frequency=every, rollout_length=1))
     for step in range(1, 2000):
         missing = pace.missing(1)
         pace.steps = step
         assert pace.due == (step % every == 0 and step > learning_starts) == (missing <= 1)
         if pace.due:
-            pace.updates += 1
-            assert pace.seen == step and not pace.due
+            assert pace.next_unit_steps() == step
+            pace.count_unit()
+            assert not pace.due
 
 
 def test_spaces_that_it_cannot_take_are_refused_with_those_that_it_can() -> None:
@@ -362,7 +362,7 @@ def test_a_restart_with_another_pace_owes_nothing_and_trains_on(name: str, actio
     after.load(before.state())
     every = new.get("train_freq", 16)
     done = 0
-    assert after.update() is None and 0 < after.pace.missing(1) <= every
+    assert after.update() is None and 0 < after._pace.missing(1) <= every
     for index in range(20, 28):
         after.observe(segment(16, actions, index, episode_id=index))
         done += len(list(iter(after.update, None)))

@@ -147,7 +147,7 @@ def test_cql_trains_its_policy_on_one_loss_first_on_the_one_of_cloning() -> None
         losses[name].backward()
         expected = policy_gradient(algorithm)
         algorithm.restore(before)
-        algorithm.try_rows(np.arange(32))
+        algorithm._train_on(np.arange(32))
         torch.testing.assert_close(policy_gradient(algorithm), expected)
 
 
@@ -160,7 +160,7 @@ def test_td3bc_delays_the_steps_of_the_policy_and_of_the_targets() -> None:
         resumed = make("TD3BC", BOX, policy_delay=3)
         resumed.load(algorithm.state())
         algorithm, before = resumed, resumed.checkpoint()["weights"]
-        algorithm.try_rows(np.arange(32))
+        algorithm._train_on(np.arange(32))
         changed = {name for name, tensor in algorithm._tensors().items() if not torch.equal(tensor, before[name])}
         moved.append({name.partition("_network")[0] for name in changed})
     assert moved == 2 * [{"qvalue"}, {"qvalue"}, {"qvalue", "actor", "target_qvalue", "target_actor"}] + [{"qvalue"}]

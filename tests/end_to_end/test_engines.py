@@ -232,7 +232,7 @@ def test_an_error_while_a_process_is_watched_costs_it_a_restart(
             raise ValueError("no packet")
         return decode(data)
 
-    monkeypatch.setattr(process, "decode_packet", fault)
+    monkeypatch.setattr(packets, "decode_packet", fault)
     until(lambda: client_of(learner)["restarts"] == 1, "another process")
     assert not is_there(pid)
     crash = client_of(learner)["worker"]["last_crash"]

@@ -14,8 +14,7 @@ from typing import Any
 
 from harness.children import PYTHONPATH
 from rl4sys_zmq.child_process import end_text
-from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
-from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.engines.base import ENGINES, EngineEntry, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote.handle import RemoteWorker
 

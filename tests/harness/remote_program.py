@@ -12,7 +12,7 @@ from typing import Any
 
 import rl4sys_zmq
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
-from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
+from rl4sys_zmq.learner.run.worker_storage import SuspectFiles
 from rl4sys_zmq.remote import gateway_storage
 from rl4sys_zmq.remote.gateway_storage import GatewayStorage
 from rl4sys_zmq.remote.worker import run_remote_worker

@@ -44,7 +44,7 @@ MODULES = {
         "rl4sys_zmq.actor.agent",
         "rl4sys_zmq.learner.learner",
         "rl4sys_zmq.learner.ranks.rank_member",
-        "rl4sys_zmq.learner.training.placement",
+        "rl4sys_zmq.learner.training.building",
         "rl4sys_zmq.algorithms.onpolicy.ppo",
         "rl4sys_zmq.cli.serve",
     ),

@@ -18,11 +18,11 @@ from harness.children import is_there
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.config import EvaluationConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError
-from rl4sys_zmq.learner.evaluation import evaluation
-from rl4sys_zmq.learner.evaluation.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator
+from rl4sys_zmq.learner import evaluation
+from rl4sys_zmq.learner.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
-from rl4sys_zmq.learner.run import best_policy
-from rl4sys_zmq.learner.run.best_policy import EVALUATION, BestPolicyFolder, EvaluationRecord
+from rl4sys_zmq.learner.run import stored_policies
+from rl4sys_zmq.learner.run.stored_policies import EVALUATION, BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.ops.episodes import answer
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
@@ -146,7 +146,7 @@ def test_an_end_in_the_middle_leaves_the_old_policy(
         raise OSError("the process ends here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(best_policy, function, end)
+        patch.setattr(stored_policies, function, end)
         with pytest.raises(OSError, match="ends here"):
             best.offer(policy(2), record(2, 20.0))
     again = BestPolicyFolder(tmp_path, "pole")

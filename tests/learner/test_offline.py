@@ -12,8 +12,7 @@ from rl4sys_zmq.delivery import ClientRow
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.gateway.admission import resolve_configuration
 from rl4sys_zmq.learner.gateway.offline import command_on_directory
-from rl4sys_zmq.learner.run.best_policy import BEST
-from rl4sys_zmq.learner.run.resume import JOURNAL, open_journal
+from rl4sys_zmq.learner.run.resume import BEST, JOURNAL, open_journal
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.messages import Hello, OperatorCommand
 

@@ -20,12 +20,11 @@ from kit import until
 from rl4sys_zmq.config import LearnerConfig, ResourcesConfig
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.remote import ray_connection
 from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
-from rl4sys_zmq.remote.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
-from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem, ray_amounts
+from rl4sys_zmq.remote.ray_process import ENDED, KILL, PLACE, PLACED, WAITING, nodes_text, placement_problem, ray_amounts
 
 from .test_remote_workers import start
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import RefusalReason
-from rl4sys_zmq.learner.gateway.refusal_log import MAX_KNOWN, MAX_LINES, WINDOW_S, RefusalLog
+from rl4sys_zmq.learner.gateway.admission import MAX_KNOWN, MAX_LINES, WINDOW_S, RefusalLog
 from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.wire.messages import Hello
 

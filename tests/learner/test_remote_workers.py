@@ -23,7 +23,7 @@ from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, Checkpoint
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, encode_checkpoint
-from rl4sys_zmq.learner.run.suspect_files import SuspectFiles, read_mark
+from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, read_mark
 from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
 from rl4sys_zmq.remote import gateway_storage

@@ -136,7 +136,7 @@ def test_an_entropy_weight_of_sb3_can_be_learned_before_or_after(before: Any, af
     found = model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.exp()
     assert found.item() == pytest.approx(weight)
     assert all(np.array_equal(one, new.snapshot()[name]) for name, one in old.snapshot().items())
-    new.train()
+    new._train_unit()
 
 
 def test_an_optimizer_of_sb3_keeps_the_options_of_the_new_parameters() -> None:
@@ -153,7 +153,7 @@ def test_a_trained_policy_of_torchrl_does_not_act_at_random_again(name: str, act
     """With another pace no update may be due at the observed steps, so the count of updates can be 0 again."""
     old = trained(name, actions, OFF)
     new = resumed(name, actions, old, {**OFF, **changed})
-    assert new.pace.updates == 0
+    assert new._pace.units == 0
     assert new.snapshot()["epsilon"] == old.snapshot()["epsilon"] < 1.0
 
 

@@ -16,7 +16,7 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.run import recorder as recorder_module
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder, RunDirectoryWriter
-from rl4sys_zmq.learner.run.run_paths import move_misplaced
+from rl4sys_zmq.learner.run.resume import move_misplaced
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()

@@ -10,7 +10,7 @@ import pytest
 from kit import OneSegmentMessage, assert_same_state, random_segment
 
 from rl4sys_zmq.errors import RankLost, TrainingDiverged
-from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
+from rl4sys_zmq.learner.run.worker_storage import SuspectFiles
 from rl4sys_zmq.learner.training.held_segments import RecentSegments
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training.training import MAX_DIVERGED, UpdateRunner

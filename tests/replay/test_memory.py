@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kit import segment_with
 from numpy.typing import NDArray
 
-from rl4sys_zmq.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.algorithms.offpolicy.samplers import TorchDraws
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch, n_step_columns
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, MultiBinarySpace, MultiDiscreteSpace, Segment, TupleSpace

@@ -15,8 +15,8 @@ from kit import random_segment
 from rl4sys_zmq.algorithms import FolderAlgorithm, MemoryAlgorithm, make_algorithm
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
+from rl4sys_zmq.replay.folder import ScratchArrays
 from rl4sys_zmq.replay.layout import ArraySpec
-from rl4sys_zmq.replay.scratch import ScratchArrays
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 IMAGE = BoxSpace((4, 32, 40), "|u1", 0, 255)
@@ -53,7 +53,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from rl4sys_zmq.replay.layout import ArraySpec
-from rl4sys_zmq.replay.scratch import ScratchArrays
+from rl4sys_zmq.replay.folder import ScratchArrays
 array = ScratchArrays(Path(sys.argv[1]), 0)(ArraySpec((1 << 20,), np.dtype("u1")))
 assert array.flags.writeable and not array.any()
 maps = [line.split() for line in open("/proc/self/maps") if sys.argv[1] in line]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.replay.sum_tree import SumTree
+from rl4sys_zmq.replay.priorities import SumTree
 
 MASSES = st.floats(0, 1e6, allow_subnormal=False)
 

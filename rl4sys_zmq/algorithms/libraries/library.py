@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image
+from rl4sys_zmq.config.options import one_of, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import (
     ANY_AGE,
@@ -22,7 +22,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
 from rl4sys_zmq.values.action_layout import action_layout
 
 TQC_REFERENCE = (
@@ -36,16 +36,15 @@ def check_quantiles(dropped: int, quantiles: int) -> None:
         raise parameter_error("top_quantiles_to_drop_per_net", f"{dropped} of {quantiles} quantiles leave none; drop fewer")
 
 
-class LibraryParameters(Protocol):
-    """The parameters that the algorithms of all libraries have: those of the policy's network."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryParameters:
+    """The parameters that the algorithms of all libraries have: those of the policy's network and of its segments."""
 
-    @property
-    def hidden_sizes(self) -> tuple[int, ...]:
-        """The widths of the hidden layers."""
-
-    @property
-    def activation(self) -> str:
-        """The activation function of the hidden layers."""
+    hidden_sizes: tuple[int, ...] = option(
+        sizes, (256, 256), names=("net_arch",), doc="widths of the hidden layers of each network"
+    )
+    activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
+    rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
 
 @dataclass(frozen=True, slots=True)

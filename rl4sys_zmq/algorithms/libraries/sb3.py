@@ -3,20 +3,256 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
+import numpy as np
 import sb3_contrib
 import stable_baselines3
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3 import A2C
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
 
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.libraries.adapter import LibraryReplayTraining, refuse_masks, scaled_actions
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
-from rl4sys_zmq.algorithms.libraries.sb3_offpolicy import Sb3OffPolicy
-from rl4sys_zmq.algorithms.libraries.sb3_onpolicy import Sb3OnPolicy
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations
+from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments, vtrace
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.plugins import load_object
-from rl4sys_zmq.values import ObservationSpace, Space
+from rl4sys_zmq.replay import Draws, ReplayMemory, ReplayOptions
+from rl4sys_zmq.replay.pace import PaceRule
+from rl4sys_zmq.values import ObservationSpace, Segment, Space
+
+
+class Sb3OnPolicy(Sb3Adapter):
+    """An on-policy algorithm of Stable-Baselines3. Each update trains on a batch of whole segments.
+
+    The advantages and value targets are those of `vtrace`, with traces across the segments of an episode. A2C and its subclasses
+    ignore the probabilities of the actions, so the advantages of old segments get the factor that V-trace has for the policy.
+    """
+
+    kind: ClassVar[str] = "onpolicy"
+    max_policy_lag: int | None = 4
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.rollout_length = min(self.rollout_length, self._model.n_steps)
+        self._masked = hasattr(self._model.rollout_buffer, "action_masks")
+        self._without_ratio = isinstance(self._model, A2C)
+        self._taken: list[tuple[Segment, bool]] = []
+        self._buffered = self._surplus = 0
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        if not self._masked:
+            refuse_masks(segment, self._name)
+        self._taken.append((segment, correct))
+        self._buffered += segment.steps
+
+    def demand(self) -> int:
+        missing: int = self._model.n_steps - self._surplus - self._buffered
+        return max(0, missing)
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        if not self._buffered or (self.demand() and not partial):
+            return None
+        rollout = join_segments(self._taken, self._observation_space, ActionDistributions(self._action_space))
+        self._clear()
+        model, count = self._model, len(rollout.rewards)
+        normalise = getattr(model, "normalize_advantage", False)
+        self._advance(model.num_timesteps + count)
+        with self._random.active():
+            self._fill(rollout)
+            if count == 1:  # a single advantage has no deviation
+                model.normalize_advantage = False
+            try:
+                model.train()
+            finally:
+                model.normalize_advantage = normalise
+        self._surplus = self._limited(self._surplus + count - model.n_steps)
+        return self._metrics()
+
+    def _limited(self, surplus: int) -> int:
+        """Return the steps by which the next batch is smaller. No batch shrinks to less than half."""
+        return int(min(max(0, surplus), self._model.n_steps // 2))
+
+    def _fill(self, rollout: RolloutBatch) -> None:
+        """Write a batch into a new rollout buffer of the model."""
+        model, policy = self._model, self._model.policy
+        policy.set_training_mode(False)
+        masks = None if rollout.forbidden is None else (~rollout.forbidden).numpy()
+        features = rollout.features[rollout.rows]
+        with torch.no_grad():
+            estimates = policy.predict_values(rollout.features).squeeze(1).numpy().astype(np.float64)
+            rhos = np.ones(len(rollout.rewards))
+            if rollout.correct.any():
+                mask_argument = {} if masks is None else {"action_masks": masks}
+                current = policy.evaluate_actions(features, rollout.actions, **mask_argument)[1]
+                rhos[rollout.correct] = (current - rollout.log_probs).exp().numpy()[rollout.correct]
+        values = np.append(estimates, 0.0)
+        before, after = values[rollout.rows], values[rollout.rows + 1] * rollout.alive
+        advantages, targets = vtrace(
+            rollout.rewards, before, after, rollout.continues, rhos, gamma=model.gamma, lam=model.gae_lambda
+        )
+        if self._without_ratio:
+            advantages *= np.minimum(rhos, 1.0)
+        count = len(advantages)
+        buffer = model.rollout_buffer_class(
+            count,
+            model.observation_space,
+            model.action_space,
+            device=model.device,
+            gamma=model.gamma,
+            gae_lambda=model.gae_lambda,
+            **model.rollout_buffer_kwargs,
+        )
+        columns = {
+            "observations": features.numpy(),
+            "actions": rollout.actions.numpy(),
+            "rewards": rollout.rewards,
+            "returns": targets,
+            "advantages": advantages,
+            "values": before,
+            "log_probs": rollout.log_probs.numpy(),
+            "episode_starts": np.append(True, ~rollout.continues[:-1]),
+        }
+        if masks is not None:
+            columns["action_masks"] = masks
+        for name, column in columns.items():
+            target = getattr(buffer, name)
+            target[...] = column.reshape(target.shape)
+        buffer.pos, buffer.full = count, True
+        model.rollout_buffer = buffer
+
+    def state(self) -> dict[str, Any]:
+        return {**self._model_state(), "surplus": self._surplus}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._restore_model(state)
+        self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
+        self._clear()
+
+    def checkpoint(self) -> dict[str, Any]:
+        return self.state()
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        self.load(kept)
+
+    def discard(self) -> list[int]:
+        """Return an empty list: there is no replay from which to remove bad data."""
+        return []
+
+    def _clear(self) -> None:
+        self._taken, self._buffered = [], 0
+
+
+class _SegmentReplay(ReplayBuffer):
+    """The replay buffer of a model: a view of a `ReplayMemory`. If `rows` is set, the next samples are these rows."""
+
+    memory: ReplayMemory
+    rows: NDArray[np.int64] | None = None
+
+    def __init__(
+        self, buffer_size: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **unused: Any
+    ) -> None:
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device="cpu")
+
+    def connect(self, memory: ReplayMemory, draws: Draws, observation_space: ObservationSpace, action_space: Space) -> None:
+        """Sample from this memory, whose actions are in the units of the environment, from now on."""
+        self.memory, self._draws = memory, draws
+        self._space, self._actions = observation_space, action_space
+
+    def size(self) -> int:
+        return len(self.memory)
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse a transition from the library."""
+        raise NotImplementedError("transitions come from actors")
+
+    def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
+        """Return random transitions. Their discounts include those of several steps, and are 0 after an end."""
+        rows = self.memory.draw(batch_size, self._draws) if self.rows is None else self.rows
+        batch = self.memory.gather(rows)
+        discounts = torch.from_numpy(batch.discounts).unsqueeze(1)
+        return ReplayBufferSamples(
+            observations=encode_observations(self._space, batch.observations),
+            actions=scaled_actions(batch.actions, self._actions),
+            next_observations=encode_observations(self._space, batch.successors),
+            dones=(discounts == 0).float(),
+            rewards=torch.from_numpy(batch.returns).unsqueeze(1),
+            discounts=discounts,
+        )
+
+
+class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
+    """An off-policy algorithm of Stable-Baselines3, with the pace and the target updates of the library."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        model, seed = self._model, arguments[-1]
+        if model.train_freq.unit is not TrainFrequencyUnit.STEP:
+            raise ConfigError(f"{self._name}: train_freq counts episodes; expected a number of steps", key="train_freq")
+        rule = PaceRule(
+            learning_starts=model.learning_starts,
+            train_frequency=model.train_freq.frequency,
+            rollout_length=self.rollout_length,
+        )
+        n_steps: int = getattr(self.parameters, "n_steps", getattr(model, "n_steps", 1))  # the user's own class has its own
+        memory = ReplayMemory(
+            self._observation_space,
+            self._action_space,
+            ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps),
+        )
+        self.stored_returns = {"gamma": model.gamma, "n_steps": n_steps}
+        self.use_replay(self._name, memory, rule, seed)
+        model.replay_buffer.connect(memory, self._draws, self._observation_space, self._action_space)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "replay_buffer_class": _SegmentReplay}
+
+    def _epsilon(self) -> float:
+        """All actions are uniform until the training starts."""
+        return super()._epsilon() if self._model.num_timesteps else 1.0
+
+    @property
+    def _unit_gradient_steps(self) -> int:
+        steps: int = self._model.gradient_steps
+        return steps if steps >= 0 else self._pace.rule.train_frequency
+
+    def _draw(self) -> NDArray[np.int64]:
+        return self._memory.draw(self._model.batch_size, self._draws)
+
+    def _train_unit(self) -> dict[str, float]:
+        seen = self._pace.next_unit_steps()
+        new = seen - self._model.num_timesteps
+        self._advance(seen)
+        with self._random.active():
+            for _ in range(new):
+                self._model._on_step()
+            self._model.train(gradient_steps=self._unit_gradient_steps, batch_size=self._model.batch_size)
+        return self._metrics()
+
+    def _train_on(self, rows: NDArray[np.int64]) -> dict[str, float]:
+        self._model.replay_buffer.rows = rows
+        try:
+            with self._random.active():
+                self._model.train(gradient_steps=1, batch_size=len(rows))
+        finally:
+            self._model.replay_buffer.rows = None
+        return self._metrics()
+
+    def _training_state(self) -> dict[str, Any]:
+        return {**self._model_state(), **self._pace_state()}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        self._restore_model(kept)
+        self._restore_pace(kept)
 
 
 def build(

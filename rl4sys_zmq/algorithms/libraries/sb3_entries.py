@@ -14,14 +14,22 @@ from typing import Any, ClassVar
 from rl4sys_zmq.algorithms.libraries.library import (
     TQC_REFERENCE,
     LibraryFactory,
+    LibraryParameters,
     check_quantiles,
     count_values,
     library_entry,
 )
-from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import (
+    MAX_NUMBER,
+    InvalidValue,
+    flag,
+    nullable,
+    number,
+    option,
+    whole_number,
+)
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Setting, Staleness, with_settings
-from rl4sys_zmq.values import ACTIVATIONS
 
 _BUILDER = "rl4sys_zmq.algorithms.libraries.sb3:build"
 _EXTRA = "sb3"
@@ -45,8 +53,8 @@ def _target_entropy(value: object) -> float | str:
         raise InvalidValue(f"{exc}, or auto") from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sb3Parameters:
+@with_settings(hidden_sizes=(64, 64), activation=Setting("tanh", names=("activation_fn",)), rollout_length=128)
+class Sb3Parameters(LibraryParameters):
     """The parameters that all algorithms of Stable-Baselines3 have. *Steps* are environment steps."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "learning_rate_final", "total_steps"})
@@ -56,8 +64,8 @@ class Sb3Parameters:
     """The parameters that are no arguments of the library's class."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="step size of the optimizer")
-    learning_rate_final: float | None = option(
-        optional(number(0.0, 10.0)), None, doc="learning rate at total_steps, reached linearly; null: constant"
+    learning_rate_final: float | None = nullable(
+        number(0.0, 10.0), doc="learning rate at total_steps, reached linearly; null: constant"
     )
     total_steps: int = option(
         whole_number(1),
@@ -65,11 +73,6 @@ class Sb3Parameters:
         names=("total_timesteps",),
         doc="length of the schedules in steps; training continues after it",
     )
-    hidden_sizes: tuple[int, ...] = option(
-        sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers of each network"
-    )
-    activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="activation of the hidden layers")
-    rollout_length: int = option(whole_number(1, 1 << 20), 128, names=("num_steps",), doc="most steps per segment")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the library's class, by name, without the learning rate."""
@@ -151,15 +154,15 @@ class PPOParameters(OnPolicyParameters):
     clip_range: float = option(
         number(0.0, MAX_NUMBER), 0.2, names=("clip_coef", "clip_ratio"), doc="largest distance of the probability ratio from 1"
     )
-    clip_range_vf: float | None = option(
-        optional(number(1e-9, MAX_NUMBER)), None, doc="largest distance of a value from the old one; null: no limit"
+    clip_range_vf: float | None = nullable(
+        number(1e-9, MAX_NUMBER), doc="largest distance of a value from the old one; null: no limit"
     )
     normalize_advantage: bool = option(flag, True, names=("norm_adv",), doc="normalise the advantages of each minibatch")
     ent_coef: float = option(number(0.0, MAX_NUMBER), 0.0, doc="weight of the entropy bonus")
     vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, the mean squared error")
     max_grad_norm: float = option(number(0.0, MAX_NUMBER), 0.5, doc="largest norm of the gradient")
-    target_kl: float | None = option(
-        optional(number(0.0, MAX_NUMBER)), None, doc="end an update at 1.5 times this mean approximate KL; null: never"
+    target_kl: float | None = nullable(
+        number(0.0, MAX_NUMBER), doc="end an update at 1.5 times this mean approximate KL; null: never"
     )
 
 
@@ -215,8 +218,8 @@ class QRDQNParameters(DQNParameters):
 
     ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles"}
 
-    max_grad_norm: float | None = option(  # type: ignore[assignment]
-        optional(number(0.0, MAX_NUMBER)), None, doc="largest norm of the gradient; null: no limit"
+    max_grad_norm: float | None = nullable(  # type: ignore[assignment]
+        number(0.0, MAX_NUMBER), doc="largest norm of the gradient; null: no limit"
     )
     n_quantiles: int = option(whole_number(1, 10_000), 200, doc="quantiles of the return that are estimated for each action")
 

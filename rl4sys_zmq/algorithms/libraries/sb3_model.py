@@ -16,8 +16,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rl4sys_zmq.algorithms.libraries.global_random import GlobalRandomState
-from rl4sys_zmq.algorithms.libraries.mlp_layers import ACTIVATION_LAYERS, PublishedNetwork, network_layers
+from rl4sys_zmq.algorithms.libraries.adapter import ACTIVATION_LAYERS, GlobalRandomState, PublishedNetwork, network_layers
 from rl4sys_zmq.algorithms.libraries.sb3_entries import Sb3Parameters
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
@@ -226,7 +225,7 @@ class Sb3Adapter:
 
     # ---- the state
 
-    def checkpoint(self) -> dict[str, Any]:
+    def _model_state(self) -> dict[str, Any]:
         model = self._model
         variables = [name for name in model._get_torch_save_params()[1] if name != FIXED_ENTROPY_WEIGHT]
         return {
@@ -236,7 +235,7 @@ class Sb3Adapter:
             "random": self._random.state(),
         }
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
+    def _restore_model(self, kept: Mapping[str, Any]) -> None:
         """Return to a state. An optimizer of another kind stays as it is, and optimizers keep their options.
 
         An entropy weight that is learned only now, or no longer, is that of the parameters.

@@ -14,9 +14,13 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.objectives import SoftUpdate
 
-from rl4sys_zmq.algorithms.libraries.global_random import GlobalRandomState
-from rl4sys_zmq.algorithms.libraries.mlp_layers import PublishedNetwork, network_layers
-from rl4sys_zmq.algorithms.libraries.replayed import ReplayPace, ReplayTraining, scaled_actions
+from rl4sys_zmq.algorithms.libraries.adapter import (
+    GlobalRandomState,
+    LibraryReplayTraining,
+    PublishedNetwork,
+    network_layers,
+    scaled_actions,
+)
 from rl4sys_zmq.algorithms.libraries.torchrl_entries import TorchrlParameters, ValueParameters
 from rl4sys_zmq.algorithms.libraries.torchrl_losses import make_loss
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
@@ -25,6 +29,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_par
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.policies.layer_policy import read_network
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
+from rl4sys_zmq.replay.pace import PaceRule
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
 
 
@@ -35,7 +40,7 @@ def build(
     return TorchrlAlgorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space, action_space, parameters, seed)
 
 
-class TorchrlAlgorithm(ReplayTraining):
+class TorchrlAlgorithm(LibraryReplayTraining):
     """An algorithm with a loss of TorchRL.
 
     A gradient step is one step of Adam for all networks, on the sum of the library's losses that the parameters select, and one
@@ -68,13 +73,8 @@ class TorchrlAlgorithm(ReplayTraining):
         self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
         gamma = p.gamma if isinstance(p, ValueParameters) else 1.0
         memory = ReplayMemory(self._observation_space, action_space, ReplayOptions(capacity=p.buffer_size, gamma=gamma))
-        pace = ReplayPace(
-            learning_starts=p.learning_starts,
-            every=p.train_frequency,
-            gradient_steps=p.gradient_steps,
-            batch_size=p.batch_size,
-        )
-        self.use_replay(entry.name, memory, pace, torch.Generator("cpu").manual_seed(seed))
+        rule = PaceRule(learning_starts=p.learning_starts, train_frequency=p.train_frequency, rollout_length=p.rollout_length)
+        self.use_replay(entry.name, memory, rule, seed)
 
     # ---- the policy
 
@@ -110,17 +110,19 @@ class TorchrlAlgorithm(ReplayTraining):
 
     # ---- training
 
-    def train(self) -> dict[str, float]:
-        steps = [self._gradient_step(None) for _ in range(self.pace.gradient_steps)]
+    @property
+    def _unit_gradient_steps(self) -> int:
+        return self.parameters.gradient_steps
+
+    def _draw(self) -> NDArray[np.int64]:
+        return self._memory.draw(self.parameters.batch_size, self._draws)
+
+    def _train_unit(self) -> dict[str, float]:
+        steps = [self._train_on(self._draw()) for _ in range(self.parameters.gradient_steps)]
         return {name: float(np.mean([losses[name] for losses in steps])) for name in steps[0]}
 
-    def try_rows(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        return self._gradient_step(rows)
-
-    def _gradient_step(self, rows: NDArray[np.int64] | None) -> dict[str, float]:
-        """Take one gradient step on these rows, or on random ones. Return all losses, also those it leaves out."""
-        if rows is None:
-            rows = self.draw()
+    def _train_on(self, rows: NDArray[np.int64]) -> dict[str, float]:
+        """Take one gradient step on these rows. Return all losses, also those it leaves out."""
         p = self.parameters
         with self._random.active():
             outputs = self._loss(self._batch(rows))
@@ -141,7 +143,7 @@ class TorchrlAlgorithm(ReplayTraining):
         return {**metrics, "charts/learning_rate": p.learning_rate}
 
     def _batch(self, rows: NDArray[np.int64]) -> TensorDict:
-        batch = self.memory.gather(rows)
+        batch = self._memory.gather(rows)
         ended = torch.from_numpy(batch.discounts == 0).unsqueeze(1)
         actions = scaled_actions(batch.actions, self._action_space)
         after = {
@@ -161,7 +163,6 @@ class TorchrlAlgorithm(ReplayTraining):
 
     def change(self, parameters: Mapping[str, object]) -> None:
         self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._label)
-        self.pace.batch_size = p.batch_size
         for group in self._optimizer.param_groups:
             group["lr"] = p.learning_rate
 
@@ -172,13 +173,13 @@ class TorchrlAlgorithm(ReplayTraining):
         targets = {name: buffer for name, buffer in self._loss.named_buffers() if "_params." in name}
         return {**dict(self._loss.named_parameters()), **targets}
 
-    def checkpoint(self) -> dict[str, Any]:
+    def _training_state(self) -> dict[str, Any]:
         return {
             "weights": {name: tensor.detach().clone() for name, tensor in self._tensors().items()},
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "random": self._random.state(),
             "gradient_steps": self._gradient_steps,
-            **self.replay_checkpoint(),
+            **self._pace_state(),
         }
 
     @torch.no_grad()
@@ -195,7 +196,7 @@ class TorchrlAlgorithm(ReplayTraining):
             group["lr"] = rate
         self._random.load(kept["random"])
         self._gradient_steps = int(kept["gradient_steps"])
-        self.replay_restore(kept)
+        self._restore_pace(kept)
 
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
         weights = [tensor.detach().reshape(-1).float() for tensor in self._tensors().values()]

@@ -8,10 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rl4sys_zmq.algorithms.libraries.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.algorithms.libraries.library import (
+    TQC_REFERENCE,
+    LibraryFactory,
+    LibraryParameters,
+    check_quantiles,
+    library_entry,
+)
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, whole_number
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm, parameter_error
-from rl4sys_zmq.values import ACTIVATIONS
 
 _BUILDER = "rl4sys_zmq.algorithms.libraries.torchrl:build"
 _EXTRA = "torchrl"
@@ -19,7 +24,7 @@ _LOSSES = ("l1", "l2", "smooth_l1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchrlParameters:
+class TorchrlParameters(LibraryParameters):
     """The parameters that all algorithms of TorchRL have. *Steps* are environment steps."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "batch_size", "max_grad_norm"})
@@ -35,11 +40,6 @@ class TorchrlParameters:
     train_frequency: int = option(whole_number(1), 1, names=("train_freq",), doc="steps from one training to the next")
     gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps of each training")
     max_grad_norm: float | None = option(gradient_norm, None, doc="largest norm of the gradient; null, 0 or less: no limit")
-    hidden_sizes: tuple[int, ...] = option(
-        sizes, (256, 256), names=("net_arch",), doc="widths of the hidden layers of each network"
-    )
-    activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
-    rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def loss_arguments(self) -> dict[str, Any]:
         """Return the arguments of the library's loss, without those whose value is the library's default."""
@@ -99,8 +99,8 @@ class CQLParameters(ValueParameters):
         *("with_lagrange", "lagrange_thresh"),
     )
 
-    loss_function: str | None = option(
-        optional(one_of(*_LOSSES)), None, doc="loss of the estimated values; null: l2 for discrete actions, else smooth_l1"
+    loss_function: str | None = nullable(
+        one_of(*_LOSSES), doc="loss of the estimated values; null: l2 for discrete actions, else smooth_l1"
     )
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
     temperature: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="temperature of the penalty")

@@ -26,7 +26,7 @@ from torchrl.objectives import (
     ValueEstimators,
 )
 
-from rl4sys_zmq.algorithms.libraries.mlp_layers import ACTIVATION_LAYERS
+from rl4sys_zmq.algorithms.libraries.adapter import ACTIVATION_LAYERS
 from rl4sys_zmq.algorithms.libraries.torchrl_entries import (
     CQLParameters,
     TorchrlParameters,

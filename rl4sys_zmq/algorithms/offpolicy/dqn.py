@@ -15,8 +15,7 @@ from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.interface import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
-from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.algorithms.offpolicy.sequence_sampler import sequence_outputs
+from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import ConfigError
@@ -75,11 +74,11 @@ class DQN(ReplayAlgorithm[DQNParameters]):
     def _target_due(self) -> bool:
         p = self.parameters
         interval = p.target_steps
-        return interval is not None and self._pace.next_unit_steps(p) // interval > self._target_steps // interval
+        return interval is not None and self._pace.next_unit_steps() // interval > self._target_steps // interval
 
     def _follow_target(self) -> None:
         self._target.flat.lerp_(self._online.flat, self.parameters.target_share)
-        self._target_steps = self._pace.next_unit_steps(self.parameters)  # other ranks than 0 have no steps, and are not asked
+        self._target_steps = self._pace.next_unit_steps()  # other ranks than 0 have no steps, and are not asked
 
     def _training_state(self) -> dict[str, Any]:
         return {**super()._training_state(), "target_steps": self._target_steps}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.algorithms import like as tables
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters, replay_entry
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import Setting, TaskPreset, parameter_error, read_parameters, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
@@ -50,8 +50,8 @@ class DQNParameters(OffPolicyParameters):
         "uniform",
         doc="initial weights: uniform, as those of torch's layers, or orthogonal with zero biases, which learns more slowly",
     )
-    learning_rate_final: float | None = option(
-        optional(number(0.0, 10.0)), None, doc="learning rate at total_steps, reached linearly; null: constant"
+    learning_rate_final: float | None = nullable(
+        number(0.0, 10.0), doc="learning rate at total_steps, reached linearly; null: constant"
     )
     total_steps: int = option(
         whole_number(1), 500_000, names=("total_timesteps",), doc="length of the schedules in steps; training continues after it"
@@ -71,24 +71,20 @@ class DQNParameters(OffPolicyParameters):
     priority_epsilon: float = option(
         number(1e-100, MAX_NUMBER), 1e-6, names=("prioritized_replay_eps",), doc="added to each priority, so that each is above 0"
     )
-    target_network_frequency: int | None = option(
-        optional(whole_number(1)),
-        None,
+    target_network_frequency: int | None = nullable(
+        whole_number(1),
         names=("target_update_interval",),
         doc="steps between target updates, which come before the first unit of training at or after each multiple of it; "
         "null: target_update, else 1000",
     )
-    target_update: int | None = option(
-        optional(whole_number(1)), None, doc="as in RL4Sys, target_network_frequency if that is not given"
-    )
-    target_update_units: int | None = option(
-        optional(whole_number(1)),
-        None,
+    target_update: int | None = nullable(whole_number(1), doc="as in RL4Sys, target_network_frequency if that is not given")
+    target_update_units: int | None = nullable(
+        whole_number(1),
         names=("target_update_freq",),
         doc="units of training between target updates, as in RL4Sys's C51; overrides target_network_frequency",
     )
-    target_net_update_frequency: int | None = option(
-        optional(whole_number(1)), None, doc="gradient steps between target updates; overrides the other intervals"
+    target_net_update_frequency: int | None = nullable(
+        whole_number(1), doc="gradient steps between target updates; overrides the other intervals"
     )
     double_q: bool = option(
         flag, True, names=("double_dqn",), doc="the online network chooses the bootstrap action, the target network values it"
@@ -120,13 +116,12 @@ class DQNParameters(OffPolicyParameters):
     epsilon_min: float = option(
         number(0.0, 1.0), 0.05, names=("exploration_final_eps",), doc="probability of a uniform action at the end"
     )
-    end_e: float | None = option(
-        optional(number(0.0, 1.0)), None, doc="as in CleanRL, epsilon_min of the linear schedule; ignored with epsilon_decay"
+    end_e: float | None = nullable(
+        number(0.0, 1.0), doc="as in CleanRL, epsilon_min of the linear schedule; ignored with epsilon_decay"
     )
     exploration_fraction: float = option(number(0.0, 1.0), 0.1, doc="share of total_steps over which epsilon falls linearly")
-    epsilon_decay: float | None = option(
-        optional(number(0.0, 1.0)),
-        None,
+    epsilon_decay: float | None = nullable(
+        number(0.0, 1.0),
         doc="instead of exploration_fraction: up to 0.5, the decrease of epsilon per step; above, the factor of epsilon per "
         "step, as in RL4Sys",
     )
@@ -137,10 +132,8 @@ class DQNParameters(OffPolicyParameters):
         "Ape-X has 7, with epsilon_min 0.4",
     )
 
-    sequence_length: int | None = option(
-        optional(whole_number(1, 1 << 20)),
-        None,
-        doc="recurrent network: steps of a sequence that are trained on; null: rollout_length",
+    sequence_length: int | None = nullable(
+        whole_number(1, 1 << 20), doc="recurrent network: steps of a sequence that are trained on; null: rollout_length"
     )
     burn_in: int = option(
         whole_number(0, 1 << 20),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,12 +16,9 @@ from rl4sys_zmq.algorithms.cloning import CloneLoss, clone_policy
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
 from rl4sys_zmq.algorithms.networks.interface import FlatNetwork
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
-from rl4sys_zmq.algorithms.offpolicy.replay_checks import check_replay_size, check_stored_returns, find_failing_rows
-from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns, ReplaySampler, TransitionSampler
-from rl4sys_zmq.algorithms.offpolicy.sequence_sampler import SequenceSampler
-from rl4sys_zmq.algorithms.offpolicy.unit_pace import UnitPace
+from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
+from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, SequenceSampler, TransitionSampler
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
-from rl4sys_zmq.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
@@ -39,14 +36,11 @@ class StepResult(NamedTuple):
     errors: Tensor | None = None
 
 
-class ReplayAlgorithm(ABC, Generic[P]):
+class ReplayAlgorithm(ReplayTraining, Generic[P]):
     """The base class of the off-policy algorithms.
 
     A subclass builds its networks, calls `_use` with them, and computes a gradient step in `_gradient_step`.
     """
-
-    kind: ClassVar[str] = "offpolicy"
-    max_policy_lag: int | None = None
 
     def __init__(self, spec: PolicySpec, parameters: P, algorithm: str, seed: int) -> None:
         self.parameters: P = parameters
@@ -56,22 +50,20 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._spec = spec
         self._observation_space = spec.observation_space
         self._compute = CPU
-        self._generator = torch.Generator("cpu").manual_seed(seed)
-        self._draws = TorchDraws(self._generator)
         p = parameters
-        self._replay: ReplayMemory | SequenceMemory
-        self._sampler: ReplaySampler
+        self._sampler: TransitionSampler | SequenceSampler
         spaces = self._stored_space(), spec.action_space
         if p.sequences is None:
             options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step, priority=p.priority)
-            self._replay = transitions = ReplayMemory(*spaces, options)
+            replay: ReplayMemory | SequenceMemory
+            replay = transitions = ReplayMemory(*spaces, options)
             self._sampler = TransitionSampler(transitions, spaces, self._columns)
         else:
-            self._replay = sequences = SequenceMemory(*spaces, p.sequences, spec.columns)
+            replay = sequences = SequenceMemory(*spaces, p.sequences, spec.columns)
             self._sampler = SequenceSampler(sequences, spaces[0], p.n_step, p.gamma)
+        self._use_replay(replay, p.pace_rule, seed)
         self._networks: dict[str, FlatNetwork] = {}
         self._optimizers: dict[str, FlatAdam] = {}
-        self._pace = UnitPace()
         self._gradient_steps = 0
         self._fraction = 0.0
         self._in_files = False
@@ -97,10 +89,6 @@ class ReplayAlgorithm(ABC, Generic[P]):
     def _stored_space(self) -> ObservationSpace:
         """Return the space of the observations in the replay."""
         return self._observation_space
-
-    def _stored(self, segment: Segment) -> Segment:
-        """Return the segment as the replay gets it."""
-        return segment
 
     def _target_due(self) -> bool:
         """Return True if the target networks must follow before the next gradient step. Only rank 0 is asked."""
@@ -140,38 +128,28 @@ class ReplayAlgorithm(ABC, Generic[P]):
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
         """Take a fraction of each batch from demonstrations, which never leave their own replay (Ball et al. 2023)."""
         self.parameters.check_fraction(fraction)
+        assert isinstance(self._sampler, TransitionSampler)  # as `check_fraction` has checked
         self._sampler.use_demonstrations([self._stored(segment) for segment in segments], fraction, digest)
         self._fraction = fraction
 
     def spec(self) -> PolicySpec:
         return self._spec
 
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        self._replay.add(self._stored(segment))
-        self._pace.observe(segment, self.parameters)
-
-    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one unit of training, if it is due. `UnitPace` decides."""
+    def _train_unit(self) -> Mapping[str, float]:
         p = self.parameters
-        if not self._pace.due(p) or not len(self._replay):
-            return None
         measured: dict[str, list[Tensor]] = {}
         for _ in range(p.gradient_steps):
             for tag, value in self._train_on(self._draw()).items():
                 measured.setdefault(tag, []).append(value)
-        self._pace.count_unit(p)
         return {
             **{tag: float(values[0] if len(values) == 1 else torch.stack(values).mean()) for tag, values in measured.items()},
             **self._schedules(),
             "charts/learning_rate": p.learning_rate_at(self._pace.steps),
-            "replay/size": float(len(self._replay)),
         }
 
-    def demand(self) -> int:
-        """Return the steps until the next version; those of one segment if `discard` has emptied the replay."""
-        if not len(self._replay) and self._pace.steps:  # the replay was discarded as a whole
-            return self.parameters.rollout_length
-        return self._pace.missing(self.parameters, self.publish_every_updates)
+    @property
+    def _unit_gradient_steps(self) -> int:
+        return self.parameters.gradient_steps
 
     def _draw(self) -> NDArray[np.int64]:
         return self._sampler.draw(self.parameters.batch_size, self._draws)
@@ -250,24 +228,17 @@ class ReplayAlgorithm(ABC, Generic[P]):
         new = read_parameters(type(self.parameters), parameters, algorithm=self._algorithm)
         if self._fraction:
             new.check_fraction(self._fraction)
-        self.parameters = new
+        self.parameters, self._pace.rule = new, new.pace_rule
         self.publish_every_updates = new.updates_per_version()
 
     # ---- state
 
-    def checkpoint(self) -> dict[str, Any]:
-        """Return what an update changes: networks, optimizers, random state, counts and priorities, not the transitions."""
-        return {**self._training_state(), "priorities": self._replay.checkpoint()}
-
     def _training_state(self) -> dict[str, Any]:
-        """Return what `checkpoint` does, without the priorities, which only rank 0 has."""
         return {
             "networks": {name: network.flat.clone() for name, network in self._networks.items()},
             "optimizers": {name: optimizer.state() for name, optimizer in self._optimizers.items()},
-            "generator": self._generator.get_state(),
-            "units": self._pace.units,
-            "samples": self._pace.samples,
             "gradient_steps": self._gradient_steps,
+            **self._pace_state(),
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -281,22 +252,17 @@ class ReplayAlgorithm(ABC, Generic[P]):
             self._networks[name].flat.copy_(flat)
         for name, optimizer in self._optimizers.items():
             optimizer.load(kept["optimizers"][name])
-        self._generator.set_state(torch.as_tensor(kept["generator"], device="cpu"))
-        self._pace.units, self._pace.samples = int(kept["units"]), int(kept["samples"])
+        self._restore_pace(kept)
         self._gradient_steps = int(kept["gradient_steps"])
         self._replay.restore(kept.get("priorities"))
 
-    def state(self) -> dict[str, Any]:
-        return self.state_beyond(())
+    def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:
+        return {"pace": self.parameters.pace, "stored_returns": self.parameters.stored_returns}
 
     def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
-        pace, p = self._pace, self.parameters
-        counters = {"steps": pace.steps, "episodes": pace.episodes, "demonstrations": self._sampler.digest}
-        parameters = {"pace": p.pace, "stored_returns": p.stored_returns}
-        return {**self._training_state(), **counters, **parameters, "replay": self._replay.state(stored)}
+        return {**super().state_beyond(stored), "demonstrations": self._sampler.digest}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. With new parameters of the pace, no unit of training is due then."""
         saved, current = int(state.get("demonstrations", 0)), self._sampler.digest
         if saved and current and saved != current:
             raise ConfigError(
@@ -304,33 +270,8 @@ class ReplayAlgorithm(ABC, Generic[P]):
                 "that file, or none",
                 key="demonstrations",
             )
-        self.restore(state)
-        self._replay.load(state["replay"])
-        p = self.parameters
-        if len(self._replay):
-            check_stored_returns(state["stored_returns"], p.stored_returns)
-        self._pace.steps, self._pace.episodes = int(state["steps"]), int(state["episodes"])
-        if state["pace"] != p.pace:
-            self._pace.settle(p)
-
-    # ---- data that make an update fail
+        super().load(state)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
         weights = [network.flat.cpu().numpy() for network in self._networks.values()]
         return weights + [moment for optimizer in self._optimizers.values() for moment in optimizer.moments()]
-
-    def discard(self) -> list[int]:
-        """Remove the segments of the transitions that make the next update non-finite. The networks stay unchanged."""
-        kept = self.checkpoint()
-        p = self.parameters
-        rows = find_failing_rows(p.gradient_steps, self._draw, self.checkpoint, self._survives)
-        self.restore(kept)
-        rows = rows[rows >= 0]  # demonstrations stay
-        return self._replay.discard(np.unique(rows)) if len(rows) else []
-
-    def _survives(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> bool:
-        """Return True if losses and weights are finite after a gradient step on these rows, from a given state."""
-        self.restore(before)
-        metrics = self._train_on(rows)
-        finite = all(bool(torch.isfinite(value)) for tag, value in metrics.items() if "loss" in tag.rpartition("/")[2])
-        return finite and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())

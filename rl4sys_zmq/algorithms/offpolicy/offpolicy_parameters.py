@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rl4sys_zmq.algorithms.entries import own_entry
 from rl4sys_zmq.algorithms.networks import NetworkChoice, PolicyRequirements, choose_network, network_option, plan_policy
-from rl4sys_zmq.config.options import MAX_NUMBER, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, nullable, number, one_of, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
+from rl4sys_zmq.learner.registry.algorithm_entry import (
+    ANY_AGE,
+    LEAST_EPSILON,
+    AlgorithmEntry,
+    gradient_norm,
+    own_entry,
+    parameter_error,
+)
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
+from rl4sys_zmq.replay.pace import PaceRule, SamplesPerInsert
 from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.replay.sequences import SequenceOptions
 from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace, PolicySpec, Space
+
+PACE = ("learning_starts", "samples_per_insert", "samples_per_insert_tolerance", "train_frequency", "traj_per_epoch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +60,20 @@ class OffPolicyParameters:
         doc="steps per unit of training; the first unit follows its first multiple above learning_starts",
     )
     gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps in a unit of training")
-    samples_per_insert: float | None = option(
-        optional(number(1e-6, MAX_NUMBER)),
-        None,
+    samples_per_insert: float | None = nullable(
+        number(1e-6, MAX_NUMBER),
         doc="transitions drawn per step, instead of train_frequency; actors wait while training lags; null: count steps",
     )
-    samples_per_insert_tolerance: float | None = option(
-        optional(number(0.0, MAX_NUMBER)),
-        None,
+    samples_per_insert_tolerance: float | None = nullable(
+        number(0.0, MAX_NUMBER),
         names=("error_buffer",),
         doc="transitions by which samples_per_insert can be missed; null: as few as possible",
     )
-    traj_per_epoch: int | None = option(
-        optional(whole_number(1)),
-        None,
-        doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps",
+    traj_per_epoch: int | None = nullable(
+        whole_number(1), doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps"
     )
     tau: float = option(number(0.0, 1.0), 0.005, doc="share of the networks in each update of the target networks")
-    polyak: float | None = option(optional(number(0.0, 1.0)), None, doc="another way to give tau: 1 - tau")
+    polyak: float | None = nullable(number(0.0, 1.0), doc="another way to give tau: 1 - tau")
     max_grad_norm: float | None = option(
         gradient_norm,
         None,
@@ -77,21 +81,15 @@ class OffPolicyParameters:
         doc="largest norm of the gradient of a network; null, 0 or less: no limit",
     )
     adam_epsilon: float = option(number(LEAST_EPSILON, 1.0), 1e-8, doc="Adam's epsilon")
-    network: dict[str, object] | None = option(
-        optional(network_option),
-        None,
+    network: dict[str, object] | None = nullable(
+        network_option,
         doc="kind of network with its options, such as {kind: cnn, hidden_sizes: [256]}; null: mlp with hidden_sizes and "
         "activation",
     )
-    hidden_sizes: tuple[int, ...] | None = option(
-        optional(sizes),
-        None,
-        names=("net_arch",),
-        doc="widths of the hidden layers of each network, for the network mlp; null: [256, 256]",
+    hidden_sizes: tuple[int, ...] | None = nullable(
+        sizes, names=("net_arch",), doc="widths of the hidden layers of each network, for the network mlp; null: [256, 256]"
     )
-    activation: str | None = option(
-        optional(one_of(*ACTIVATIONS)), None, doc="after each hidden layer, for the network mlp; null: relu"
-    )
+    activation: str | None = nullable(one_of(*ACTIVATIONS), doc="after each hidden layer, for the network mlp; null: relu")
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def __post_init__(self) -> None:
@@ -180,15 +178,20 @@ class OffPolicyParameters:
         return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
 
     @property
+    def pace_rule(self) -> PaceRule:
+        return PaceRule(
+            learning_starts=self.learning_starts,
+            train_frequency=self.train_frequency,
+            rollout_length=self.rollout_length,
+            unit_samples=self.unit_samples,
+            traj_per_epoch=self.traj_per_epoch,
+            insert_rate=self.insert_rate,
+        )
+
+    @property
     def pace(self) -> dict[str, float | None]:
         """The parameters by name that determine how many units of training a number of observed steps makes due."""
-        return {
-            "learning_starts": self.learning_starts,
-            "samples_per_insert": self.samples_per_insert,
-            "samples_per_insert_tolerance": self.samples_per_insert_tolerance,
-            "train_frequency": self.train_frequency,
-            "traj_per_epoch": self.traj_per_epoch,
-        }
+        return {name: getattr(self, name) for name in PACE}
 
     @property
     def stored_returns(self) -> dict[str, float]:
@@ -234,8 +237,8 @@ class CriticParameters(OffPolicyParameters):
 
     changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"critic_learning_rate"}
 
-    critic_learning_rate: float | None = option(
-        optional(number(0.0, 10.0)), None, names=("q_lr", "vf_lr"), doc="Adam's step size of the critics; null: learning_rate"
+    critic_learning_rate: float | None = nullable(
+        number(0.0, 10.0), names=("q_lr", "vf_lr"), doc="Adam's step size of the critics; null: learning_rate"
     )
 
     @property

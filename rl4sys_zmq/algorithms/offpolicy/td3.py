@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_scale import ActionScale
+from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns
 from rl4sys_zmq.algorithms.networks import ReplayShape
+from rl4sys_zmq.algorithms.offpolicy.critic_parameters import DDPGParameters, TD3Parameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
-from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.algorithms.offpolicy.td3_parameters import DDPGParameters, TD3Parameters
+from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, Distribution
-from rl4sys_zmq.algorithms.action_scale import ActionScale
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, ActionScale, Distribution
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states, standardise
 from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork

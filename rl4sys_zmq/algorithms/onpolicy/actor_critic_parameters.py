@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rl4sys_zmq.algorithms.entries import own_entry
 from rl4sys_zmq.algorithms.networks import (
     NetworkChoice,
     PolicyRequirements,
@@ -13,8 +12,15 @@ from rl4sys_zmq.algorithms.networks import (
     network_option,
     plan_policy,
 )
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, sizes, whole_number
+from rl4sys_zmq.learner.registry.algorithm_entry import (
+    LEAST_EPSILON,
+    AlgorithmEntry,
+    TaskPreset,
+    gradient_norm,
+    own_entry,
+    parameter_error,
+)
 from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
@@ -60,18 +66,16 @@ class ActorCriticParameters:
         names=("normalize_advantage", "normalise_advantage"),
         doc="normalise the advantages of a batch to mean 0 and standard deviation 1",
     )
-    steps_per_update: int | None = option(
-        optional(whole_number(1, 1 << 24)),
-        None,
+    steps_per_update: int | None = nullable(
+        whole_number(1, 1 << 24),
         names=("steps_per_epoch",),
         doc="steps per update; null: 2048, unless episodes_per_update is given",
     )
-    episodes_per_update: int | None = option(
-        optional(whole_number(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_update"
+    episodes_per_update: int | None = nullable(
+        whole_number(1, 1 << 20), doc="trajectories per update, instead of steps_per_update"
     )
-    rollout_length: int | None = option(
-        optional(whole_number(1, 1 << 20)),
-        None,
+    rollout_length: int | None = nullable(
+        whole_number(1, 1 << 20),
         names=("num_steps", "n_steps"),
         doc="most steps per segment; null: a 32nd of steps_per_update within [16, 128], or 128 where trajectories must end",
     )
@@ -80,26 +84,19 @@ class ActorCriticParameters:
     )
     anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="share that remains after total_steps, so that learning continues")
     anneal_ahead: bool = option(flag, False, doc="a batch is trained at the schedule's value at its end; false: at its start")
-    total_steps: int | None = option(
-        optional(whole_number(1)), None, names=("total_timesteps",), doc="length of the schedule in steps"
-    )
-    network: dict[str, object] | None = option(
-        optional(network_option),
-        None,
+    total_steps: int | None = nullable(whole_number(1), names=("total_timesteps",), doc="length of the schedule in steps")
+    network: dict[str, object] | None = nullable(
+        network_option,
         doc="kind of network with its options, such as {kind: mlp, hidden_sizes: [64, 64]}; null: mlp with hidden_sizes and "
         "activation",
     )
-    hidden_sizes: tuple[int, ...] | None = option(
-        optional(sizes),
-        None,
+    hidden_sizes: tuple[int, ...] | None = nullable(
+        sizes,
         names=("net_arch",),
         doc="hidden layers of the policy and of the value network, for the network mlp; null: [64, 64]",
     )
-    activation: str | None = option(
-        optional(one_of(*ACTIVATIONS)),
-        None,
-        names=("activation_fn",),
-        doc="after each hidden layer, for the network mlp; null: tanh",
+    activation: str | None = nullable(
+        one_of(*ACTIVATIONS), names=("activation_fn",), doc="after each hidden layer, for the network mlp; null: tanh"
     )
     normalise_observations: bool = option(
         flag,
@@ -114,10 +111,8 @@ class ActorCriticParameters:
         doc="divide rewards by the running standard deviation of the discounted return, and clip them to ±10",
     )
     reward_scale: float = option(number(-MAX_NUMBER, MAX_NUMBER), 1.0, doc="factor of all rewards, applied first")
-    squash: str | None = option(
-        optional(one_of("clip", "tanh")),
-        None,
-        doc="maps a continuous action into its bounds; null: tanh if it has bounds, else clip",
+    squash: str | None = nullable(
+        one_of("clip", "tanh"), doc="maps a continuous action into its bounds; null: tanh if it has bounds, else clip"
     )
     log_std_init: float = option(number(-20.0, 2.0), 0.0, doc="initial logarithm of the standard deviation of continuous actions")
     rms_prop: bool = option(flag, False, names=("use_rms_prop",), doc="RMSProp with a decay of 0.99, as in torch; false: Adam")
@@ -196,3 +191,9 @@ def actor_critic_entry(name: str, parameters: type[ActorCriticParameters], facto
     """Return the registry entry of an on-policy algorithm for all actions, unless `spaces` are given."""
     spaces = {"spaces": "any observations; any actions", **described}
     return own_entry(name, parameters, f"onpolicy.{factory}", kind="onpolicy", takes_masks=True, **spaces)
+
+
+def cartpole_preset(pacing_lag: int, **parameters: object) -> dict[str, TaskPreset]:
+    """Return settings that solve CartPole-v1 without normalisation."""
+    settings = {**parameters, "normalise_observations": False, "normalise_rewards": False}
+    return {"CartPole-v1": TaskPreset(settings, num_envs=4, actors=2, pacing_lag=pacing_lag, target_return=475.0)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, entropy_weight
-from rl4sys_zmq.algorithms.onpolicy.impala_parameters import IMPALAParameters
+from rl4sys_zmq.algorithms.onpolicy.onpolicy_entries import IMPALAParameters
 from rl4sys_zmq.algorithms.onpolicy.ppo import half_square_error
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, explained_variance, vtrace
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, entropy_weight
+from rl4sys_zmq.algorithms.onpolicy.onpolicy_entries import A2CParameters, A3CParameters, REINFORCEParameters, RPOParameters
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
-from rl4sys_zmq.algorithms.onpolicy.ppo_settings import A2CParameters, A3CParameters, REINFORCEParameters, RPOParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, explained_variance, vtrace
 from rl4sys_zmq.learner.registry.compute import ONE_RANK, Ranks
 

@@ -11,8 +11,9 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
     ActorCriticParameters,
     BatchCompletionRule,
     actor_critic_entry,
+    cartpole_preset,
 )
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.registry.like import Libraries
@@ -55,30 +56,27 @@ class PPOParameters(PPOSetting):
     default_minibatches: ClassVar[int | None] = None
     """None: `DEFAULT_MINIBATCH` gives their size."""
 
-    value_learning_rate: float | None = option(
-        optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
+    value_learning_rate: float | None = nullable(
+        number(0.0, 10.0), names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
     )
     norm_adv_over: str = option(one_of("batch", "minibatch"), "batch", doc="the steps over which norm_adv normalises")
-    value_lambda: float | None = option(
-        optional(number(0.0, 1.0)), None, doc="decay of the traces in the value network's targets; null: gae_lambda"
+    value_lambda: float | None = nullable(
+        number(0.0, 1.0), doc="decay of the traces in the value network's targets; null: gae_lambda"
     )
     clip_coef: float = option(
         number(0.0, MAX_NUMBER), 0.2, names=("clip_ratio", "clip_range"), doc="largest distance of the probability ratio from 1"
     )
     clip_vloss: bool = option(flag, False, doc="clip the value loss as well")
-    value_clip: float | None = option(
-        optional(number(0.0, MAX_NUMBER)),
-        None,
+    value_clip: float | None = nullable(
+        number(0.0, MAX_NUMBER),
         names=("clip_range_vf",),
         doc="largest distance of a value from the old one; null: clip_coef; a number turns clip_vloss on",
     )
     value_clip_loss: str = option(
         one_of("larger", "clipped"), "larger", doc="clipped value loss: the larger error, or that of the clipped value"
     )
-    ent_coef: float | None = option(
-        optional(number(0.0, MAX_NUMBER)),
-        None,
-        doc="weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones",
+    ent_coef: float | None = nullable(
+        number(0.0, MAX_NUMBER), doc="weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones"
     )
     vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, half the mean squared error")
     critic: bool = option(flag, True, doc="train a value network; false: all values are 0, and nothing is expected after a cut")
@@ -87,9 +85,8 @@ class PPOParameters(PPOSetting):
         0.0,
         doc="as in RPO, the mean of continuous actions is moved in training by a uniform number up to this; 0: not moved",
     )
-    target_kl: float | None = option(
-        optional(number(0.0, MAX_NUMBER)),
-        None,
+    target_kl: float | None = nullable(
+        number(0.0, MAX_NUMBER),
         doc="end an update after the epoch whose mean approximate KL exceeds this; with train_pi_iters, end the policy's steps "
         "when the mean of old minus new log-probability exceeds 1.5 times this; null: never",
     )
@@ -99,46 +96,38 @@ class PPOParameters(PPOSetting):
         doc="the KL that target_kl limits: of a pass or its last minibatch, after the pass; of each minibatch, before its step",
     )
     update_epochs: int = option(whole_number(1, 10_000), 10, names=("n_epochs", "epochs"), doc="passes over the batch")
-    value_epochs: int | None = option(
-        optional(whole_number(1, 10_000)),
-        None,
+    value_epochs: int | None = nullable(
+        whole_number(1, 10_000),
         doc="passes that train the value network; null: update_epochs, ended early by target_kl; a number: exactly as many, "
         "in additional passes after the policy's have ended",
     )
-    train_pi_iters: int | None = option(
-        optional(whole_number(1, 10_000)),
-        None,
+    train_pi_iters: int | None = nullable(
+        whole_number(1, 10_000),
         doc="as in RL4Sys: gradient steps on the policy with the whole batch; null: 80 if train_v_iters is given",
     )
-    train_v_iters: int | None = option(
-        optional(whole_number(1, 10_000)),
-        None,
+    train_v_iters: int | None = nullable(
+        whole_number(1, 10_000),
         doc="as in RL4Sys: gradient steps on the value network with the whole batch, after those on the policy; null: 80 if "
         "train_pi_iters is given",
     )
-    minibatch_size: int | None = option(
-        optional(whole_number(1, 1 << 24)),
-        None,
+    minibatch_size: int | None = nullable(
+        whole_number(1, 1 << 24),
         doc="approximate steps per gradient step: a batch is divided into equal minibatches; null: batch_size or 128, "
         "and the whole batch with train_pi_iters",
     )
-    batch_size: int | None = option(
-        optional(whole_number(1, 1 << 24)),
-        None,
+    batch_size: int | None = nullable(
+        whole_number(1, 1 << 24),
         doc="as in Stable-Baselines3, minibatch_size if that is not given; ignored with train_pi_iters, as in RL4Sys",
     )
-    num_minibatches: int | None = option(
-        optional(whole_number(1, 1 << 24)), None, doc="minibatches per pass; a number replaces minibatch_size"
-    )
+    num_minibatches: int | None = nullable(whole_number(1, 1 << 24), doc="minibatches per pass; a number replaces minibatch_size")
     steps_per_update: int | None = inherited(
         ActorCriticParameters,
         "steps_per_update",
         None,
         doc="steps per update; null: 2048, unless episodes_per_update or traj_per_epoch is given",
     )
-    traj_per_epoch: int | None = option(
-        optional(whole_number(1, 1 << 24)),
-        None,
+    traj_per_epoch: int | None = nullable(
+        whole_number(1, 1 << 24),
         doc="as in RL4Sys, a number of steps: an update begins at the end of the trajectory with which there are more; ignored "
         "if steps_per_update or episodes_per_update is given",
     )
@@ -217,26 +206,19 @@ class PPOParameters(PPOSetting):
 
 
 PRESETS = {
-    "CartPole-v1": TaskPreset(
-        parameters={
-            "steps_per_update": 1024,
-            "rollout_length": 32,
-            "minibatch_size": 512,
-            "update_epochs": 10,
-            "learning_rate": 2e-3,
-            "anneal_lr": True,
-            "anneal_clip": True,
-            "total_steps": 100_000,
-            "gamma": 0.98,
-            "gae_lambda": 0.8,
-            "ent_coef": 0.0,
-            "normalise_observations": False,
-            "normalise_rewards": False,
-        },
-        num_envs=4,
-        actors=2,
-        pacing_lag=1,
-        target_return=475.0,
+    **cartpole_preset(
+        1,
+        steps_per_update=1024,
+        rollout_length=32,
+        minibatch_size=512,
+        update_epochs=10,
+        learning_rate=2e-3,
+        anneal_lr=True,
+        anneal_clip=True,
+        total_steps=100_000,
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
     ),
     "LunarLander-v3": TaskPreset(
         parameters={

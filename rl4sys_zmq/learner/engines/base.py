@@ -1,4 +1,4 @@
-"""The interface of an engine, which starts the worker that trains one client, and of the gateway that the engine works for.
+"""The interface of an engine, which starts the workers that train clients, the registry of engines, and the base of handles.
 
 A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway and a worker exchange encoded
 messages only.
@@ -6,14 +6,20 @@ messages only.
 
 from __future__ import annotations
 
+import math
+import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.interfaces import Engine
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.wire.thread_messages import AssignClient
+from rl4sys_zmq.plugins import Registry
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.engines.worker_link import WorkerLink
@@ -84,3 +90,90 @@ class EngineEntry:
 
     def __post_init__(self) -> None:
         check_name(self.name, "engine")
+
+
+REPLACED_KILL_S = 5.0
+"""Time that a replaced worker process has to end by itself. Then it is killed."""
+
+ABORT_WAIT_S = 2.0
+
+
+class WatchThread(Worker):
+    """A thread that starts one worker process, and waits for its end. `stop` kills the process."""
+
+    def __init__(self, name: str, ended: Callable[[], None]) -> None:
+        super().__init__(name)
+        self.over = False  # True after the end of the process. `crash` and `failure` are then final.
+        self.crash = ""
+        self.failure: ThreadFailed | None = None
+        self._ended = ended
+        self._kill_at = math.inf
+
+    @property
+    @abstractmethod
+    def silent_s(self) -> float:
+        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
+
+    def kill_within(self, seconds: float) -> None:
+        """Kill the process if it still runs after a time in seconds."""
+        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
+
+
+class WatchedWorker:
+    """The methods of `LearnerThreadHandle` that a `WatchThread` answers. Any thread can call them."""
+
+    _watch: WatchThread
+
+    @property
+    def alive(self) -> bool:
+        return not self._watch.over
+
+    @property
+    def crash(self) -> str:
+        return self._watch.crash if self._watch.over else ""
+
+    @property
+    def failure(self) -> ThreadFailed | None:
+        return self._watch.failure
+
+    @property
+    def silent_s(self) -> float:
+        return self._watch.silent_s
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        return self._watch.join(timeout_s)
+
+    def abort(self) -> bool:
+        self._watch.stop()
+        return self._watch.join(ABORT_WAIT_S)
+
+
+ENGINES = Registry(
+    EngineEntry,
+    {
+        "thread": "rl4sys_zmq.learner.engines.thread:ENTRY",
+        "process": "rl4sys_zmq.learner.engines.process:ENTRY",
+        "ray": "rl4sys_zmq.remote.ray_engine:ENTRY",
+    },
+    noun="engine",
+    group="rl4sys_zmq.engines",
+    key="engine",
+    fold=str.lower,
+)
+"""The registry of all engines, by name.
+
+To add an engine to this package, write a module that contains an `EngineEntry`, and add the location of the entry here.
+"""
+
+
+def check_engines(config: LearnerConfig) -> None:
+    entries = {name: ENGINES.get(name) for name in config.engines}
+    if config.resources is not None and not any(entry.reserves for entry in entries.values()):
+        raise ConfigError(f"resources: the engine {config.engine} does not reserve resources; use engine ray", key="resources")
+    for client_id, client in config.clients.items():
+        engine = client.engine or config.engine
+        if client.resources is not None and not entries[engine].reserves:
+            key = f"clients.{client_id}.resources"
+            raise ConfigError(f"{key}: the engine {engine} does not reserve resources; use engine ray", key=key)
+    if config.ray_address is not None and all(entry.name != "ray" for entry in entries.values()):
+        raise ConfigError("ray_address: no client has the engine ray; use engine ray", key="ray_address")

@@ -1,4 +1,4 @@
-"""A thread of the learner that keeps the checkpoints of workers on other machines on the learner's disk.
+"""The threads that work on checkpoints for the gateway: one keeps those of workers on other machines on the learner's disk.
 
 A checkpoint arrives in parts, which the thread writes to a temporary folder. After the last part it checks the manifest,
 renames the folder into place, and only then answers that the checkpoint is stored. So the loss of the worker's machine loses no
@@ -13,7 +13,7 @@ import queue
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -21,8 +21,10 @@ from typing import assert_never
 import xxhash
 
 from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.run.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
-from rl4sys_zmq.learner.run.suspect_files import SuspectFiles, encode_mark, is_excused
+from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, encode_mark, is_excused
+from rl4sys_zmq.learner.training.reporting import plain_text
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.folder import POLICY_FILES
 from rl4sys_zmq.private import open_private, sync_folder
@@ -161,7 +163,7 @@ class WorkerFiles:
             sizes = {name: (folder / name).stat().st_size for name in names}
             next_number = self._store.prepare()
         except (CheckpointError, OSError) as exc:
-            return CheckpointFound(0, 0, {}, [], False, _text(exc), (b"", b""))
+            return CheckpointFound(0, 0, {}, [], False, plain_text(str(exc))[:500], (b"", b""))
         return CheckpointFound(number, next_number, sizes, self._store.damaged, not is_excused(mark), "", (suspects, mark))
 
     def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply | CheckpointStored:
@@ -172,7 +174,7 @@ class WorkerFiles:
                 file.seek(message.offset)
                 data = file.read(PART_BYTES)
         except (CheckpointError, OSError) as exc:
-            return CheckpointStored(message.number, False, _text(exc))
+            return CheckpointStored(message.number, False, plain_text(str(exc))[:500])
         return CheckpointPartReply(message.number, message.name, message.offset, (data,))
 
     def _receive(self, part: CheckpointPart) -> CheckpointStored:
@@ -188,7 +190,7 @@ class WorkerFiles:
             self._install(incoming)
         except (CheckpointError, OSError) as exc:
             self._discard_incoming()
-            return CheckpointStored(part.number, False, _text(exc))
+            return CheckpointStored(part.number, False, plain_text(str(exc))[:500])
         return CheckpointStored(part.number, True, "")
 
     def _begin_checkpoint(self, part: CheckpointPart) -> _Incoming:
@@ -297,11 +299,41 @@ def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
         return files.handle(message)
     except Exception as exc:
         log.exception("a request of a worker could not be handled: %s", type(message).__name__)
-        problem = _text(exc) or type(exc).__name__
+        problem = plain_text(str(exc))[:500] or type(exc).__name__
         if isinstance(message, FindCheckpoint):
             return CheckpointFound(0, 0, {}, [], False, problem, (b"", b""))
         return CheckpointStored(message.number, False, problem)
 
 
-def _text(exc: Exception) -> str:
-    return str(exc).encode("ascii", "backslashreplace").decode()[:500]
+class AbandonCheckpointsThread(Worker):
+    """A thread that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after its learner threads have ended.
+
+    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk.
+    """
+
+    def __init__(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: Path, wake: Callable[[], None]) -> None:
+        super().__init__(f"rl4sys-forget-{client_id}")
+        self.done = False
+        self.problem = ""
+        self.count = 0
+        self._workers, self._folder, self._wake = tuple(workers), folder, wake
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        try:
+            ended = [False]
+            while not all(ended) and not self._stopping.is_set():
+                ended = [worker.join(_LOOK_S) for worker in self._workers]
+            if self._stopping.is_set():
+                self.problem = "the learner was closed before its checkpoints were put aside"
+                return
+            self.count = len(CheckpointStore(self._folder).abandon_all())
+        except CheckpointError as exc:
+            self.problem = str(exc)
+        finally:
+            self.done = True
+            self._wake()
+
+    def stop(self) -> None:
+        """Cancel the task while it waits. The checkpoints then stay as they are."""
+        self._stopping.set()

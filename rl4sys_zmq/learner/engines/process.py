@@ -29,20 +29,15 @@ from typing import Any
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
-from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
-from rl4sys_zmq.learner.engines.packets import (
-    END,
-    FAILED,
-    LOG,
-    MAX_PACKET_BYTES,
-    REPLACE,
-    STOP,
-    TURN,
-    ProcessStart,
-    decode_packet,
-    encode_packet,
+from rl4sys_zmq.learner.engines import packets
+from rl4sys_zmq.learner.engines.base import (
+    REPLACED_KILL_S,
+    EngineEntry,
+    GatewayEndpoints,
+    WatchedWorker,
+    WatchThread,
+    WorkerAssignment,
 )
-from rl4sys_zmq.learner.engines.watch import REPLACED_KILL_S, WatchedWorker, WatchThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins
@@ -99,7 +94,7 @@ class LearnerProcess(WatchedWorker):
     _watch: _ProcessWatchThread
 
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
-        start = ProcessStart(
+        start = packets.ProcessStart(
             client_id=assignment.client_id,
             key=assignment.key.hex(),
             down=down,
@@ -128,9 +123,9 @@ class LearnerProcess(WatchedWorker):
             queued = bool(self._push.send(encode(StopThread())))
             self._push.close()  # libzmq still sends what is queued
             self._push = None
-            self._watch.tell(END if queued else STOP)
+            self._watch.tell(packets.END if queued else packets.STOP)
         if replaced:
-            self._watch.tell(REPLACE)
+            self._watch.tell(packets.REPLACE)
             self._watch.kill_within(REPLACED_KILL_S)
 
     def describe(self) -> dict[str, Any]:
@@ -150,7 +145,7 @@ class _ProcessWatchThread(WatchThread):
     the process, what it has started in its process group is killed too.
     """
 
-    def __init__(self, start: ProcessStart, ended: Callable[[], None]) -> None:
+    def __init__(self, start: packets.ProcessStart, ended: Callable[[], None]) -> None:
         super().__init__(f"rl4sys-process-{start.client_id}", ended)
         self.pid: int | None = None  # None before the process is created
         self.busy_s = 0.0  # since the process last looked for messages, as of its last sign of life
@@ -178,7 +173,7 @@ class _ProcessWatchThread(WatchThread):
         with self._lock:
             if self._pair is not None:
                 try:
-                    self._pair.send(encode_packet(command), socket.MSG_NOSIGNAL)
+                    self._pair.send(packets.encode_packet(command), socket.MSG_NOSIGNAL)
                 except OSError as exc:  # it has ended, or is stopped and has many unread commands
                     log.debug("%s: %s cannot be sent: %s", self.name, command, exc)
 
@@ -222,7 +217,7 @@ class _ProcessWatchThread(WatchThread):
             if self._killed:
                 return 0
             assert self._pair is not None
-            self._pair.send(encode_packet(self._start))
+            self._pair.send(packets.encode_packet(self._start))
             self._process = start_with_socket(self._theirs, "-m", _MODULE)
             self.pid = self._process.pid
         try:
@@ -270,19 +265,19 @@ class _ProcessWatchThread(WatchThread):
         """Handle up to `most` packets that have arrived. Return False if the process has closed its end."""
         for _ in range(most):
             try:
-                data = self._pair_end().recv(MAX_PACKET_BYTES)
+                data = self._pair_end().recv(packets.MAX_PACKET_BYTES)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
             if not data:
                 return False
-            kind, fields = decode_packet(data)
-            if kind == LOG:
+            kind, fields = packets.decode_packet(data)
+            if kind == packets.LOG:
                 self._log(**fields)
-            elif kind == TURN:
+            elif kind == packets.TURN:
                 self._alive_at, self.busy_s = time.monotonic(), float(fields["busy_s"])
-            elif kind == FAILED:
+            elif kind == packets.FAILED:
                 self.failure = ThreadFailed(**fields)
         return True
 

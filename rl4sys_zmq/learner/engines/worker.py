@@ -19,21 +19,10 @@ from dataclasses import asdict
 
 from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.engines.packets import (
-    END,
-    FAILED,
-    LOG,
-    MAX_PACKET_BYTES,
-    REPLACE,
-    STOP,
-    TURN,
-    ProcessStart,
-    decode_packet,
-    encode_packet,
-)
+from rl4sys_zmq.learner.engines import packets
 from rl4sys_zmq.learner.training.learner_thread import LearnerThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.logs import ForwardingHandler, get_logger
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.transports.context import context, open_sockets
 
@@ -43,26 +32,6 @@ ORPHAN_S = 2.0
 
 MAX_LOG_CHARS = 10_000
 """Limit on the text of a log record, in characters. Each takes up to 12 bytes of a packet, which has `MAX_PACKET_BYTES`."""
-
-MAX_NAME_CHARS = 200
-
-
-class _PairLogHandler(logging.Handler):
-    """A log handler that sends each record to the learner's process. It drops records while the learner reads none."""
-
-    def __init__(self, pair: socket.socket) -> None:
-        super().__init__()
-        self._pair = pair
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            name, text = (
-                part.encode(errors="backslashreplace").decode()  # handlers of the learner must be able to encode it
-                for part in (record.name[:MAX_NAME_CHARS], self.format(record)[:MAX_LOG_CHARS])
-            )
-            _send(self._pair, encode_packet(LOG, name=name, level=record.levelno, text=text))
-        except Exception:  # noqa: BLE001 - as in logging's own handlers: a wrong call of a logger must not raise in its caller
-            self.handleError(record)
 
 
 class _CommandThread(threading.Thread):
@@ -76,30 +45,30 @@ class _CommandThread(threading.Thread):
         poll = select.poll()
         poll.register(self._pair, select.POLLIN)
         while True:
-            _send(self._pair, encode_packet(TURN, busy_s=self._learner.busy_s))
+            _send(self._pair, packets.TURN, busy_s=self._learner.busy_s)
             if not poll.poll(round(WORKER_REPORT_S * 1000)):
                 continue
             try:
-                data = self._pair.recv(MAX_PACKET_BYTES)
+                data = self._pair.recv(packets.MAX_PACKET_BYTES)
             except OSError:  # the learner has ended with packets that it had not read
                 break
             if not data:
                 break
-            command, _ = decode_packet(data)
-            if command == END:
+            command, _ = packets.decode_packet(data)
+            if command == packets.END:
                 self._learner.expect_end()
-            elif command == STOP:
+            elif command == packets.STOP:
                 self._learner.stop()
-            elif command == REPLACE:
+            elif command == packets.REPLACE:
                 self._learner.replace()
         self._learner.replace()
         threading.Event().wait(ORPHAN_S)
         os._exit(1)
 
 
-def _send(pair: socket.socket, data: bytes) -> None:
+def _send(pair: socket.socket, kind: str, **fields: object) -> None:
     try:
-        pair.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        pair.send(packets.encode_packet(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
         return  # the learner has ended, or reads nothing now
 
@@ -109,13 +78,15 @@ def main() -> None:
     begin_child(signal.SIGINT, signal.SIGTERM)  # the learner ends this process in order
     faulthandler.enable()
     pair = socket.socket(fileno=int(sys.argv[1]))
-    data = pair.recv(MAX_PACKET_BYTES)
+    data = pair.recv(packets.MAX_PACKET_BYTES)
     if not data:
         os._exit(1)
-    start = ProcessStart(**decode_packet(data)[1])
+    start = packets.ProcessStart(**packets.decode_packet(data)[1])
     sys.path[:] = start.path
     root = logging.getLogger()
-    root.addHandler(_PairLogHandler(pair))
+    root.addHandler(
+        ForwardingHandler(lambda name, level, text: _send(pair, packets.LOG, name=name, level=level, text=text), MAX_LOG_CHARS)
+    )
     root.setLevel(start.log_level)
     logging.captureWarnings(True)
     code = 1
@@ -129,11 +100,11 @@ def main() -> None:
     os._exit(code)
 
 
-def _train(pair: socket.socket, start: ProcessStart) -> None:
+def _train(pair: socket.socket, start: packets.ProcessStart) -> None:
     try:
         import_plugins(start.plugins)
     except ConfigError as exc:
-        _send(pair, encode_packet(FAILED, error=str(exc)[:1000], trace="", crashed=False))
+        _send(pair, packets.FAILED, error=str(exc)[:1000], trace="", crashed=False)
         return
     name = f"rl4sys-learner-{start.client_id}"
     learner = LearnerThread(name, bytes.fromhex(start.key), start.down, start.up, remote=True)
@@ -142,7 +113,7 @@ def _train(pair: socket.socket, start: ProcessStart) -> None:
     if not open_sockets():
         context().term()  # this sends the last messages
     if learner.failure is not None:
-        _send(pair, encode_packet(FAILED, **asdict(learner.failure)))
+        _send(pair, packets.FAILED, **asdict(learner.failure))
 
 
 if __name__ == "__main__":

@@ -66,12 +66,12 @@ class WorkerSigns:
 class WorkerLink(Resource):
     """The gateway's connection to one worker. Only the gateway thread uses it, except as described."""
 
-    def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, shared: _Shared) -> None:
+    def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, links: WorkerLinks) -> None:
         self.signs = WorkerSigns()
         self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)  # oldest first. Another thread can pop them.
         self.finished = False  # any thread can set it after the end of the worker; the gateway then closes the connection
         self._key = assignment.key
-        self._access, self._shared = access, shared
+        self._access, self._counters, self._storage = access, links.counters, links.storage
         self._received = self._sent = 0
         self._control: deque[list[Frame]] = deque()
         self._ended = False
@@ -115,7 +115,7 @@ class WorkerLink(Resource):
         if not self._ended:
             self._ended = True
             if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
-                self._shared.storage.excuse(self._files)
+                self._storage.excuse(self._files)
             self.control(StopThread())
         if replaced and self._files is not None:
             self._files.fence()
@@ -148,12 +148,12 @@ class WorkerLink(Resource):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)
             except TooManyFrames as exc:
-                self._shared.counters.add(f"worker_messages_refused.{exc.code.value}")
+                self._counters.add(f"worker_messages_refused.{exc.code.value}")
                 continue
             if frames is None:
                 return
             if len(frames) < 2 or frames[0] != self._key or len(frames[1]) < PREFIX_BYTES:
-                self._shared.counters.add("worker_messages_refused.key")
+                self._counters.add("worker_messages_refused.key")
                 continue
             self._received += 1
             kind = frames[1][KIND_AT]
@@ -164,7 +164,7 @@ class WorkerLink(Resource):
             try:
                 self._handle(frames[1:])
             except ProtocolError as exc:
-                self._shared.counters.add(f"worker_messages_refused.{exc.code.value}")
+                self._counters.add(f"worker_messages_refused.{exc.code.value}")
 
     def _handle(self, frames: Sequence[Frame]) -> None:
         message = decode_thread_message(frames)
@@ -179,11 +179,11 @@ class WorkerLink(Resource):
         elif isinstance(message, WorkerLog):
             self.logs.append(message)
         elif self._push is None:
-            self._shared.counters.add("worker_messages_fenced")
+            self._counters.add("worker_messages_fenced")
         elif not isinstance(message, StorageRequest) or self._files is None:
-            self._shared.counters.add("worker_messages_refused.direction")
-        elif not self._shared.storage.request(self._files, message):
-            self._shared.counters.add("worker_messages_refused.quota")
+            self._counters.add("worker_messages_refused.direction")
+        elif not self._storage.request(self._files, message):
+            self._counters.add("worker_messages_refused.quota")
             self.control(CheckpointStored(0, False, f"{MAX_WAITING} requests wait; send no more before an answer"))
 
     def each_second(self) -> None:
@@ -192,7 +192,7 @@ class WorkerLink(Resource):
         for socket in (self._push, self.pull):
             for event in socket.events() if socket is not None else ():
                 if event.name.startswith("handshake_failed"):
-                    self._shared.counters.add("worker_connections_refused")
+                    self._counters.add("worker_connections_refused")
 
     def _say_alive(self) -> None:
         if self.flush():
@@ -203,7 +203,7 @@ class WorkerLink(Resource):
     def finish(self) -> None:
         """Discard what the ended worker has left unfinished on the disk, and wait for that. Another thread calls this."""
         if self._files is not None:
-            self._shared.storage.finish(self._files)
+            self._storage.finish(self._files)
 
     def close(self) -> None:
         """Close the two sockets. No key of this worker is accepted any more."""
@@ -214,30 +214,25 @@ class WorkerLink(Resource):
         self._access.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    counters: Counters
-    storage: CheckpointThread
-
-
 class WorkerLinks:
     """All connections of one gateway. Only the gateway thread uses it, except `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
-        self._counters, self._poller, self._wake = counters, poller, wake
-        self._keys: WorkerKeys | None = None
-        self._shared: _Shared | None = None
+        self.counters = counters
+        self.storage = CheckpointThread(wake)
+        self._poller = poller
+        self._keys: WorkerKeys | None = None  # until the first worker
         self._links: list[WorkerLink] = []
 
     def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> WorkerLink:
         """Bind the two sockets of a worker, with a fresh key pair. See `GatewayEndpoints.connect_worker`."""
-        if self._keys is None or self._shared is None:
-            keys, shared = WorkerKeys(), _Shared(self._counters, CheckpointThread(self._wake))
-            shared.storage.start()  # if this raises, the next call tries again
-            self._keys, self._shared = keys, shared
+        if self._keys is None:
+            keys = WorkerKeys()
+            self.storage.start()  # if this raises, the next call tries again
+            self._keys = keys
         access = self._keys.admit()
         try:
-            link = WorkerLink(assignment, bind, advertise, access, self._shared)
+            link = WorkerLink(assignment, bind, advertise, access, self)
         except BaseException:
             access.close()
             raise
@@ -247,8 +242,7 @@ class WorkerLinks:
 
     def serve(self) -> Iterator[list[Frame]]:
         """Yield the messages of all learner threads that have arrived, send what waits, and close ended connections."""
-        if self._shared is not None:
-            self._shared.storage.deliver_answers()
+        self.storage.deliver_answers()
         for link in list(self._links):
             finished = link.finished  # before the last messages are read
             yield from link.receive(all_of_them=finished)
@@ -259,8 +253,7 @@ class WorkerLinks:
                 link.close()
 
     def each_second(self) -> None:
-        if self._shared is not None:
-            self._shared.storage.raise_if_dead()
+        self.storage.raise_if_dead()
         for link in self._links:
             link.each_second()
 
@@ -271,10 +264,8 @@ class WorkerLinks:
 
     def join(self, timeout_s: float) -> bool:
         """End the checkpoint thread after its last request. Return False if it still runs after `timeout_s`."""
-        if self._shared is None:
-            return True
-        self._shared.storage.stop()
-        return self._shared.storage.join(timeout_s)
+        self.storage.stop()
+        return self.storage.join(timeout_s)
 
 
 def _advertised(address: Address, host: str) -> str:

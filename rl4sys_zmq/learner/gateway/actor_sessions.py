@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
-from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import DataAmount, Journal, SegmentStream, take_submit
+from rl4sys_zmq.delivery import DataAmount, SegmentStream, take_submit
 from rl4sys_zmq.delivery.credit import QUEUE_ITEMS
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
-from rl4sys_zmq.interfaces import EventSink
-from rl4sys_zmq.learner.gateway.admission import check_hello, require_match
+from rl4sys_zmq.learner.gateway.admission import RefusalLog, check_hello, require_match
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState, Relays
-from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
-from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
-from rl4sys_zmq.learner.gateway.refusal_log import RefusalLog
 from rl4sys_zmq.learner.gateway.relays import RelayDirectory
 from rl4sys_zmq.learner.registry import mask_refusal
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
@@ -47,6 +41,9 @@ from rl4sys_zmq.wire.messages import (
     Verdict,
     Welcome,
 )
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.gateway.core import LearnerCore
 
 log = get_logger(__name__)
 
@@ -86,30 +83,17 @@ class ActorSessionHandler:
         sessions: The client and the stream of each peer with a session, by routing id.
         pub_address: The URI at which weights are published, as actors are told it.
         inference_address: The URI of the inference service, as actors are told it; empty if there is none.
-        run_command: Starts an operator's command. `LearnerCore` sets it.
-        make_room: Removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
     """
 
-    run_command: Callable[[OperatorCommand], Future[OperatorCommandDone]]
-    make_room: Callable[[float], None]
-
-    def __init__(
-        self,
-        config: LearnerConfig,
-        registry: ClientRegistry,
-        journal: Journal,
-        authorizer: Authorizer,
-        counters: Counters,
-        sink: EventSink,
-        callbacks: CoreCallbacks,
-    ) -> None:
-        self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
-        self._counters, self._sink, self._callbacks = counters, sink, callbacks
-        self._clock = callbacks.clock.monotonic
+    def __init__(self, core: LearnerCore, authorizer: Authorizer) -> None:
+        self._core, self._authorizer = core, authorizer
+        self._config, self._registry, self._journal = core.config, core.registry, core.journal
+        self._counters, self._sink, self._callbacks = core.counters, core.sink, core.callbacks
+        self._clock = core.callbacks.clock.monotonic
         self.sessions: dict[bytes, tuple[ClientState, SegmentStream]] = {}
         self.pub_address = self.inference_address = ""
-        self.relays = RelayDirectory(config.relays)
-        self._refusals = RefusalLog(sink)
+        self.relays = RelayDirectory(core.config.relays)
+        self._refusals = RefusalLog(core.sink)
         self._live_by_user: Counter[str] = Counter()
         self._status: dict[str, Any] = {}
         self._status_frames_kept: dict[frozenset[str] | None, list[Frame]] = {}
@@ -297,7 +281,7 @@ class ActorSessionHandler:
                 "commands need keys on a learner that other machines can reach, and this learner has none",
             )
         self._counters.add("commands")
-        self.run_command(command).add_done_callback(lambda done: self._answer(peer, done))
+        self._core.operator.do(command).add_done_callback(lambda done: self._answer(peer, done))
 
     def _answer(self, peer: bytes, done: Future[OperatorCommandDone]) -> None:
         error = done.exception()
@@ -330,7 +314,7 @@ class ActorSessionHandler:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
                 self._authorizer.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
             if client is None:
-                self.make_room(now)
+                self._core.operator.make_room(now)
                 client = self._registry.create(hello)
                 started = {"algorithm": client.settings.algorithm_name, "seed": client.settings.seed}
                 self._sink.event("client_started", client_id=client.client_id, **started)

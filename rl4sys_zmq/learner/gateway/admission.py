@@ -1,4 +1,4 @@
-"""The settings of each client, and the check of each actor's HELLO against them.
+"""The settings of each client, the check of each actor's HELLO against them, and the log of refused HELLOs.
 
 The sources of settings, highest precedence first: the client's entry in the learner's configuration, the HELLO of the client's
 first actor, and the learner's defaults.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +18,9 @@ import numpy as np
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.errors import ConfigError, RefusalReason
+from rl4sys_zmq.interfaces import EventSink
+from rl4sys_zmq.learner.engines.base import ENGINES
 from rl4sys_zmq.learner.gateway.parameters import (
     LEARNING_KEYS,
     ParameterChanges,
@@ -32,11 +34,14 @@ from rl4sys_zmq.learner.gateway.parameters import (
 )
 from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry
 from rl4sys_zmq.learner.registry.like import LIKE
+from rl4sys_zmq.logs import get_logger, printable
 from rl4sys_zmq.names import algorithm_key, check_name
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Hello
 from rl4sys_zmq.wire.thread_messages import AssignClient
+
+log = get_logger(__name__)
 
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
 
@@ -299,3 +304,53 @@ def _seed(config: LearnerConfig, client_id: str, seed: int | None) -> int:
     if seed is not None:
         return seed
     return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)
+
+
+MAX_KNOWN = 1024
+"""The number of refusals that are remembered, so that a repeated one is not logged again."""
+MAX_LINES, WINDOW_S = 20, 60.0
+MAX_NAME_CHARS, MAX_REASON_CHARS = 80, 500
+
+NOT_LOGGED = frozenset(
+    {RefusalReason.FAILED, RefusalReason.STARTING, RefusalReason.NO_SESSION, RefusalReason.CLOSING}
+    | {RefusalReason.CONFLICT, RefusalReason.EXPIRED}
+)
+"""Codes of refusals that are no fault of the actor, or that end without a person. The learner logs a failed client itself."""
+
+
+class RefusalLog:
+    """The record of refused HELLOs. Use it in one thread.
+
+    An actor repeats a refused HELLO every few seconds, and a peer can invent any number of names. So the size and the rate of
+    lines are limited.
+    """
+
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+        self._known: dict[tuple[str, str, str], None] = {}
+        self._lines: deque[float] = deque()
+        self._omitted = 0
+
+    def note(self, hello: Hello, code: RefusalReason, reason: str, field: str, now: float) -> None:
+        """Log the refusal of a HELLO, unless it is known."""
+        if code in NOT_LOGGED:
+            return
+        client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]
+        reason = printable(reason[:MAX_REASON_CHARS])
+        key = client_id, actor_id, reason
+        if key in self._known:
+            return
+        while self._lines and now - self._lines[0] >= WINDOW_S:
+            self._lines.popleft()
+        if len(self._lines) >= MAX_LINES:  # it is not remembered, so a later repetition can be logged
+            self._omitted += 1
+            return
+        if len(self._known) >= MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[key] = None
+        self._lines.append(now)
+        omitted, self._omitted = self._omitted, 0
+        more = f" ({omitted} further refusals were not logged)" if omitted else ""
+        log.warning("client %r: actor %r is refused (%s): %s%s", client_id, actor_id, code.value, reason, more)
+        fields = {"client_id": client_id, "actor_id": actor_id, "code": code.value, "field": field, "reason": reason}
+        self._sink.event("hello_refused", **fields)

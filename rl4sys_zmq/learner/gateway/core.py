@@ -21,7 +21,7 @@ from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
+from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorCommandExecutor
 from rl4sys_zmq.learner.run.log_files import CLIENT_READY
 from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
@@ -65,32 +65,20 @@ class LearnerCore:
     ) -> None:
         self.counters = Counters()
         self.start_notes: list[str] = []
-        self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
+        self.config, self.journal, self.sink, self.callbacks = config, journal, sink, callbacks
+        self._authorizer = authorizer
         self.registry = ClientRegistry(config, journal, callbacks)
         self._suspended: list[ClientState] = []
-        self.dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.actor_sessions = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
-        self.operator = OperatorCommandExecutor(
-            OperatorCommandContext(
-                registry=self.registry,
-                actor_sessions=self.actor_sessions,
-                dispatcher=self.dispatcher,
-                journal=journal,
-                counters=self.counters,
-                sink=sink,
-                callbacks=callbacks,
-                config=config,
-            )
-        )
-        self.dispatcher.on_page = self.operator.on_page
-        self.actor_sessions.run_command, self.actor_sessions.make_room = self.operator.do, self.operator.make_room
+        self.dispatcher = SegmentDispatcher(self)
+        self.actor_sessions = ActorSessionHandler(self, authorizer)
+        self.operator = OperatorCommandExecutor(self)
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
         """Create the clients that an earlier run has recorded, and start their learner threads."""
         for client in self.registry.restore(restored, rolled_back):
             self.start_notes += client.notes()
             if client.changes:
-                self._sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")
+                self.sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")
 
     # ---- learner threads
 
@@ -118,11 +106,11 @@ class LearnerCore:
                 client.on_demand(message)
             case TrainingMetrics():
                 client.training.note(message)
-                self._sink.metrics(client.client_id, message)
+                self.sink.metrics(client.client_id, message)
             case CheckpointResult():
                 self.dispatcher.checkpointed(client, message)
             case QuarantinedSegment():
-                self._sink.dead_letter(client.client_id, message)
+                self.sink.dead_letter(client.client_id, message)
             case OperatorAlarm():
                 client.alarms.note(message.name, message.text, message.count)
             case ThreadFailed():
@@ -145,13 +133,13 @@ class LearnerCore:
         for problem in message.damaged:
             log.error("client %s: a damaged checkpoint was put aside: %s", client.client_id, problem)
             self.counters.add("checkpoints_damaged")
-            self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=problem)
+            self.sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=problem)
         if client.settings.init and not message.checkpoint:
-            self._sink.event("warm_started", client_id=client.client_id, init=client.settings.init)
+            self.sink.event("warm_started", client_id=client.client_id, init=client.settings.init)
         if client.replay.token:
             client.rewind(message)
         began = {"checkpoint": message.checkpoint, "steps": message.steps, "episodes": message.episodes}
-        self._sink.event(CLIENT_READY, client_id=client.client_id, **began)
+        self.sink.event(CLIENT_READY, client_id=client.client_id, **began)
 
     def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
         publishing = client.publishing
@@ -161,12 +149,12 @@ class LearnerCore:
             if first:
                 client.on_running(message.version)
         if first:
-            self._journal.put_client(client.row())
-        self._callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
+            self.journal.put_client(client.row())
+        self.callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
         spec, newest = publishing.spec, publishing.history.newest
-        if spec is not None and self._callbacks.offer_policy(client.client_id, spec, newest):
+        if spec is not None and self.callbacks.offer_policy(client.client_id, spec, newest):
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
-        self.actor_sessions.admit_waiting(client, self._callbacks.clock.monotonic())
+        self.actor_sessions.admit_waiting(client, self.callbacks.clock.monotonic())
 
     def _on_verdicts(self, client: ClientState, message: SegmentVerdicts) -> None:
         stream, verdicts = client.table.get(message.actor_id, message.origin), client.books.verdicts
@@ -185,7 +173,7 @@ class LearnerCore:
 
     def on_worker_ended(self, key: bytes) -> None:
         """Handle the end of a worker that is a process. If it has crashed, its client gets another one after a pause."""
-        self._callbacks.poll_workers()  # its last messages
+        self.callbacks.poll_workers()  # its last messages
         client = self.registry.by_key(key)
         ended = client.worker.handle if client is not None else None
         if client is None or ended is None or ended.alive:
@@ -214,16 +202,16 @@ class LearnerCore:
             self._on_failed(client, ThreadFailed(text, ""))
             return
         self._suspended.append(client)
-        pause_s = max(0.0, (client.worker.restart_at or 0.0) - self._callbacks.clock.monotonic())
+        pause_s = max(0.0, (client.worker.restart_at or 0.0) - self.callbacks.clock.monotonic())
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
-        self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
+        self.sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
         self.actor_sessions.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
         self.dispatcher.give_up(client, crash)
 
     def _restart_suspended(self) -> None:
         """Start the workers of the clients whose pause after a crash is over. A failed start counts as another crash."""
-        now = self._callbacks.clock.monotonic()
+        now = self.callbacks.clock.monotonic()
         for client in list(self._suspended):
             restart_at = client.worker.restart_at if self.registry.get(client.client_id) is client else None
             if restart_at is not None and now < restart_at:
@@ -240,13 +228,13 @@ class LearnerCore:
             except RL4SysError as exc:
                 self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
                 continue
-            self._sink.event("client_restarted", client_id=client.client_id, rolled_back=rolled_back, gives_up=False)
+            self.sink.event("client_restarted", client_id=client.client_id, rolled_back=rolled_back, gives_up=False)
 
     def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
         with self.registry.changing():
             stillborn = self.registry.fail(client, message)
         self.counters.add("clients_failed")
-        self._sink.event("client_failed", client_id=client.client_id, error=message.error)
+        self.sink.event("client_failed", client_id=client.client_id, error=message.error)
         peers = [client.table.peer_of(s) for s in client.table.live()]
         for peer in (*peers, *client.waiting):
             if peer is not None:
@@ -266,7 +254,7 @@ class LearnerCore:
             self.actor_sessions.send_acks(client, room_bytes)
             self._report_alarms(client)
             publishing = client.publishing
-            if publishing.beacon_due and self._callbacks.clock.monotonic() >= publishing.next_beacon_at:
+            if publishing.beacon_due and self.callbacks.clock.monotonic() >= publishing.next_beacon_at:
                 self._beacon(client)
 
     def poll_timeout_s(self, now: float, most_s: float) -> float:
@@ -289,7 +277,7 @@ class LearnerCore:
         read_s = now - min(behind_s, MOST_BEHIND_S)
         self.dispatcher.relieve()
         self.dispatcher.check(now)
-        self._rotate_topics(self._authorizer.lapsed(self._callbacks.clock.unix()))
+        self._rotate_topics(self._authorizer.lapsed(self.callbacks.clock.unix()))
         self.operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
@@ -311,7 +299,7 @@ class LearnerCore:
                 peer = client.table.peer_of(stream)
                 if peer is not None:
                     self.actor_sessions.close_session(peer, client, stream)
-                    self._sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
+                    self.sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
             client.dirty.update(s.actor_id for s in client.table.live())
             self.dispatcher.expire(client, now)
 
@@ -319,15 +307,15 @@ class LearnerCore:
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
             fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
-            self._sink.event("alarm", **fields)
+            self.sink.event("alarm", **fields)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
 
     def _beacon(self, client: ClientState) -> None:
         publishing = client.publishing
         publishing.beacon_due = False
-        publishing.next_beacon_at = self._callbacks.clock.monotonic() + NEWCOMER_BEACON_S
-        self._callbacks.publish(BEACON_TOPIC + publishing.topic, encode(client.beacon()))
+        publishing.next_beacon_at = self.callbacks.clock.monotonic() + NEWCOMER_BEACON_S
+        self.callbacks.publish(BEACON_TOPIC + publishing.topic, encode(client.beacon()))
 
     # ---- subscribers and rights
 
@@ -350,7 +338,7 @@ class LearnerCore:
         """Apply a new access list."""
         losers = self._authorizer.replace(access)
         self._rotate_topics(losers)
-        self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
+        self.sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
 
     def _rotate_topics(self, losers: set[str]) -> None:
         # A user that has lost the right to read a policy can still be subscribed, and libzmq cannot revoke a subscription.
@@ -361,7 +349,7 @@ class LearnerCore:
     def report(self, now: float) -> dict[str, Any]:
         """Return the part of the status about the journal, the clients and the relays."""
         return {
-            "journal": asdict(self._journal.state()),
+            "journal": asdict(self.journal.state()),
             "clients": {client.client_id: client.report(now) for client in self.registry},
             "relays": self.actor_sessions.relays.report(now),
         }
@@ -379,7 +367,7 @@ class LearnerCore:
         """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads."""
         pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:
-            self._sink.event("closed_with_pending_segments", pending=pending)
+            self.sink.event("closed_with_pending_segments", pending=pending)
         for client in self.registry:
             client.worker.end()
         self.dispatcher.close(error)

@@ -67,7 +67,7 @@ class CoreCallbacks:
 
     clock: Clock
     send: Callable[[bytes, Sequence[Frame]], SendResult]
-    publish: Callable[[bytes, Sequence[Frame]], None]
+    publish: Callable[[bytes, Sequence[Frame]], object]
     start_worker: Callable[[AssignClient, bytes], LearnerThreadHandle]
     poll_workers: Callable[[], None]
     abandon_checkpoints: Callable[[str, Sequence[LearnerThreadHandle], str], AbandonCheckpointsTask]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
-from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import STALL_S, Journal, JournalEntry, JournalPage
+from rl4sys_zmq.delivery import STALL_S, JournalEntry, JournalPage
 from rl4sys_zmq.errors import restart_command
-from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
-from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.thread_messages import CheckpointResult, SaveCheckpoint, StreamEnded
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.gateway.core import LearnerCore
 
 log = get_logger(__name__)
 
@@ -31,14 +31,11 @@ class SegmentDispatcher:
     """The sender of segments to learner threads: new ones that the journal has committed, and earlier ones for a replay.
 
     It also requests checkpoints. Only the thread of `LearnerCore` uses it.
-
-    Attributes:
-        on_page: Called with each page of the journal. It returns True if the page is not for a learner thread.
     """
 
-    def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:
-        self._registry, self._journal, self._counters, self._sink = registry, journal, counters, sink
-        self.on_page: Callable[[JournalPage], bool] = lambda page: False
+    def __init__(self, core: LearnerCore) -> None:
+        self._core, self._registry, self._journal = core, core.registry, core.journal
+        self._counters, self._sink = core.counters, core.sink
         self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
         self._save_tokens = itertools.count(1)
         self._rescued = 0
@@ -46,7 +43,7 @@ class SegmentDispatcher:
     def dispatch(self) -> None:
         """Send the learner threads what waits for them, with the segments that the journal has committed or read back."""
         for item in self._journal.committed():
-            if isinstance(item, JournalPage) and self.on_page(item):
+            if isinstance(item, JournalPage) and self._core.operator.on_page(item):
                 continue
             client = self._registry.get(item.client_id)
             if client is None:

@@ -13,9 +13,9 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.alarms import EVALUATION_FAILED
-from rl4sys_zmq.learner.evaluation.evaluation import PolicyEvaluator
+from rl4sys_zmq.learner.evaluation import PolicyEvaluator
 from rl4sys_zmq.learner.gateway.client import ClientState
-from rl4sys_zmq.learner.run.best_policy import BestPolicyFolder, EvaluationRecord
+from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec

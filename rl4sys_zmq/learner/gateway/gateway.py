@@ -21,9 +21,8 @@ from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
 from rl4sys_zmq.interfaces import Engine, EventSink, LearnerThreadHandle
-from rl4sys_zmq.learner.engines.abandon_thread import AbandonCheckpointsThread
-from rl4sys_zmq.learner.engines.base import GatewayEndpoints, WorkerAssignment
-from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.gateway.actor_sessions import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.gateway.client import LearnerThreadState
@@ -37,10 +36,9 @@ from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import Authenticator, Authorizer
-from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, SendResult, Socket, ThreadCalls, subscribed_topics
+from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, Socket, ThreadCalls, subscribed_topics
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
 log = get_logger(__name__)
@@ -99,8 +97,8 @@ class Gateway(Worker):
         self._tasks: list[AbandonCheckpointsThread] = []
         callbacks = CoreCallbacks(
             clock=SYSTEM_CLOCK,
-            send=self._send,
-            publish=self._publish,
+            send=lambda peer, frames: self._router.send([peer, *frames]),
+            publish=lambda topic, frames: self._xpub.send([topic, *frames]),
             start_worker=self._start_worker,
             poll_workers=self._read_upstream,
             abandon_checkpoints=self._abandon_checkpoints,
@@ -327,14 +325,8 @@ class Gateway(Worker):
             log.exception("client %s: its engine %s cannot start a worker", client_id, entry.name)
             raise TransportError(f"engine {entry.name}: {start_error_text(exc)}") from exc
 
-    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
-        return self._router.send([peer, *frames])
-
     def _sender_host(self) -> str:
         return self._router.sender_host()
-
-    def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
-        self._xpub.send([topic, *frames])
 
     def _abandon_checkpoints(
         self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: str

@@ -14,7 +14,7 @@ from typing import Any
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import ClientRow, JournalContent, JournalPage
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
+from rl4sys_zmq.errors import ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.gateway.operator import (
     COMMANDS,
     DROP_ACTOR,
@@ -28,14 +28,11 @@ from rl4sys_zmq.learner.gateway.operator import (
     unknown_name_error,
 )
 from rl4sys_zmq.learner.gateway.restored import GIVEN_UP, restore_configuration
-from rl4sys_zmq.learner.run.best_policy import BestPolicyFolder
-from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, read_manifest
-from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL, open_journal
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
+from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL, newest_manifest, open_journal
+from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
-
-log = get_logger(__name__)
 
 COMMIT_S = 30.0
 LOOK_S = 0.1
@@ -72,7 +69,7 @@ class _OfflineCommandExecutor:
         if command.command == SET:
             return self._set(row, command.values)
         store = CheckpointStore(self._run_dir / CHECKPOINTS / folder_name(client_id))
-        newest = _newest(store)
+        newest = newest_manifest(store)
         streams = [s for s in self._restored.streams if s.client_id == client_id]
         if command.command == DROP_ACTOR:
             of_actor = [s for s in streams if s.actor_id == command.actor_id]
@@ -172,15 +169,6 @@ def _opened(run_dir: Path) -> Iterator[_OfflineCommandExecutor]:
     finally:
         journal.stop()
         journal.join()
-
-
-def _newest(store: CheckpointStore) -> CheckpointManifest | None:
-    for path in store.newest():
-        try:
-            return read_manifest(path)
-        except CheckpointError as exc:
-            log.warning("%s", exc)
-    return None
 
 
 def _note(run_dir: Path, command: OperatorCommand, done: OperatorCommandDone) -> None:

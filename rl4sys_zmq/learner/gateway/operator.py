@@ -13,22 +13,19 @@ import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Journal, JournalPage
+from rl4sys_zmq.delivery import JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
-from rl4sys_zmq.interfaces import EventSink
-from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
-from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
-from rl4sys_zmq.learner.gateway.core_callbacks import AbandonCheckpointsTask, CoreCallbacks
-from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
+from rl4sys_zmq.learner.gateway.core_callbacks import AbandonCheckpointsTask
 from rl4sys_zmq.learner.gateway.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.gateway.static_check import require_fraction
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.gateway.core import LearnerCore
 
 log = get_logger(__name__)
 
@@ -52,20 +49,6 @@ NAMED = 10
 
 Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 """A generator that carries out one command. It yields each condition that it waits for, and returns the command's result."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorCommandContext:
-    """The parts of a running learner on which operators' commands act."""
-
-    registry: ClientRegistry
-    actor_sessions: ActorSessionHandler
-    dispatcher: SegmentDispatcher
-    journal: Journal
-    counters: Counters
-    sink: EventSink
-    callbacks: CoreCallbacks
-    config: LearnerConfig
 
 
 def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any]) -> OperatorCommandDone:
@@ -97,8 +80,8 @@ class OperatorCommandExecutor:
     A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`.
     """
 
-    def __init__(self, parts: OperatorCommandContext) -> None:
-        self._parts = parts
+    def __init__(self, core: LearnerCore) -> None:
+        self._core = core
         self._running: list[_RunningCommand] = []
         self._tasks: list[AbandonCheckpointsTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
@@ -169,7 +152,7 @@ class OperatorCommandExecutor:
     def _until_committed(self, client_id: str) -> Callable[[], bool]:
         """Return the condition that the journal has committed all earlier changes of a client. It is true once."""
         token = next(self._tokens)
-        self._parts.journal.read(client_id, token, LAST_ROW, 1)
+        self._core.journal.read(client_id, token, LAST_ROW, 1)
 
         def committed() -> bool:
             done = token in self._committed
@@ -179,21 +162,21 @@ class OperatorCommandExecutor:
         return committed
 
     def _client(self, client_id: str) -> ClientState:
-        client = self._parts.registry.get(client_id)
+        client = self._core.registry.get(client_id)
         if client is None:
-            raise unknown_name_error("client", client_id, [c.client_id for c in self._parts.registry])
+            raise unknown_name_error("client", client_id, [c.client_id for c in self._core.registry])
         return client
 
     def _is_gone(self, client: ClientState) -> bool:
-        return self._parts.registry.get(client.client_id) is not client
+        return self._core.registry.get(client.client_id) is not client
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
-        parts, client = self._parts, self._client(client_id)
+        core, client = self._core, self._client(client_id)
         before = client.books.rolled_back
-        with parts.registry.changing():
-            rolled_back = parts.registry.restart(client, give_up_pending=give_up_pending)
-        parts.actor_sessions.close_client_sessions(client, "the client was restarted; send HELLO again")
-        parts.sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back, gives_up=give_up_pending)
+        with core.registry.changing():
+            rolled_back = core.registry.restart(client, give_up_pending=give_up_pending)
+        core.actor_sessions.close_client_sessions(client, "the client was restarted; send HELLO again")
+        core.sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back, gives_up=give_up_pending)
         yield self._until_committed(client_id)
         # A worker that crashes gets a successor, which continues the restart.
         yield lambda: self._is_gone(client) or client.state is LearnerThreadState.FAILED or client.is_caught_up
@@ -216,25 +199,25 @@ class OperatorCommandExecutor:
         return OperatorCommandDone(text, figures)
 
     def _forget(self, client_id: str) -> Steps:
-        parts, client = self._parts, self._client(client_id)
+        core, client = self._core, self._client(client_id)
         figures = {"accepted": client.books.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
         self._detach(client, "an operator removed this client; send HELLO again")
         if client.checkpoints.folder:
-            task = parts.callbacks.abandon_checkpoints(client_id, client.worker.handles, client.checkpoints.folder)
+            task = core.callbacks.abandon_checkpoints(client_id, client.worker.handles, client.checkpoints.folder)
             self._tasks.append(task)
             yield lambda: task.done
             if task.problem:
                 problem = f"the client could not be forgotten: {task.problem}"
-                with parts.registry.changing():
-                    parts.registry.put_back(client, problem)
+                with core.registry.changing():
+                    core.registry.put_back(client, problem)
                 raise CheckpointError(client.checkpoints.folder, problem)
             figures["checkpoints"] = task.count
-        parts.journal.drop_client(client_id)
+        core.journal.drop_client(client_id)
         yield self._until_committed(client_id)
-        parts.registry.release(client)
-        parts.counters.add("clients_forgotten")
-        parts.counters.add("segments_forgotten", figures["pending"])
-        parts.sink.event("client_forgotten", client_id=client_id, **figures)
+        core.registry.release(client)
+        core.counters.add("clients_forgotten")
+        core.counters.add("segments_forgotten", figures["pending"])
+        core.sink.event("client_forgotten", client_id=client_id, **figures)
         log.warning("client %s was forgotten, with %d pending segments", client_id, figures["pending"])
         text = (
             f"client {client_id} is forgotten; {figures['pending']} of its {figures['accepted']} accepted segments were pending "
@@ -244,21 +227,21 @@ class OperatorCommandExecutor:
         return OperatorCommandDone(text, figures)
 
     def _drop_actor(self, client_id: str, actor_id: str) -> Steps:
-        parts, client = self._parts, self._client(client_id)
+        core, client = self._core, self._client(client_id)
         table = client.table
         streams = [stream for stream in table.all() if stream.actor_id == actor_id]
         if not streams:
             raise unknown_name_error("actor", actor_id, [stream.actor_id for stream in table.current()])
         live = [stream for stream in streams if table.is_live(stream)]
         for stream in live:
-            parts.actor_sessions.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
+            core.actor_sessions.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
-        parts.journal.retire_actor(client_id, actor_id)
-        parts.dispatcher.expire(client, parts.callbacks.clock.monotonic())
+        core.journal.retire_actor(client_id, actor_id)
+        core.dispatcher.expire(client, core.callbacks.clock.monotonic())
         yield self._until_committed(client_id)
-        parts.counters.add("actors_dropped")
-        parts.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
+        core.counters.add("actors_dropped")
+        core.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
         was = "it was live and can join again" if live else "its place is free, and it can join with any incarnation"
         text = (
             f"actor {actor_id} of client {client_id} is dropped; {was}\n"
@@ -267,52 +250,52 @@ class OperatorCommandExecutor:
         return OperatorCommandDone(text, figures)
 
     def _set(self, client_id: str, values: Mapping[str, Any]) -> Steps:
-        parts, client = self._parts, self._client(client_id)
+        core, client = self._core, self._client(client_id)
         yield lambda: self._is_gone(client) or client.known or client.state is not LearnerThreadState.STARTING
         client = self._client(client_id)  # the algorithm of a new client may have failed
         settings, changes = client.settings.change(values)
-        require_fraction(settings.kind, settings.in_force, parts.config.client(client_id).demonstrations)
+        require_fraction(settings.kind, settings.in_force, core.config.client(client_id).demonstrations)
         client.settings = settings
-        parts.journal.put_client(client.row())
+        core.journal.put_client(client.row())
         yield self._until_committed(client_id)
         self._client(client_id).use_parameters()
         if changes:
-            parts.counters.add("parameters_changed", len(changes))
-            parts.sink.event(PARAMETERS_CHANGED, client_id=client_id, changes=changes, by="operator")
+            core.counters.add("parameters_changed", len(changes))
+            core.sink.event(PARAMETERS_CHANGED, client_id=client_id, changes=changes, by="operator")
         return set_done(client_id, changes, values)
 
     # ---- idle clients
 
     def expire(self, now: float) -> None:
         """Remove the clients without data that were idle for more than `idle_client_s`."""
-        for client in self._parts.registry:
-            if client.is_expendable and now - client.busy_at > self._parts.config.idle_client_s:
+        for client in self._core.registry:
+            if client.is_expendable and now - client.busy_at > self._core.config.idle_client_s:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
         """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
-        if self._parts.registry.full:
-            idle = [client for client in self._parts.registry if client.is_expendable]
+        if self._core.registry.full:
+            idle = [client for client in self._core.registry if client.is_expendable]
             if idle:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: ClientState, now: float) -> None:
         self._detach(client, "the client was idle and was removed; send HELLO again")  # without a wait: nothing is to be saved
         if client.known:
-            self._parts.journal.drop_client(client.client_id)
-        self._parts.registry.release(client)
-        self._parts.counters.add("clients_expired")
-        self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
+            self._core.journal.drop_client(client.client_id)
+        self._core.registry.release(client)
+        self._core.counters.add("clients_expired")
+        self._core.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: ClientState, reason: str) -> None:
         """Close the sessions of a client's actors, and end its learner thread. Its name stays reserved."""
-        parts = self._parts
-        with parts.registry.changing():
-            parts.registry.detach(client)
-        parts.actor_sessions.close_client_sessions(client, reason)
+        core = self._core
+        with core.registry.changing():
+            core.registry.detach(client)
+        core.actor_sessions.close_client_sessions(client, reason)
         for peer in client.waiting:
-            parts.actor_sessions.refuse(peer, RefusalReason.NO_SESSION, reason)
+            core.actor_sessions.refuse(peer, RefusalReason.NO_SESSION, reason)
         client.waiting.clear()
-        parts.dispatcher.give_up(client, "the client was forgotten")
-        parts.callbacks.forget_policy(client.client_id)
-        parts.sink.forget(client.client_id)
+        core.dispatcher.give_up(client, "the client was forgotten")
+        core.callbacks.forget_policy(client.client_id)
+        core.sink.forget(client.client_id)

@@ -6,13 +6,18 @@ from collections.abc import Mapping
 
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.engines.registry import ENGINES, check_engines
+from rl4sys_zmq.learner.engines.base import ENGINES, check_engines
 from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, merged
 from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry, CloningAlgorithm, DemonstrationAlgorithm
-from rl4sys_zmq.learner.registry.demonstrations import MixedBatchParameters, require_rewards, require_use
 from rl4sys_zmq.learner.registry.networks import NetworkParameters, check_trainable
-from rl4sys_zmq.learner.registry.policy_checks import check_magnitudes, check_planned_size
+from rl4sys_zmq.learner.registry.policy_checks import (
+    MixedBatchParameters,
+    check_magnitudes,
+    check_planned_size,
+    require_rewards,
+    require_use,
+)
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 

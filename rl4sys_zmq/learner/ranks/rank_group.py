@@ -18,8 +18,7 @@ from torch import Tensor
 
 from rl4sys_zmq.child_process import ChildProcess, end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.errors import Closed, RankError, RankLost
-from rl4sys_zmq.learner.ranks.rank_link import RankLink, encode_rank_message
-from rl4sys_zmq.learner.ranks.rank_member import RANK_TIMEOUT_S, RankMember, open_store
+from rl4sys_zmq.learner.ranks.rank_member import RANK_TIMEOUT_S, RankLink, RankMember, encode_rank_message, open_store
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import encode

@@ -16,8 +16,7 @@ import torch
 from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.ranks.rank_group import LOST_STATUS
-from rl4sys_zmq.learner.ranks.rank_link import RankLink
-from rl4sys_zmq.learner.ranks.rank_member import RankMember, join_store
+from rl4sys_zmq.learner.ranks.rank_member import RankLink, RankMember, join_store
 from rl4sys_zmq.learner.registry import ParallelAlgorithm
 from rl4sys_zmq.learner.registry.algorithm import TunableAlgorithm
 from rl4sys_zmq.learner.registry.compute import Compute, allow_tf32

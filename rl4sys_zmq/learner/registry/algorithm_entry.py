@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
@@ -20,29 +20,7 @@ from rl4sys_zmq.learner.registry.algorithm import PACING_LAG
 from rl4sys_zmq.learner.registry.like import libraries_of, translated
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
-from rl4sys_zmq.values import PolicySpec, Space
-
-__all__ = [
-    "ANY_AGE",
-    "AlgorithmEntry",
-    "AlgorithmFactory",
-    "DeferredFactory",
-    "LEAST_EPSILON",
-    "PolicyPlan",
-    "Setting",
-    "Staleness",
-    "TaskPreset",
-    "READ_ELSEWHERE",
-    "default_pacing_lag",
-    "gradient_norm",
-    "inherited",
-    "parameter_error",
-    "parameter_table",
-    "read_parameters",
-    "rl4sys_notes",
-    "with_settings",
-]
-
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 T = TypeVar("T")
 
@@ -353,3 +331,31 @@ class AlgorithmEntry:
             ConfigError: If a parameter is unknown, has a wrong type or is out of range.
         """
         return None if self.parameters is None else read_parameters(self.parameters, parameters, algorithm=self.name)
+
+
+class PolicyParameters(Protocol):
+    """The parameters of an algorithm that determine its policy."""
+
+    def policy(self, name: str, observation_space: ObservationSpace, action_space: Space, /) -> PolicySpec:
+        """Return the specification of the policy of the algorithm `name`.
+
+        Raises:
+            ConfigError: If the algorithm does not support the spaces with these parameters.
+        """
+
+
+def own_entry(name: str, parameters: type[PolicyParameters], factory: str, **described: Any) -> AlgorithmEntry:
+    """Return the registry entry of an algorithm of this package.
+
+    Args:
+        name: The name of the algorithm.
+        parameters: The dataclass of its parameters.
+        factory: The path of its factory below `rl4sys_zmq.algorithms`.
+        described: The other attributes of the entry.
+    """
+
+    def plan(observation_space: ObservationSpace, action_space: Space, given: Mapping[str, object]) -> PolicySpec:
+        return read_parameters(parameters, given, algorithm=name).policy(name, observation_space, action_space)
+
+    factory = f"rl4sys_zmq.algorithms.{factory}"
+    return AlgorithmEntry(name=name, factory=factory, parameters=parameters, plan=plan, extra="learner", **described)

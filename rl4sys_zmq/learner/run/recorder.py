@@ -23,7 +23,7 @@ from rl4sys_zmq.learner.run.log_files import (
     log_series,
 )
 from rl4sys_zmq.learner.run.record_series import RecordSeries
-from rl4sys_zmq.learner.run.run_paths import CONFIG, DEAD
+from rl4sys_zmq.learner.run.resume import CONFIG, DEAD
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource, Worker

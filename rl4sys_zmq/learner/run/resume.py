@@ -1,4 +1,20 @@
-"""The preparation of a run directory for the start of a learner, as the option ``resume`` demands."""
+"""The preparation of a run directory for the start of a learner, as the option ``resume`` demands.
+
+::
+
+    RUN/
+      config.json               the learner's configuration after validation
+      journal.db                the journal; journal.db-wal and .lock belong to it
+      checkpoints/CLIENT/       (`rl4sys_zmq.learner.run.checkpoints`)
+      best/CLIENT/policy/       the best evaluated policy (`rl4sys_zmq.learner.run.stored_policies`)
+      dead/                     dead letters (`rl4sys_zmq.learner.run.deadletters`)
+      log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.run.log_files`)
+      tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.run.log_files`)
+      before-TIME/              files that were moved away by `--resume never` or `move_misplaced`
+
+CLIENT is the client's id, encoded by `rl4sys_zmq.names.folder_name`. No other name that a peer chooses becomes part of a path,
+so such a name cannot collide with the library's own files.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +31,17 @@ from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
-from rl4sys_zmq.learner.run.best_policy import BEST
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
+from rl4sys_zmq.learner.run.log_files import LOG, LOG_FOLDER, TENSORBOARD
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire.messages import Verdict
 
 log = get_logger(__name__)
 
 JOURNAL = "journal.db"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, BEST = "checkpoints", "best"
 AUTO, NEVER, ACCEPT_LOSS = "auto", "never", "accept-loss"
 REMEDY = (
     "restore the files, or start once with --resume accept-loss (resume: accept-loss), which continues with the weights of "
@@ -80,7 +97,7 @@ def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
     if name != (needed := f"{manifest.number:08d}"):
         raise ConfigError(f"resume: {name} holds checkpoint {manifest.number}; rename it to {needed} first", key="resume")
     store = CheckpointStore(path.resolve().parent)
-    newest = _newest(store)
+    newest = newest_manifest(store)
     abandoned = tuple(store.abandon_after(manifest.number))
     return RollbackSummary(
         manifest.client_id,
@@ -92,7 +109,7 @@ def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
     )
 
 
-def _newest(store: CheckpointStore) -> CheckpointManifest | None:
+def newest_manifest(store: CheckpointStore) -> CheckpointManifest | None:
     for path in store.newest():
         try:
             return read_manifest(path)
@@ -138,7 +155,7 @@ def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
     """Return which part of the journal the newest valid checkpoint of each client covers."""
     records = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
-        manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
+        manifest = newest_manifest(CheckpointStore(folder)) if folder.is_dir() else None
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in Verdict.FINAL)
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
@@ -162,3 +179,30 @@ def _set_aside(run_dir: Path) -> None:
         for path in there:
             path.rename(aside / path.name)
         log.warning("%s: the state of an earlier run was moved to %s", run_dir, aside.name)
+
+
+CONFIG, DEAD = "config.json", "dead"
+_OUR_FILES = (CONFIG, LOG, JOURNAL, "journal.marks")
+"""The beginnings of the library's own file names. Some names are longer, such as ``journal.db-wal``."""
+_OUR_FOLDERS = (CHECKPOINTS, BEST, DEAD, LOG_FOLDER, TENSORBOARD)
+
+
+def move_misplaced(run_dir: Path) -> list[tuple[str, str]]:
+    """Move files in the place of the library's folders, and folders in the place of its files, to ``before-TIME``.
+
+    Nothing is deleted. Return the old and the new path of each, relative to `run_dir`.
+    """
+    moved: list[tuple[str, str]] = []
+    if not run_dir.is_dir():
+        return moved
+    try:
+        for path in sorted(path for path in run_dir.iterdir() if not path.is_symlink()):
+            if path.name.startswith(_OUR_FILES) if path.is_dir() else path.name in _OUR_FOLDERS:
+                target = aside_folder(run_dir) / folder_name(path.name)
+                path.rename(target)
+                moved.append((path.name, str(target.relative_to(run_dir))))
+    except OSError as exc:
+        raise RunDirectoryError(f"{exc.filename or run_dir} cannot be moved: {exc.strerror}; choose another --run-dir") from exc
+    for source, target_name in moved:
+        log.warning("%s: %s was moved to %s", run_dir, source, target_name)
+    return moved

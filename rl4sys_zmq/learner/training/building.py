@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry import ALGORITHMS, Algorithm, FolderAlgorithm, MemoryAlgorithm, WarmStartAlgorithm
+from rl4sys_zmq.learner.registry import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmEntry,
+    FolderAlgorithm,
+    MemoryAlgorithm,
+    ParallelAlgorithm,
+    PlaceableAlgorithm,
+    WarmStartAlgorithm,
+)
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag, rl4sys_notes
 from rl4sys_zmq.learner.registry.like import ambiguous_names
 from rl4sys_zmq.learner.registry.policy_checks import check_magnitudes, check_planned_size, check_policy_size
@@ -52,10 +61,8 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
         algorithm.use_folder(folder)
     if isinstance(algorithm, MemoryAlgorithm):
         algorithm.check_memory(available_bytes())
-    devices, ranks = ("cpu",), None
-    if assign.device != "cpu" or assign.learners > 1:
-        placement = importlib.import_module("rl4sys_zmq.learner.training.placement")  # imports torch
-        devices, ranks = placement.place_algorithm(algorithm, assign, stopping)
+    placed = assign.device != "cpu" or assign.learners > 1
+    devices, ranks = place_algorithm(algorithm, assign, stopping) if placed else (("cpu",), None)
     for line in ambiguous_names(kind.parameters, assign.parameters, bool(action_layout(spaces[1]).numbers)):
         log.warning("client %s: %s", assign.client_id, line)
     for line in rl4sys_notes(getattr(algorithm, "parameters", None)):
@@ -95,3 +102,48 @@ def pacing_lag(algorithm: Algorithm, assign: AssignClient) -> int:
     if assign.pacing_lag >= 0:
         return assign.pacing_lag
     return default_pacing_lag(ALGORITHMS.get(assign.algorithm_name), algorithm.kind) or 0
+
+
+def place_algorithm(
+    algorithm: Algorithm, assign: AssignClient, stopping: threading.Event
+) -> tuple[tuple[str, ...], RankGroup | None]:
+    """Move an algorithm to its device. Return the device of each rank, and the ranks, which are not started so far."""
+    from rl4sys_zmq.learner.ranks.rank_group import RankGroup  # these two import torch
+    from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, allow_tf32, find_devices
+
+    count = assign.learners
+    if count > 1 and not isinstance(algorithm, ParallelAlgorithm):
+        raise ConfigError(
+            f"learners: algorithm {assign.algorithm_name} trains in one process; {count} need the methods of ParallelAlgorithm",
+            key="learners",
+        )
+    if not isinstance(algorithm, PlaceableAlgorithm):
+        if assign.device in ("auto", "cpu"):
+            return ("cpu",), None
+        raise ConfigError(
+            f"device: algorithm {assign.algorithm_name} trains on the CPU, because it has no method place; set it to cpu or auto",
+            key="device",
+        )
+    devices = find_devices(assign.device, count)
+    allow_tf32(assign.tf32, devices[0])
+    group = None
+    if count > 1:
+        group = RankGroup(assign, importable_factory(ALGORITHMS.get(assign.algorithm_name)), devices, stopping)
+    algorithm.place(Compute(device=devices[0], ranks=ONE_RANK if group is None else group))
+    log.info("client %s trains on %s", assign.client_id, ", ".join(map(str, devices)))
+    return tuple(map(str, devices)), group
+
+
+def importable_factory(entry: AlgorithmEntry) -> str:
+    """Return the factory of an algorithm as ``"package.module:attribute"``, from which another process can import it."""
+    factory = entry.factory
+    if isinstance(factory, str):
+        return factory
+    module, name = str(getattr(factory, "__module__", "")), str(getattr(factory, "__qualname__", ""))
+    if module == "__main__" or getattr(sys.modules.get(module), name, None) is not factory:
+        raise ConfigError(
+            f"learners: another process cannot import the factory of algorithm {entry.name}; define it at the top of a module "
+            "that is not the program itself, or use learners: 1",
+            key="learners",
+        )
+    return f"{module}:{name}"

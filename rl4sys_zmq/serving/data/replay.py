@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.replay.folder import StoreFolder
-from rl4sys_zmq.replay.frame_store import FrameStore
+from rl4sys_zmq.replay.frames import FrameStore
 from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, as_leaf, flag, is_space, space_leaves, zeros
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, memory_error_as_data_error

@@ -1,4 +1,4 @@
-"""The algorithms that are PPO with other settings: A2C, A3C, REINFORCE and RPO. This module imports no torch."""
+"""The entries and parameters of IMPALA, and of PPO with other settings: A2C, A3C, REINFORCE and RPO. It imports no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
     ActorCriticParameters,
     BatchCompletionRule,
     actor_critic_entry,
+    cartpole_preset,
 )
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
-from rl4sys_zmq.config.options import flag, option, optional, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, option, whole_number
 from rl4sys_zmq.learner.registry.algorithm_entry import Setting, Staleness, TaskPreset, inherited, parameter_error, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.values import DiscreteSpace, Space
@@ -115,8 +116,8 @@ class REINFORCEParameters(PPOSetting):
     train_vf_iters: int = option(
         whole_number(1, 10_000), 80, doc="gradient steps of the value network on the whole batch, if there is one"
     )
-    discrete: bool | None = option(
-        optional(flag), None, doc="as in RL4Sys, true for discrete actions; null: not compared with the action space"
+    discrete: bool | None = nullable(
+        flag, doc="as in RL4Sys, true for discrete actions; null: not compared with the action space"
     )
 
     def batch(self) -> BatchCompletionRule:
@@ -157,9 +158,34 @@ class REINFORCEParameters(PPOSetting):
         return lines
 
 
-def _cartpole(pacing_lag: int, **parameters: object) -> dict[str, TaskPreset]:
-    settings = {**parameters, "normalise_observations": False, "normalise_rewards": False}
-    return {"CartPole-v1": TaskPreset(settings, num_envs=4, actors=2, pacing_lag=pacing_lag, target_return=475.0)}
+@with_settings(
+    learning_rate=Setting(1e-3, "step size of the optimizer"),
+    gae_lambda=Setting(1.0, "λ, the further decay of V-trace's traces"),
+    norm_adv=False,
+    steps_per_update=Setting(
+        None, "steps per update, which is one gradient step; null: 256, unless episodes_per_update is given"
+    ),
+    rollout_length=Setting(32, "most steps per segment"),
+)
+class IMPALAParameters(ActorCriticParameters):
+    """All parameters of `IMPALA`."""
+
+    changeable: ClassVar[frozenset[str]] = ActorCriticParameters.changeable | {
+        "ent_coef",
+        "vf_coef",
+        "vtrace",
+        "rho_clip",
+        "c_clip",
+    }
+    default_steps: ClassVar[int] = 256
+
+    ent_coef: float | None = inherited(PPOParameters, "ent_coef", None)
+    vf_coef: float = inherited(PPOParameters, "vf_coef", 0.5)
+    vtrace: bool = option(
+        flag, True, doc="correct for the age of the data; false: as if the newest policy had chosen all actions"
+    )
+    rho_clip: float = option(number(0.0, MAX_NUMBER), 1.0, doc="ρ̄, the largest importance weight of a step")
+    c_clip: float = option(number(0.0, MAX_NUMBER), 1.0, doc="c̄, the largest importance weight in a trace")
 
 
 _A2C_CARTPOLE = {"steps_per_update": 80, "rollout_length": 10, "learning_rate": 2e-3, "gamma": 0.98}
@@ -171,7 +197,7 @@ A2C = actor_critic_entry(
     "ppo:A2C",
     summary="Advantage actor-critic: PPO with one gradient step per batch and without clipping, for all actions.",
     staleness=Staleness(max_policy_lag=4, correction=_UNCLIPPED),
-    presets=_cartpole(0, **_A2C_CARTPOLE),
+    presets=cartpole_preset(0, **_A2C_CARTPOLE),
     reference="Huang et al. 2022, A2C is a special case of PPO",
 )
 A3C = actor_critic_entry(
@@ -180,7 +206,7 @@ A3C = actor_critic_entry(
     "ppo:A3C",
     summary="Asynchronous advantage actor-critic: A2C whose actors do not wait for updates.",
     staleness=Staleness(max_policy_lag=None, correction=_UNCLIPPED, pacing_lag=8),
-    presets=_cartpole(8, **_A2C_CARTPOLE),
+    presets=cartpole_preset(8, **_A2C_CARTPOLE),
     reference="Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
 )
 REINFORCE = actor_critic_entry(
@@ -189,7 +215,7 @@ REINFORCE = actor_critic_entry(
     "ppo:REINFORCE",
     summary="Monte Carlo policy gradients on whole episodes, with or without a baseline, for all actions.",
     staleness=Staleness(max_policy_lag=4, correction=_UNCLIPPED),
-    presets=_cartpole(0, episodes_per_update=12, learning_rate=5e-3, anneal_lr=True, total_steps=200_000, gamma=0.99),
+    presets=cartpole_preset(0, episodes_per_update=12, learning_rate=5e-3, anneal_lr=True, total_steps=200_000, gamma=0.99),
     reference="Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning",
 )
 RPO = actor_critic_entry(
@@ -217,4 +243,22 @@ RPO = actor_critic_entry(
     },
     spaces="any observations; actions with a Box",
     reference="Rahman and Xue 2022, Robust policy optimization in deep reinforcement learning",
+)
+IMPALA = actor_critic_entry(
+    "IMPALA",
+    IMPALAParameters,
+    "impala:IMPALA",
+    summary="Actor-critic whose V-trace corrects for data of any age, for all actions.",
+    staleness=Staleness(max_policy_lag=None, correction="V-trace with truncated importance weights", pacing_lag=1),
+    presets=cartpole_preset(
+        1,
+        steps_per_update=256,
+        rollout_length=32,
+        learning_rate=1.2e-3,
+        anneal_lr=True,
+        total_steps=200_000,
+        gamma=0.98,
+        reward_scale=0.1,
+    ),
+    reference="Espeholt et al. 2018, IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
 )

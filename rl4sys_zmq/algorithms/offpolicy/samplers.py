@@ -1,12 +1,9 @@
-"""Sequences of consecutive steps from a replay, for a recurrent network, by the method of R2D2.
-
-A sequence begins with the recurrent state that the actor had (*stored state*), or with some earlier steps that only bring the
-state up to date (*burn-in*). Source: Kapturowski et al. 2019, Recurrent experience replay in distributed reinforcement learning.
-"""
+"""The inputs of the gradient steps of an off-policy algorithm, drawn from its replay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +13,100 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, encode_observations
 from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork
-from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.replay import SequenceBatch, SequenceMemory
-from rl4sys_zmq.replay.draws import Draws
+from rl4sys_zmq.replay import ReplayMemory, SequenceBatch, SequenceMemory, TransitionBatch
 from rl4sys_zmq.replay.n_step import n_step_sequences
-from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.replay.priorities import Draws
+from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
+
+
+class TorchDraws:
+    """Random numbers from a generator of torch, whose owner saves and restores its state. It implements `Draws`."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def integers(self, low: int, high: int, size: int, /) -> NDArray[np.int64]:
+        drawn: NDArray[np.int64] = torch.randint(
+            low, high, (size,), generator=self._generator, dtype=torch.int64, device="cpu"
+        ).numpy()
+        return drawn
+
+    def random(self, size: int, /) -> NDArray[np.float64]:
+        drawn: NDArray[np.float64] = torch.rand(size, generator=self._generator, dtype=torch.float64, device="cpu").numpy()
+        return drawn
+
+
+Columns = dict[str, Tensor]
+"""The inputs of a gradient step on ``B`` transitions, by name.
+
+``observations`` and ``successors`` are features, float32 ``[B, F]``. ``actions`` is float32 ``[B, n]``, or int64 ``[B]`` from 0
+for discrete actions. ``returns`` and ``discounts`` are float32 ``[B]`` (see `TransitionBatch`). With prioritized sampling,
+``weights`` are the importance weights, float32 ``[B]``. An algorithm adds further columns, such as random numbers, so that each
+rank has those of its rows. `SequenceSampler` describes the columns of sequences.
+"""
+
+
+class TransitionSampler:
+    """The sampler of single transitions. A fraction of each batch can come from demonstrations (Ball et al. 2023).
+
+    A batch is an array of *rows*, int64. The demonstrations have a replay of their own, from which they are drawn uniformly. Its
+    row ``r`` has the number ``-1 - r``, and these numbers come first.
+
+    Attributes:
+        digest: The number that identifies the demonstrations; 0 without any.
+    """
+
+    def __init__(
+        self,
+        memory: ReplayMemory,
+        spaces: tuple[ObservationSpace, Space],
+        convert: Callable[[TransitionBatch], Columns],
+    ) -> None:
+        self.digest = 0
+        self._memory, self._spaces, self._convert = memory, spaces, convert
+        self._demonstrations: ReplayMemory | None = None
+        self._fraction = 0.0
+
+    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
+        """Take this fraction of each batch from demonstrations with the number `digest`."""
+        capacity = sum(segment.steps for segment in segments)
+        options = replace(self._memory.options, capacity=capacity, priority=None)
+        self._demonstrations = ReplayMemory(*self._spaces, options)
+        for segment in segments:
+            self._demonstrations.add(segment)
+        self._fraction, self.digest = fraction, digest
+
+    def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
+        """Return the rows of a batch of `size` transitions, int64 ``[size]``. At least one is no demonstration."""
+        if self._demonstrations is None:
+            return self._memory.draw(size, draws)
+        count = min(round(size * self._fraction), size - 1)
+        return np.concatenate([-1 - self._demonstrations.draw(count, draws), self._memory.draw(size - count, draws)])
+
+    def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
+        count = int(np.count_nonzero(rows < 0))
+        if self._demonstrations is None or not count:
+            return self._memory.gather(rows)
+        demonstrations = self._demonstrations.gather(-1 - rows[:count])
+        return demonstrations if count == len(rows) else demonstrations.join(self._memory.gather(rows[count:]))
+
+    def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
+        """Return the inputs of a gradient step on these rows, with importance weights if their exponent `beta` is given."""
+        columns = self._convert(self.gather(rows))
+        if beta is not None:
+            own = rows[rows >= 0]
+            ones = np.ones(len(rows) - len(own), np.float32)
+            weights = self._memory.weights(own, beta) if len(own) else ones[:0]
+            columns["weights"] = torch.from_numpy(np.concatenate([ones, weights]))
+        return columns
+
+    def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
+        """Set the priorities to the absolute TD errors. Demonstrations have none."""
+        own = rows >= 0
+        if own.any():
+            self._memory.update_priorities(rows[own], errors[own])
+
 
 _FEATURES, _LENGTHS = "features", "lengths"
 _BURN_IN, _BURN_IN_LENGTHS = "burn_in", "burn_in_lengths"
@@ -30,7 +114,7 @@ _INITIAL = "initial/"
 
 
 class SequenceSampler:
-    """A sampler of sequences. It implements `ReplaySampler`.
+    """The sampler of sequences, with the methods of `TransitionSampler`.
 
     A batch of ``S`` sequences has ``B`` trained steps. ``actions``, ``returns``, ``discounts``, ``weights`` and ``forbidden`` (of
     the successors, ``[B, n]``) have a row for each. ``observations`` and ``successors``, int64 ``[B]``, are rows of ``features``,
@@ -46,13 +130,6 @@ class SequenceSampler:
     def __init__(self, memory: SequenceMemory, observation_space: ObservationSpace, n_step: int, gamma: float) -> None:
         self._memory, self._space = memory, observation_space
         self._n_step, self._gamma = n_step, gamma
-
-    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        raise ConfigError(
-            "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do not "
-            "have; use another kind of network",
-            key="demonstrations.fraction",
-        )
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
         """Return the rows of sequences that have about `size` trained steps together; at least one."""

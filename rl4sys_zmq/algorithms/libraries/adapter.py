@@ -1,0 +1,195 @@
+"""The parts that the adapters of all libraries share.
+
+- The weights of a torch network, as the tensors of the policy kind ``layers``, or a refusal of the network.
+- A private state of the global random generators of Python, numpy and torch, for libraries that draw from them. Another thread
+  that draws at the same time would change the results, so these libraries need a process of their own.
+- The training on a replay.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rl4sys_zmq.algorithms.action_distributions import ActionScale
+from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithms import mask_refusal
+from rl4sys_zmq.replay import ReplayMemory
+from rl4sys_zmq.replay.pace import PaceRule
+from rl4sys_zmq.values import BoxSpace, Segment, Space
+
+ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "identity": nn.Identity,
+}
+"""The layers, with their default arguments, that compute the activations of ``mlp``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedNetwork:
+    """The part of a library's network that is sent to actors, as a policy of the kind ``layers``.
+
+    Attributes:
+        layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
+            them, so this object is read at once and not kept.
+        extras: The other tensors of the head, such as ``log_std``.
+    """
+
+    head: str
+    layers: Sequence[tuple[Tensor, Tensor]]
+    activation: str
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        return tuple(len(bias) for _, bias in self.layers[:-1])
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        named = dict(self.extras)
+        for index, (weight, bias) in enumerate(self.layers):
+            named[f"layers.{index}.weight"], named[f"layers.{index}.bias"] = weight, bias
+        return {name: np.array(tensor.detach().cpu().numpy(), np.float32) for name, tensor in named.items()}
+
+
+def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:
+    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between them."""
+    layers: list[tuple[Tensor, Tensor]] = []
+    activations: list[str] = []
+    for layer in _flat(modules):
+        if type(layer) is nn.Linear and "bias" in layer.state_dict() and len(activations) == len(layers):
+            layers.append((layer.weight, layer.bias))
+        elif layers and len(activations) < len(layers) and (name := _activation(layer)):
+            activations.append(name)
+        else:
+            raise ConfigError(
+                f"the layer {layer} cannot be sent to actors; expected Linear layers with a bias, with one of "
+                f"{', '.join(ACTIVATION_LAYERS)} between them",
+                key="algorithm_name",
+            )
+    if len(activations) != len(layers) - 1 or len(set(activations)) > 1:
+        raise ConfigError(
+            f"{len(layers)} Linear layers have the activations {', '.join(activations) or 'none'}; expected the same one "
+            "between all of them, and none at the end",
+            key="algorithm_name",
+        )
+    return layers, activations[0] if activations else "identity"
+
+
+def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    for module in modules:
+        if isinstance(module, nn.Sequential):
+            yield from _flat(tuple(module))
+        else:
+            yield module
+
+
+def _activation(layer: nn.Module) -> str:
+    """Return the name of an activation layer with default arguments; empty for any other layer."""
+    return next((name for name, kind in ACTIVATION_LAYERS.items() if type(layer) is kind and repr(layer) in _DEFAULTS), "")
+
+
+_DEFAULTS = frozenset(
+    repr(kind(inplace=inplace) if kind in (nn.ReLU, nn.ELU, nn.SiLU, nn.LeakyReLU) else kind())
+    for kind in ACTIVATION_LAYERS.values()
+    for inplace in (False, True)
+)
+
+
+class GlobalRandomState:
+    """The states of the three global generators, as one object's own."""
+
+    def __init__(self, seed: int) -> None:
+        before = _current()
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        torch.manual_seed(seed)
+        self._states = _current()
+        _set(before)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the code in the ``with`` block draw from these states, and give the generators their earlier states back."""
+        before = _current()
+        _set(self._states)
+        try:
+            yield
+        finally:
+            self._states = _current()
+            _set(before)
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._states)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._states = {name: state[name] for name in ("python", "numpy", "torch")}
+
+
+def _current() -> dict[str, Any]:
+    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=True), "torch": torch.get_rng_state()}
+
+
+def _set(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+
+
+STEPS_PER_VERSION = 256
+"""The default number of steps from one published version to the next."""
+
+
+class LibraryReplayTraining(ReplayTraining):
+    """The part of an off-policy algorithm that is the same for all libraries. A subclass calls `use_replay` when it is built."""
+
+    stored_returns: Mapping[str, float] = {}
+    """The parameters with which the returns in the replay were computed, if they hold more than single rewards."""
+
+    def use_replay(self, name: str, memory: ReplayMemory, rule: PaceRule, seed: int) -> None:
+        self._use_replay(memory, rule, seed)
+        self._label, self._memory = name, memory
+        self.publish_every_updates = max(1, round(STEPS_PER_VERSION / rule.train_frequency))
+
+    def check_memory(self, available: int) -> None:
+        check_replay_size(self._memory.options.capacity, self._memory.nbytes, available)
+
+    def _stored(self, segment: Segment) -> Segment:
+        refuse_masks(segment, self._label)
+        return segment
+
+    def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:
+        rule = self._pace.rule
+        pace = {"learning_starts": rule.learning_starts, "train_frequency": rule.train_frequency}
+        return {"pace": pace, "stored_returns": dict(self.stored_returns)}
+
+    def _survives(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> bool:
+        try:
+            return super()._survives(rows, before)
+        except ValueError:  # a distribution of torch refuses parameters that are not finite
+            return False
+
+
+def refuse_masks(segment: Segment, name: str) -> None:
+    """Refuse a segment with action masks, for an algorithm that would ignore them."""
+    if segment.masks is not None:
+        raise ConfigError(mask_refusal(name) or f"{name} ignores action masks", key="algorithm_name")
+
+
+def scaled_actions(actions: NDArray[Any], space: Space) -> Tensor:
+    """Return actions for a library's networks, ``[B, n]``: those of a Box as numbers from -1 to 1."""
+    if isinstance(space, BoxSpace):
+        return ActionScale(space)(torch.from_numpy(actions.astype(np.float32, copy=False)))
+    return torch.from_numpy(actions.reshape(len(actions), -1))

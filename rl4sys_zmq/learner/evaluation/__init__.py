@@ -1,1 +1,0 @@
-"""Evaluation episodes of published policies, in a process of their own."""

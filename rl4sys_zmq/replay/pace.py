@@ -1,0 +1,134 @@
+"""The pace of the training on a replay: the units of training that observed steps make due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+
+from rl4sys_zmq.values import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesPerInsert:
+    """A ratio between drawn samples and inserted steps, for which training and acting both wait.
+
+    It is the rule of Reverb's rate limiter ``SampleToInsertRatio`` (Cassirer et al. 2021, section 3.4). The *difference*
+    ``ratio * (inserted - least) - sampled`` stays between ``-tolerance`` and ``tolerance``. No sample is drawn before `least`
+    steps are inserted. The numbers decide, not the time, so training is reproducible.
+
+    Attributes:
+        ratio: Samples per inserted step.
+        tolerance: Largest absolute difference, in samples.
+        least: Number of steps before the first sample.
+    """
+
+    ratio: float
+    tolerance: float
+    least: int
+
+    def samples(self, inserted: int) -> int:
+        """Return the number of samples that can have been drawn in all after `inserted` steps."""
+        if inserted < max(1, self.least):
+            return 0
+        return max(0, floor(self.ratio * (inserted - self.least) + self.tolerance))
+
+    def room(self, inserted: int, sampled: int) -> int:
+        """Return the number of further steps that can be inserted before more samples are drawn."""
+        return max(0, floor((sampled + self.tolerance) / self.ratio) + self.least - inserted)
+
+    def inserts_for(self, samples: int) -> int:
+        """Return the number of steps that must be inserted in all before `samples` samples can be drawn in all."""
+        least = max(1, self.least)
+        steps = max(least, self.least + ceil((samples - self.tolerance) / self.ratio))
+        while self.samples(steps) < samples:  # the quotient was rounded
+            steps += 1
+        while steps > least and self.samples(steps - 1) >= samples:
+            steps -= 1
+        return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceRule:
+    """The rule that makes units of training due: by steps, by ended episodes (`traj_per_epoch`), or by an `insert_rate`.
+
+    As in Stable-Baselines3 and CleanRL, the first unit follows the first multiple of `train_frequency` above `learning_starts`.
+    With an `insert_rate`, a unit follows as soon as its ratio allows it. A unit draws `unit_samples` transitions.
+    """
+
+    learning_starts: int
+    train_frequency: int
+    rollout_length: int
+    unit_samples: int = 0
+    traj_per_epoch: int | None = None
+    insert_rate: SamplesPerInsert | None = None
+
+
+@dataclass(slots=True)
+class UnitPace:
+    """The units of training that observed steps make due, whatever the speed of the actors.
+
+    Attributes:
+        episodes: Episodes that have ended since `learning_starts`. A part of `max_traj_length` steps counts too.
+        units: The units that are done, or count as done (`settle`).
+        samples: Transitions that the units have drawn.
+    """
+
+    rule: PaceRule
+    steps: int = 0
+    episodes: int = 0
+    units: int = 0
+    samples: int = 0
+
+    def observe(self, segment: Segment) -> None:
+        self.steps += segment.steps
+        if self.steps >= self.rule.learning_starts:
+            self.episodes += segment.ended or segment.capped
+
+    def count_unit(self) -> None:
+        self.units += 1
+        self.samples += self.rule.unit_samples
+
+    @property
+    def due(self) -> bool:
+        if (rate := self.rule.insert_rate) is not None:
+            return self.samples + self.rule.unit_samples <= rate.samples(self.steps)
+        return self.units < self._units_due()
+
+    def settle(self) -> None:
+        """Count as done exactly the units that are due, because the rule is new.
+
+        Otherwise it would apply to all earlier steps, and make many units due at once or none for long.
+        """
+        if (rate := self.rule.insert_rate) is not None:
+            self.samples = rate.samples(self.steps)
+        else:
+            self.units = max(0, self._units_due())
+
+    def _units_due(self) -> int:
+        """Return the units that are due in all, without an `insert_rate`."""
+        rule = self.rule
+        if rule.traj_per_epoch is None:
+            return self.steps // rule.train_frequency - rule.learning_starts // rule.train_frequency
+        return self.episodes // rule.traj_per_epoch
+
+    def next_unit_steps(self) -> int:
+        """Return the steps that the next unit needs in all. With `traj_per_epoch`, they are known only when observed."""
+        rule = self.rule
+        if rule.traj_per_epoch is not None:
+            return self.steps
+        if rule.insert_rate is not None:
+            return rule.insert_rate.inserts_for(self.samples + rule.unit_samples)
+        return (rule.learning_starts // rule.train_frequency + self.units + 1) * rule.train_frequency
+
+    def missing(self, units_per_version: int) -> int:
+        """Return the steps until the next version; fewer if training lags behind the `insert_rate`."""
+        rule = self.rule
+        next_version = (self.units // units_per_version + 1) * units_per_version
+        if rule.traj_per_epoch is not None:
+            # The lengths of future episodes are unknown. One segment per missing episode never stalls and rarely overshoots.
+            missing = max(0, next_version * rule.traj_per_epoch - self.episodes) * rule.rollout_length
+            return max(missing, rule.learning_starts - self.steps, 0)
+        if (rate := rule.insert_rate) is not None:
+            due = rate.inserts_for(self.samples + (next_version - self.units) * rule.unit_samples) - self.steps
+            return max(0, min(due, rate.room(self.steps, self.samples)))
+        return max(0, (rule.learning_starts // rule.train_frequency + next_version) * rule.train_frequency - self.steps)

@@ -91,9 +91,6 @@ def obs(value: float) -> np.ndarray[Any, Any]:
     return np.full(4, value, dtype=np.float32)
 
 
-# ---- stored segments
-
-
 def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:
     agent = bench.agent()
     traj = action = None
@@ -210,9 +207,6 @@ def test_what_the_host_does_to_its_buffers_afterwards_does_not_matter(bench: Ben
     agent.mark_end_of_trajectory(traj, action)
     (segment,) = bench.segments(agent, 1)
     np.testing.assert_array_equal(segment.observations, [obs(1)])
-
-
-# ---- rewards
 
 
 def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
@@ -603,9 +597,6 @@ def test_rewards_in_the_forms_that_hosts_have(bench: Bench) -> None:
         assert action.reward == 1.0
 
 
-# ---- actions, shapes, masks
-
-
 def test_one_leading_axis_is_one_step(bench: Bench) -> None:
     agent = bench.agent()
     _, action = agent.request_for_action(None, obs(0)[None])
@@ -926,9 +917,6 @@ def test_dropping_a_bad_observation_keeps_the_end_of_the_episode_before_it(bench
     assert (segment.terminated, segment.episode_return) == (True, 1.0)
 
 
-# ---- misuse
-
-
 def test_actions_and_trajectories_belong_to_their_agent(bench: Bench) -> None:
     one, two = bench.agent(), bench.agent()
     traj, action = one.request_for_action(None, obs(0))
@@ -995,9 +983,6 @@ def test_what_differs_from_the_learner_is_named_with_both_values(bench: Bench) -
 def test_an_agent_needs_one_configuration() -> None:
     with pytest.raises(ConfigError, match="either"):
         RL4SysAgent()
-
-
-# ---- many environments, evaluation, several threads
 
 
 def test_many_environments_are_cut_together(bench: Bench) -> None:
@@ -1196,9 +1181,6 @@ def test_parameters_that_cannot_travel_are_named_at_once(bench: Bench) -> None:
         bench.agent(algorithm_parameters={"seed": 1 << 70})
     with pytest.raises(ConfigError, match="cannot be encoded"):
         bench.agent(algorithm_parameters={"what": object()})
-
-
-# ---- the descriptors of the I/O thread
 
 
 class Descriptors:

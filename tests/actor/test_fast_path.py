@@ -29,8 +29,6 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpe
 WIDTH = 4
 SPACES = [DiscreteSpace(3), BoxSpace((2,), low=-1.0, high=1.0)]
 
-# ---- the policy's quick form
-
 
 def policy_of(spec: PolicySpec, scale: float = 0.3, seed: int = 0) -> Any:
     flat = np.random.default_rng(seed).normal(0, scale, spec.size).astype(np.float32)
@@ -102,9 +100,6 @@ def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
 def test_large_networks_keep_their_one_copy() -> None:
     spec = mlp_spec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (MOST_WEIGHTS, 1))
     assert policy_of(spec)._network.fused is None
-
-
-# ---- the agent
 
 
 @pytest.fixture(scope="module")
@@ -274,9 +269,6 @@ def test_nothing_is_ordinary_once_an_agent_is_closed(learner: Learner) -> None:
     agent.close()
     with pytest.raises(RL4SysError, match="closed"):
         agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
-
-
-# ---- inputs
 
 
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))

@@ -132,9 +132,6 @@ def law(spool: Spool) -> bool:
     return spool.submitted == sum(spool.dropped.values()) + spool.base_seq + len(spool)
 
 
-# ---- segments come out unchanged
-
-
 def test_segments_come_out_as_they_went_in(opened: Opened) -> None:
     spool = opened()
     put = [segment(0), segment(1, 300, 64), segment(2, 2, 3)]
@@ -158,9 +155,6 @@ def test_the_files_are_private(opened: Opened, folder: Path) -> None:
     opened().put(segments(1))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}
-
-
-# ---- starts
 
 
 def test_a_restart_goes_on_where_the_marks_say(opened: Opened, folder: Path) -> None:
@@ -233,9 +227,6 @@ def test_a_higher_incarnation_is_kept(opened: Opened, folder: Path) -> None:
     assert first.incarnation == raised
     first.close()
     assert opened(folder).incarnation > raised
-
-
-# ---- drops
 
 
 def test_the_oldest_that_are_not_taken_are_dropped(opened: Opened) -> None:
@@ -382,9 +373,6 @@ def test_untaking_needs_another_welcome(opened: Opened) -> None:
     assert numbers(take(spool, 9)) == [2, 3]
 
 
-# ---- the disk refuses
-
-
 def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Path) -> None:
     clock = Clock(0.0)
     spool = opened(limits=SpoolLimits(1 << 30, memory_items=3), monotonic=clock)
@@ -498,9 +486,6 @@ def test_a_kill_between_the_parts_leaves_what_was_written(opened: Opened, folder
     assert (second.submitted, law(second)) == (6, True)
 
 
-# ---- damage
-
-
 def test_a_damaged_row_without_a_number_is_dropped(opened: Opened) -> None:
     spool = opened()
     spool.reconcile(0, 0)
@@ -599,9 +584,6 @@ def test_only_a_few_damaged_files_are_kept(opened: Opened, folder: Path) -> None
         (folder / "spool.db").write_bytes(b"x" * 100)
     opened(clock=clock)
     assert len(list(folder.glob("spool.db.damaged-*"))) == 3
-
-
-# ---- ownership
 
 
 def test_one_process_holds_it(opened: Opened, folder: Path) -> None:
@@ -713,9 +695,6 @@ def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> No
     assert (queue.submitted, queue.dropped, queue.in_hand) == (4, {"not_encodable": 2}, 0)
 
 
-# ---- a model
-
-
 class Learner:
     """The journal of one stream: the numbers of the accepted segments. None is a refused item or a gap."""
 
@@ -784,8 +763,6 @@ class SpoolMachine(RuleBasedStateMachine):
         gone = before.difference(self.held(), released)
         self.counted |= gone
         self.excused -= gone
-
-    # ---- rules of the actor
 
     @rule(count=st.integers(1, 4))
     def put(self, count: int) -> None:
@@ -859,8 +836,6 @@ class SpoolMachine(RuleBasedStateMachine):
     def untake(self) -> None:
         self.spool.untake()
         self.window = None
-
-    # ---- rules of its surroundings
 
     @rule(knows=st.booleans())
     def learner_dies(self, knows: bool) -> None:

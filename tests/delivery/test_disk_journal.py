@@ -163,9 +163,6 @@ def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]
     b.close()
 
 
-# ---- Every journal
-
-
 def test_what_is_appended_comes_out_once_and_in_order(any_bench: Bench) -> None:
     entries = [entry(i // 3, actor="abc"[i % 3]) for i in range(300)]
     for i in range(0, 300, 7):
@@ -206,9 +203,6 @@ def test_every_operation_is_taken(any_bench: Bench) -> None:
 def test_an_entry_counts_itself() -> None:
     e = entry(3, 9, refused=2, size=50)
     assert (e.accepted, e.nbytes) == (4, 56)
-
-
-# ---- The journal across restarts
 
 
 def test_everything_is_there_after_a_restart(bench: MakeBench) -> None:
@@ -431,9 +425,6 @@ def test_rows_go_on_when_everything_was_trimmed(bench: MakeBench) -> None:
     assert [e.first_seq for e in b.page(after_row=last).entries] == [5]
 
 
-# ---- Groups
-
-
 def test_what_has_gathered_is_one_transaction(bench: MakeBench) -> None:
     faults = Faults()
     b = bench(connect=faults.connect)
@@ -472,9 +463,6 @@ def test_fsync_is_set_in_the_connection(bench: MakeBench, fsync: str, level: int
     b.settled()
     assert faults.connection.execute("PRAGMA synchronous").fetchone() == (level,)
     assert faults.connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-
-
-# ---- Full, and failing
 
 
 def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench: MakeBench) -> None:
@@ -603,9 +591,6 @@ def test_a_fault_of_the_code_ends_the_thread_loudly(bench: MakeBench) -> None:
     assert "planted" in b.journal.state().error
 
 
-# ---- Damage, and files that are not ours
-
-
 def damage(path: Path, change: Callable[[sqlite3.Connection], object]) -> None:
     db = sqlite3.connect(path)
     with db:
@@ -728,8 +713,6 @@ def test_a_file_that_cannot_be_written_is_refused(bench: MakeBench, tmp_path: Pa
     with pytest.raises(JournalError, match="cannot be opened and written"):
         bench(connect=lambda path: sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None))
 
-
-# ---- Kill -9
 
 CHILD = """
 import sys, threading

@@ -54,9 +54,6 @@ def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
     return bench.restored.journal_id
 
 
-# ---- the file itself
-
-
 def rows(received: int = 5, streams: int = 1) -> ClientAndStreamRows:
     known = ClientAndStreamRows(77, {3}, {"c": ClientRow("c", 3, {"seed": 7}, received * streams, 1, 0)})
     for n in range(streams):
@@ -174,9 +171,6 @@ def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
     found = read_marks(path)
     assert found is not None
     assert (found.damaged, list(found.rows.clients), found.rows.streams) == (1, ["c"], {})
-
-
-# ---- a journal and its marks
 
 
 def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path: Path) -> None:

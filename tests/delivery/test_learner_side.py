@@ -79,9 +79,6 @@ def code_of(function: Callable[..., object], *args: object) -> RefusalReason:
     return caught.value.code
 
 
-# ---- Stream
-
-
 def test_what_was_seen_is_skipped_and_counted() -> None:
     stream = stream_of()
     take(stream, 5)
@@ -193,9 +190,6 @@ def test_a_refused_item_is_counted_where_its_verdict_is() -> None:
     stream.accept_all(2, [1])
     stream.refuse()
     assert (stream.refused, stream.verdicts[Verdict.REFUSED], stream.pending, stream.received) == (1, 1, 1, 2)
-
-
-# ---- Stream: going back to a checkpoint
 
 
 def test_a_learner_that_goes_back_is_fed_what_its_state_lacks() -> None:
@@ -386,9 +380,6 @@ def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data: 
         assert stream.trained == next((seq for seq, word in sorted(model.items()) if word == "pending"), stream.received)
 
 
-# ---- take_submit
-
-
 def test_a_submit_is_taken_once() -> None:
     stream = stream_of()
     message = join_submit(0, 0, [packed(), packed(3)])
@@ -453,9 +444,6 @@ def test_two_actors_under_one_name_are_noticed() -> None:
     assert (stream.received, stream.verdicts[Verdict.DUPLICATE]) == (2, 0)
 
 
-# ---- replay_entry
-
-
 def entries() -> tuple[list[JournalEntry], SegmentStream]:
     """Return the entries of three messages with eight segments, and their stream. Numbers 1 and 5 are refused."""
     bad = packed(9)
@@ -517,9 +505,6 @@ def test_a_refused_item_that_came_while_the_journal_was_read_is_counted_once() -
     stream.commit(2)
     assert replayed(stream, intake.entry) == (0, 2, 1)
     assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (1, 1)
-
-
-# ---- StreamTable
 
 
 def test_an_older_incarnation_is_fenced_and_a_live_one_defended() -> None:
@@ -936,9 +921,6 @@ def test_a_roll_back_of_all_streams() -> None:
     assert streams.pending == 0
 
 
-# ---- CreditAllocator
-
-
 def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> SegmentStream:
     stream = stream_of(actor_id=actor_id)
     stream.accepted_steps, stream.want_steps = accepted, want
@@ -1075,9 +1057,6 @@ def test_an_idle_actor_is_not_granted_its_own_credit_again() -> None:
     idle.request_credit(30)
     pool.grant([idle], 10 * IDLE_S)
     assert idle.credit_steps == 10
-
-
-# ---- MemoryJournal
 
 
 def test_the_memory_journal_keeps_the_order_and_has_nothing_to_read() -> None:

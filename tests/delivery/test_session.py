@@ -375,9 +375,6 @@ def test_big_windows_are_sent_in_several_messages(session: ActorSession) -> None
     assert [(m.first_seq, m.count) for m in again] == [(0, 64), (64, 64), (128, 22)]
 
 
-# ---- credit in bytes
-
-
 def test_credit_in_bytes_counts_what_is_in_flight(session: ActorSession) -> None:
     one = packed().nbytes
     session.on_message(0.0, ack(credit_bytes=0))
@@ -407,9 +404,6 @@ def test_a_welcome_alone_gives_no_credit(session: ActorSession) -> None:
     assert not session.can_take()
     session.on_message(0.0, ack(generation=2))
     assert session.can_take()
-
-
-# ---- verdicts
 
 
 def test_verdicts_are_not_counted_twice(session: ActorSession) -> None:
@@ -473,9 +467,6 @@ def test_verdicts_that_are_no_numbers_are_left_out(session: ActorSession) -> Non
     assert set(session.verdicts.values()) == {0}
 
 
-# ---- an incarnation that is too low
-
-
 def fenced(known: int) -> Refused:
     return Refused("fenced", "", "", 0, known)
 
@@ -533,9 +524,6 @@ def test_a_welcome_of_another_journal_is_news_though_its_clock_went_back(session
     session.want(0.0, 9)
     session.on_message(0.0, ack(0, 0, generation=0))
     assert session.can_take()
-
-
-# ---- an incarnation whose mark ran out
 
 
 @pytest.fixture
@@ -641,9 +629,6 @@ def test_what_is_in_a_spool_is_never_given_up(counters: Counters, journal_id: in
     assert session.on_message(0.0, refused("expired")) == []
     (hello,) = sent(session.tick(1.0, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.first_seq, session.in_doubt) == (4, 2, 5, 0)
-
-
-# ---- a spool
 
 
 def test_a_start_with_a_spool_learns_how_far_it_had_come(counters: Counters) -> None:

@@ -150,9 +150,6 @@ def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more() -> None:
     )
 
 
-# ---- planted bugs: the actor's promise, and the learner's order
-
-
 class NoDedupe(SegmentStream):
     __slots__ = ()
 
@@ -284,9 +281,6 @@ class LosesEntries(SlowJournal):
         self.calls += 1
         if self.calls % 10:
             super().append(batch)
-
-
-# ---- planted bugs: the journal on a disk, and checkpoints
 
 
 class ForgetsItsRows(SimJournal):
@@ -461,9 +455,6 @@ class DoesNotGoBack(ClientState):
             self.replay.page_after = 0
 
 
-# ---- planted bugs: the learner's core
-
-
 class AcksBeforeTheLedger(ActorSessionHandler):
     """A handler that counts a message as durable as soon as it is received."""
 
@@ -632,9 +623,6 @@ class GivesUpPending(OperatorCommandExecutor):
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         return super()._restart(client_id, give_up_pending=True)
-
-
-# ---- planted bugs: the actor
 
 
 class BelievesAnyAck(ActorSession):

@@ -56,9 +56,6 @@ class AtLeast:
     __hash__ = None  # type: ignore[assignment]
 
 
-# ---- keys
-
-
 class KeyRing:
     """A folder of keys like one of ``rl4sys-learner keys``, with its access list."""
 
@@ -117,9 +114,6 @@ def _table(name: str, peer: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- messages
-
-
 def hello(actor_id: str = "mallory", incarnation: int = 5, **fields: Any) -> Hello:
     given = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": 0}
     return Hello(**{**given, "held_generation": 0, "held_version": 0, **fields})
@@ -148,9 +142,6 @@ def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> li
         heads[name] = value
     layouts = message.layouts if layout is None else [layout]
     return encode(replace(message, layouts=layouts, heads=AnyBytes(heads.tobytes())))
-
-
-# ---- attackers
 
 
 class Attacker:

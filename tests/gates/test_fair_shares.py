@@ -40,9 +40,6 @@ SOCKETS = 20
 GROWTH_KIB = 64 * 1024
 
 
-# ---- time
-
-
 def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learner: Any) -> None:
     """A good client runs beside a process with 20 sockets that sends nothing, then beside the same process when it floods."""
     fake = {"steps_per_update": 2000, "rollout_length": 50}
@@ -91,9 +88,6 @@ def rate(flood: Child, good: Child, kind: str, window_s: float) -> float:
     steps, began = good.ask("steps"), time.monotonic()
     pause.wait(window_s)
     return float((good.ask("steps") - steps) / (time.monotonic() - began))
-
-
-# ---- many records
 
 
 RECORDS = 1000
@@ -181,9 +175,6 @@ class Caller:
         return document
 
 
-# ---- parameters
-
-
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
 def test_parameters_are_counted_before_anything_is_built(name: str, report: Any, learner: Any) -> None:
     pytest.importorskip("torch")
@@ -225,8 +216,6 @@ def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
         exceeds.set()
         thread.join()
 
-
-# ---- memory
 
 SPARE = 96 << 20
 

@@ -55,9 +55,6 @@ def refusal(run_dir: Path) -> str:
     return str(caught.value)
 
 
-# ---- at rest
-
-
 def flip_the_log_s_header(run_dir: Path, rng: random.Random) -> None:
     path = run_dir / "journal.db-wal"
     data = bytearray(path.read_bytes())
@@ -213,9 +210,6 @@ def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None
         assert not lab.run_dir.with_name("run-2").exists()
 
 
-# ---- flipped bits
-
-
 class HelloResult:
     """The contents of a journal that is opened on a run directory."""
 
@@ -298,9 +292,6 @@ def after_a_flip(run_dir: Path, whole: HelloResult) -> str:
     if resumed == "accept-loss":
         return "refused, then counted"
     return "a counted part lost" if missing or found.damaged else "nothing lost"
-
-
-# ---- under a running learner
 
 
 def remove_the_file(lab: Lab) -> None:

@@ -66,9 +66,6 @@ def settled(agent: RL4SysAgent, refused: int = 0) -> dict[str, Any]:
     return stats
 
 
-# ---- refused peers
-
-
 def refuses(code: str, match: str, siege: Siege, name: str, **options: Any) -> None:
     with pytest.raises(HandshakeRefused, match=match) as caught:
         siege.agent(name, connect_timeout_s=PATIENCE_S, **options)
@@ -171,9 +168,6 @@ def test_a_restarted_learner_knows_whose_an_actor_is(tmp_path: Path, stack: Exit
     assert isinstance(answer, Refused) and answer.code == "identity"
 
 
-# ---- quotas
-
-
 def streams(siege: Siege, name: str, episodes: int, steps: int = 3, **options: Any) -> RL4SysAgent:
     agent = siege.agent(name, **options)
     for _ in range(episodes):
@@ -229,9 +223,6 @@ def test_fetches_are_counted(siege: Siege) -> None:
     play(agent, 3)
     settled(agent)
     siege.check({"refused.quota": AtLeast(5)})
-
-
-# ---- changes without a restart
 
 
 def test_a_key_is_added(siege: Siege) -> None:
@@ -489,9 +480,6 @@ def test_a_dead_watch_is_told(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> 
     siege.attacker("mallory").join()
 
 
-# ---- addresses and files
-
-
 def test_other_machines_need_keys_or_insecure(tmp_path: Path, stack: ExitStack) -> None:
     bind = "tcp://0.0.0.0:0"
     with pytest.raises(ConfigError, match="give --keys DIR"):
@@ -565,9 +553,6 @@ def test_a_list_that_is_missing_or_wrong(tmp_path: Path) -> None:
         Learner(config).start()
     with pytest.raises(ConfigError, match=r"learner\.secret"):
         Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "nowhere")).start()
-
-
-# ---- keys and the rest
 
 
 def test_ipc(tmp_path: Path, stack: ExitStack) -> None:

@@ -32,9 +32,6 @@ from .siege import Attacker, KeyRing, hello
 SPACES: dict[str, Any] = {"observation_space": {"type": "Box", "shape": [4]}, "action_space": {"type": "Discrete", "n": 2}}
 
 
-# ---- numbers
-
-
 @pytest.mark.parametrize(
     ("algorithm", "key", "value", "said"),
     [
@@ -98,9 +95,6 @@ def test_a_parameter_that_is_not_finite_is_refused_by_name_on_both_sides(value: 
             assert refused.field.startswith("algorithm_parameters.gamma") and "the actor has" not in refused.reason
 
 
-# ---- files
-
-
 def modes(folder: Path) -> dict[str, int]:
     """Return everything below a folder that others may read, write or enter."""
     return {
@@ -152,9 +146,6 @@ def test_what_others_may_write_is_said_in_the_status_until_it_is_mended(tmp_path
         ring.list_file.chmod(0o640)
         until(lambda: said() == [f"others may change {ring.folder} (mode 0770); chmod go-w {ring.folder}"], "the next warning")
     assert "others_can_write" in (run / "log.jsonl").read_text()
-
-
-# ---- loopback
 
 
 @pytest.mark.parametrize(

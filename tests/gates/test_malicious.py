@@ -139,9 +139,6 @@ def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         yield lambda case: Siege(tmp_path, stack, keys=case.keys, run_dir=tmp_path / "run" if case.disk else None)
 
 
-# ---- connections
-
-
 @case(1, "no-keys-to-a-port-that-asks-for-them", {"connections.handshake_failed.protocol": 1})
 def _(siege: Siege) -> None:
     attacker = siege.attacker("")
@@ -175,9 +172,6 @@ def _(siege: Siege) -> None:
 
 def named(event: MonitorEvent) -> tuple[str, int]:
     return event.name, event.detail
-
-
-# ---- rights
 
 
 @case(5, "no-role-submit", {"refused.forbidden": 2})
@@ -233,9 +227,6 @@ def _(siege: Siege) -> None:
     code = until(heir, "the name to be free")
     assert code in ("identity", "no_session"), "the session is another's, or the learner has seen that its owner is gone"
     assert siege.moved()[f"refused.{code}"] == 1
-
-
-# ---- sessions and order
 
 
 @case(9, "data-before-hello", {"refused.no_session": 4})
@@ -305,9 +296,6 @@ def _(siege: Siege) -> None:
     for fields in wrong:
         assert attacker.refused(hello(**{"actor_id": "ranger", **fields})) == "range"
     assert attacker.refused(encode(hello(incarnation=-1))) == "malformed"
-
-
-# ---- the prefix
 
 
 def patched(at: int, value: bytes) -> list[bytes]:
@@ -381,8 +369,6 @@ def _(siege: Siege) -> None:
     assert attacker.refused(craft(3, bytes((1 << 20) + 1))) == "too_large"
     assert attacker.refused([bytes(1 << 20)] * 65) == "too_large"
 
-
-# ---- the header
 
 DEEP = b"\x91" * 100_000 + b"\xc0"
 MSGPACK = {
@@ -511,9 +497,6 @@ def _(siege: Siege) -> None:
         assert attacker.refused(submit_with(**lie)) == "shape", lie
 
 
-# ---- segments
-
-
 def judged(siege: Siege, *segments: Any, refused: int = 0, quarantined: int = 0) -> None:
     """Send segments from an attacker, and check that all are acknowledged with these verdicts."""
     attacker = siege.attacker()
@@ -608,9 +591,6 @@ def _(siege: Siege) -> None:
     assert attacker.refused(hello(actor_id="clock-4", incarnation=(1 << 63) - 1)) == "range"
     attacker.send(encode(hello(actor_id="clock-3", incarnation=time.time_ns())))
     assert attacker.hear(m.Refused).incarnation == 1 << 62
-
-
-# ---- floods
 
 
 @case(34, "floods", {"refused.quota": AtLeast(20), "refused.no_session": AtLeast(10)})
@@ -757,9 +737,6 @@ def _(siege: Siege) -> None:
     took = time.monotonic() - began
     assert not SOAK or took < HANDSHAKE_S + 2.0, f"closed after {took:.1f} s"
     until(lambda: not siege.status()["clients"]["lab"]["actors"]["mallory"]["live"], "the end of a session that is silent")
-
-
-# ---- an evil learner
 
 
 class Host:
@@ -987,9 +964,6 @@ def welcomes(host: Host) -> None:
     host.learner.welcome = {}
 
 
-# ---- for `test_fair_shares.py`, with a limit on memory
-
-
 def endless(address: str) -> int:
     """Send frames of one message until the connection ends. Return the number of bytes."""
     sent, chunk = 0, frame(bytes(60_000), MORE) * 16
@@ -1000,9 +974,6 @@ def endless(address: str) -> int:
             connection.sendall(chunk)
             sent += len(chunk)
     return sent
-
-
-# ---- the test
 
 
 IN_ORDER = sorted(CASES, key=lambda c: c.number)

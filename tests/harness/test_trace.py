@@ -118,9 +118,6 @@ def test_a_moment_counts_from_before_the_counters_were_read() -> None:
     check_trace([*good(), law(1, at=4)]).check(delivered=False)  # the acks came after this moment
 
 
-# ---- files
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "a0.jsonl", client="on") as writer:
         writer.submitted("1")

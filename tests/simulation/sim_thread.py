@@ -124,8 +124,6 @@ class SimThread:
         self._said: list[tuple[Key, int, str]] = []
         self._demand = (0, 0)
 
-    # ---- the port
-
     def send(self, frames: Sequence[Frame]) -> bool:
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
@@ -151,8 +149,6 @@ class SimThread:
 
     def fail(self) -> None:
         self._say(ThreadFailed("ArithmeticError: planted", ""))
-
-    # ---- checkpoints
 
     def load(self, disk: SimDisk) -> ThreadReady:
         number = 0
@@ -190,8 +186,6 @@ class SimThread:
 
     def _checkpoint(self, number: int) -> Checkpoint:
         return Checkpoint(number, tuple(self.judged), self.progress.marks(), dict(self.progress.verdicts))
-
-    # ---- data
 
     @property
     def judged_now(self) -> list[tuple[int, str]]:

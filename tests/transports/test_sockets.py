@@ -227,9 +227,6 @@ def test_a_forgotten_socket_is_not_closed_by_the_collector() -> None:
     forgotten.close()
 
 
-# ---- binding
-
-
 @pytest.fixture
 def ipc() -> Iterator[Any]:
     with TransportUnderTest("ipc") as under_test:

@@ -124,9 +124,6 @@ def test_golden_vectors(samples: Samples) -> None:
         assert golden[name]["kind"] == message.KIND
 
 
-# ---- headers
-
-
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
 def test_headers_are_strict(cls: Any, samples: Samples) -> None:
     message = samples[cls.__name__]
@@ -197,9 +194,6 @@ def test_only_no_limit_is_negative(samples: Samples) -> None:
 def test_what_cannot_travel_is_refused_before_it_leaves(message: Any) -> None:
     with pytest.raises(ProtocolError):
         encode(message)
-
-
-# ---- prefix
 
 
 def test_the_prefix_is_the_documented_one(samples: Samples) -> None:

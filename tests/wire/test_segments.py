@@ -182,9 +182,6 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment: Any, dtyp
     assert caught.value.code is RefusalReason.DTYPE
 
 
-# ---- checksums of segments
-
-
 def checksums(*packed: Any, first_seq: int = 0, want_steps: int = 0) -> list[int]:
     """Return the checksums of the segments as the learner computes them from received frames."""
     frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
@@ -241,9 +238,6 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment: Any) -> None:
         dataclasses.replace(base, source="human2"),
     ]
     assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
-
-
-# ---- the heads of segments
 
 
 def lying(base: list[Segment], **changes: Any) -> Any:
@@ -413,9 +407,6 @@ def test_the_oldest_version_and_the_returns(make_segment: Any) -> None:
     assert batch.returns([]) == batch.returns([3]) == []
 
 
-# ---- the requirements of a client's spaces
-
-
 SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4)
 
 
@@ -470,8 +461,6 @@ def test_continuous_actions_have_no_masks(make_segment: Any) -> None:
 def test_content_is_not_looked_at(make_segment: Any) -> None:
     assert SCHEMA.check(dataclasses.replace(make_segment(), rewards=np.full(2, np.nan, np.float32))) is None
 
-
-# ---- extra columns
 
 STATE = ColumnSpec("state", (2, 2), per="segment")
 VALUE, SEEN = ColumnSpec("value", dtype="<f8"), ColumnSpec("seen", (3,), "|u1")
@@ -608,8 +597,6 @@ def test_a_column_of_another_length_is_not_packed(make_segment: Any) -> None:
         pack_segment(with_extras(make_segment(), extras={"value": np.zeros(3), "seen": np.zeros((2, 3), "|u1")}))
 
 
-# ---- trees of observations
-
 TREE_SPACE = DictSpace(
     {
         "state": TupleSpace((BoxSpace((2,)), MultiDiscreteSpace((3, 4)))),
@@ -709,9 +696,6 @@ def test_too_many_leaves_and_images_in_a_tree_are_refused(make_segment: Any) -> 
     forged = dataclasses.replace(message, codings=codings, body=(message.body[0], frame, message.body[2]), digests=())
     with pytest.raises(ProtocolError, match="images as column o") as caught:
         read_submit(forged)
-
-
-# ---- specs
 
 
 SPECS = [

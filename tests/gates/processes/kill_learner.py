@@ -63,9 +63,6 @@ class Records:
         return self.last
 
 
-# ---- kill points
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -163,9 +160,6 @@ def obey_a_full_disk(marker: Path) -> None:
         call(*args, **named)
 
     setattr(checkpoints, "write_folder", full)  # noqa: B010 its arguments are not of interest here
-
-
-# ---- serving
 
 
 class Progress:

@@ -25,20 +25,21 @@ ENV = {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
 FIRST_PORT, LAST_PORT = 12_000, 32_000
 
 
-def free_port(rng: random.Random) -> int:
-    """Return a free port below the ports that the system gives to connecting sockets.
+def free_port(rng: random.Random, *hosts: str) -> int:
+    """Return a port that is free on these hosts, below the ports that the system gives to connecting sockets.
 
     A learner that is killed must find its port free again. A port of the system's range could be taken meanwhile by any
     connection, even by an actor's own attempts to connect to it: TCP lets a socket connect to itself.
     """
     while True:
         port = rng.randint(FIRST_PORT, LAST_PORT)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        try:
+            for host in hosts:
+                with socket.socket() as probe:
+                    probe.bind((host, port))
+        except OSError:
+            continue
+        return port
 
 
 class Lab(Resource):
@@ -59,7 +60,7 @@ class Lab(Resource):
         self._rng = random.Random(seed)
         self.loop = KillLoop(seed=seed, folder=folder)
         self.run_dir = folder / "run"
-        self.address = f"tcp://127.0.0.1:{free_port(self._rng)}" if scheme == "tcp" else f"ipc://{folder}/l"
+        self.address = f"tcp://127.0.0.1:{free_port(self._rng, '127.0.0.1')}" if scheme == "tcp" else f"ipc://{folder}/l"
         self.config = {"checkpoint_every_s": 0.2, **config}
         self.parameters = {"steps_per_update": 24, **(parameters or {})}
         self.traces: dict[str, TraceTail] = {}

@@ -22,6 +22,7 @@ from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, StatusReply, 
 
 from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
 from .siege import ALGORITHM, GoodClient, segment, submit
+from .test_credit import rates as rates_of
 from .test_malicious import endless
 from .zmtp import dial, frame, greeting, hear_ready, ready
 
@@ -44,11 +45,11 @@ def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learn
     """A good client runs beside a process with 20 sockets that sends nothing, then beside the same process when it floods."""
     fake = {"steps_per_update": 2000, "rollout_length": 50}
     process, address = learner(forgetful=True, config={"pacing_lag": 8}, **fake)
-    good = spawn("diligent", {"agent": agent_options(address, overflow="wait")})
-    good.hear()
+    good = spawn("crew", {"actors": [{"agent": agent_options(address, overflow="wait"), "hz": 0}]})
+    assert [good.hear(), good.ask("begin")] == ["ready", True]
     flood = spawn("flood", {"address": address, "sockets": SOCKETS})
     flood.hear()
-    until(lambda: good.ask("steps"), "the first segments")
+    until(lambda: good.ask("steps")[0], "the first segments")
     before_kib = resident_kib(process.pid)
     shares: dict[str, float] = {}
     rounds, window_s = (5, 2.0) if tier.long else (3, 0.7)
@@ -66,7 +67,7 @@ def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learn
     flood.ask("change", "busy")
     counters = process.ask("status")["counters"]
     growth_kib = resident_kib(process.pid) - before_kib
-    stats = good.ask("stats")
+    (stats,) = good.ask("stats")
     report(
         share=shares,
         quiet_steps_per_s=round(statistics.median(rates)),
@@ -85,9 +86,7 @@ def rate(flood: Child, good: Child, kind: str, window_s: float) -> float:
     flood.ask("change", kind)
     pause = threading.Event()
     pause.wait(0.5 if kind == "busy" else 1.0)  # until the rest of the last flood is read, and the burst of this one is over
-    steps, began = good.ask("steps"), time.monotonic()
-    pause.wait(window_s)
-    return float((good.ask("steps") - steps) / (time.monotonic() - began))
+    return rates_of(good, window_s)[0]
 
 
 RECORDS = 1000

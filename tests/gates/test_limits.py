@@ -110,7 +110,7 @@ def test_what_a_learner_and_an_actor_write_is_theirs_alone_whatever_the_umask(
     run, spool = tmp_path / "deep" / "run", tmp_path / "spool"
     before = os.umask(0)
     try:
-        child = spawn("named", {"bind": f"ipc://{tmp_path}/l", "run_dir": str(run)})
+        child = spawn("learner", {"bind": f"ipc://{tmp_path}/l", "config": {"run_dir": str(run)}})
         address = child.hear()["address"]
         with join(address, spool=spool, policy_cache=tmp_path / "cache" / "policy") as agent:
             for _ in range(3):

@@ -69,7 +69,14 @@ class Lives:
     def start(self) -> Child:
         """Start the next learner, and check that all acknowledged segments are there."""
         bind = f"ipc://{self._run_dir.parent}/l"
-        self.child = self._spawn("named", {"bind": bind, "run_dir": str(self._run_dir), "config": {"max_clients": 2048}})
+        self.child = self._spawn(
+            "learner",
+            {
+                "bind": bind,
+                "config": {"run_dir": str(self._run_dir), "max_clients": 2048},
+                "fake": {"steps_per_update": 8, "rollout_length": 8},
+            },
+        )
         self.address = self.child.hear()["address"]
         clients = self.child.ask("status")["clients"]
         assert {name: clients[name]["accepted"] for name in self.accepted} == self.accepted

@@ -50,8 +50,8 @@ class Run:
         folder.mkdir()
         preset = ALGORITHMS.get(algorithm).presets["CartPole-v1"]
         self.run_dir = folder / "run"
-        options = {"bind": f"ipc://{folder}/l", "run_dir": str(self.run_dir), "pacing_lag": preset.pacing_lag, **config}
-        self.learner: Child = spawn("durable_learner", {**options, "seed": seed, "torch": True})
+        config = {"run_dir": str(self.run_dir), "pacing_lag": preset.pacing_lag, "seed": seed, **config}
+        self.learner: Child = spawn("learner", {"bind": f"ipc://{folder}/l", "torch": True, "config": config})
         self.address = self.learner.hear()["address"]
         self.actor: Child = spawn(
             "poisoner",

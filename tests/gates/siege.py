@@ -26,7 +26,7 @@ from rl4sys_zmq.wire.prefix import pack_prefix, seal
 from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
 
-from .conftest import PATIENCE_S, check_law, join
+from .conftest import PATIENCE_S, check_law, check_learner_law, join
 
 ALGORITHM = "SIEGE"
 STEPS = 16
@@ -334,8 +334,7 @@ class Siege:
         assert agent.digest == self.learner.digest("lab", agent.version)
         self.learner.raise_if_dead()
         for client in self.status()["clients"].values():
-            judged = sum(client["verdicts"][verdict] for verdict in ("trained", "stale", "quarantined"))
-            assert client["accepted"] == judged + client["pending"] + client["rolled_back"]
+            check_learner_law(client)
         assert counted() == expected, f"{counted()}, not {expected}"
 
 

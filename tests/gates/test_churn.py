@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Message, Refused, Welcome
 
-from .conftest import PATIENCE_S, SOAK, Child, Tier, descriptors, join, resident_kib
+from .conftest import PATIENCE_S, SOAK, Child, Report, StartLearner, Tier, check_learner_law, descriptors, join, resident_kib
 from .siege import Attacker, KeyRing
 from .test_zmtp_fuzz import hello
 from .zmtp import Peer
@@ -93,7 +92,7 @@ def segment(generation: int) -> Segment:
 @pytest.mark.parametrize("names", ["the same names", "new names"] if SOAK else ["the same names"])
 @pytest.mark.parametrize("security", ["plain", "curve"])
 def test_actors_that_come_and_go(
-    tier: Tier, security: str, names: str, seed: int, report: Any, learner: Callable[..., tuple[Child, str]], tmp_path: Path
+    tier: Tier, security: str, names: str, seed: int, report: Report, learner: StartLearner, tmp_path: Path
 ) -> None:
     fresh = names == "new names"
     cycles = tier.size(*SIZES[security], least=1000)
@@ -145,9 +144,7 @@ def test_actors_that_come_and_go(
     )
     assert client["gap"] == client["rolled_back"] == churner.gap
     assert client["accepted"] == 1 + warm_up + cycles + 64 + churner.gap
-    assert client["accepted"] == client["pending"] + client["rolled_back"] + sum(
-        client["verdicts"][v] for v in ("trained", "stale", "quarantined")
-    )
+    check_learner_law(client)
     if not fresh:
         assert grown < GROWTH_KIB
 

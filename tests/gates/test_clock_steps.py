@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.children import Child
 
-from rl4sys_zmq.ops.status import request_status
-
+from .conftest import Report
 from .kill_lab import Lab
 
 pytestmark = pytest.mark.timeout(600)
-
-Report = Callable[..., None]
 
 DAY_S = 86_400.0
 EPOCH_S = -1.79e9
@@ -76,13 +71,6 @@ class Clocks:
         tail = self.lab.traces[actor.name]
         return tail.ids("acked") + tail.ids("kept")
 
-    def robots(self) -> dict[str, Any]:
-        return dict(self.lab.status("on")["actors"])
-
-    def fenced(self) -> int:
-        """Return the number of times that this start of the learner has refused an actor as fenced."""
-        return int(request_status(self.lab.address, 10.0)["counters"].get("refused.fenced", 0))
-
     def check(self, report: Report, **figures: Any) -> None:
         """Check that no acknowledged segment is lost, none is in the state twice, and every law held."""
         lab = self.lab
@@ -120,54 +108,3 @@ def test_a_clock_that_jumps_locks_no_name(folder: Path, seed: int, report: Repor
                 none.kill()
                 same.kill()
         clocks.check(report)
-
-
-def test_an_older_process_that_wakes_stays_fenced_while_the_newer_lives(folder: Path, seed: int, report: Report) -> None:
-    """The newer process has the lower clock. After its end and one lease, the older process continues where it was."""
-    with Lab(folder / "lab", seed, parameters={"steps_per_update": 24}, lease_s=LEASE_S) as lab:
-        clocks = Clocks(lab)
-        clocks.serve(0.0)
-        relics = clocks.start(0.0, ("none", None), ("spool", folder / "spool0"))
-        for relic in relics:
-            relic.pause()
-        newer = clocks.start(-DAY_S, ("none", None), ("spool", folder / "spool1"))
-        own = {name: robot["incarnation"] for name, robot in clocks.robots().items()}
-        fenced, acked = clocks.fenced(), lab.traces[relics[0].name].ids("acked")
-        for relic in relics:
-            relic.resume()
-        lab.loop.until(lambda: clocks.fenced() >= fenced + 4, 20.0, "the relics to be fenced twice")
-        clocks.heard(*newer)
-        assert {name: robot["incarnation"] for name, robot in clocks.robots().items()} == own
-        clocks.serve(DAY_S)  # a learner that was killed knows which of them is newer
-        lab.loop.until(lambda: clocks.fenced() >= 2, 20.0, "the relics to be fenced by the next life")
-        lab.loop.until(lambda: all(r["live"] for r in clocks.robots().values()), 20.0, "the newer ones to join again")
-        clocks.heard(*newer)
-        assert {name: robot["incarnation"] for name, robot in clocks.robots().items()} == own
-        assert lab.traces[relics[0].name].ids("acked") - acked <= ACKS  # acks that were in its sockets when it was stopped
-        lab.stop(*newer)
-        ended = time.monotonic()
-        lab.loop.until(
-            lambda: (
-                # For a moment, the learner can have forgotten both. A relic that returns then can have a lower incarnation.
-                (now := clocks.robots()).keys() == own.keys()
-                and all(r["live"] and r["incarnation"] != own[name] for name, r in now.items())
-            ),
-            30.0,
-            "the relics' return",
-        )
-        returned_s = round(time.monotonic() - ended, 2)
-        taken = {name: robot["received"] for name, robot in clocks.robots().items()}
-        lab.loop.until(
-            lambda: (
-                (now := clocks.robots()).keys() == taken.keys() and all(r["received"] > taken[name] for name, r in now.items())
-            ),
-            20.0,
-            "what the relics have since made",
-        )
-        lab.stop(*relics)
-        stats = [lab.traces[relic.name].last("done")["stats"] for relic in relics]
-        clocks.check(report, returned_s=returned_s, lease_s=LEASE_S, in_doubt=[s["in_doubt"] for s in stats])
-        outcome = lab.outcome()
-        missing = outcome.submitted - outcome.applied  # an acknowledgement can be lost with a learner that is killed
-        assert 0 <= missing <= sum(s["in_doubt"] for s in stats)
-        assert stats[1]["in_doubt"] == 0

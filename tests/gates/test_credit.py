@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kit import until
 
-from .conftest import Child, Spawn, Tier, agent_options, check_law
+from .conftest import Child, Report, Spawn, Tier, agent_options, check_law
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -55,7 +55,7 @@ def actors(address: str, plans: list[dict[str, Any]], name: str) -> dict[str, An
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_each_actor_gets_what_it_can_use(mix: str, tier: Tier, report: Any, spawn: Spawn, learner: Any) -> None:
+def test_each_actor_gets_what_it_can_use(mix: str, tier: Tier, report: Report, spawn: Spawn, learner: Any) -> None:
     """A fast actor alone, then with the others, in turn."""
     rounds, window_s = (7, 3.0) if tier.long else (3, 0.7)
     config = {"pacing_lag": 0, "max_policy_lag": 10**6}
@@ -102,7 +102,7 @@ def rates(asked: Child, window_s: float) -> list[float]:
     return [(new - old) / took_s for old, new in zip(before, after, strict=True)]
 
 
-def test_a_spool_drains_beside_busy_actors(tier: Tier, report: Any, spawn: Spawn, learner: Any, tmp_path: Path) -> None:
+def test_a_spool_drains_beside_busy_actors(tier: Tier, report: Report, spawn: Spawn, learner: Any, tmp_path: Path) -> None:
     """The gateway is held until the spool is full. Then it is drained alone, and beside two busy actors."""
     segments = tier.size(1_500, 30_000, least=1_500)
     config = {"pacing_lag": 8, "run_dir": None}

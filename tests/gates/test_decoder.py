@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from wire.conftest import build
@@ -18,7 +17,7 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.prefix import PREFIX_BYTES, read_prefix
 from rl4sys_zmq.wire.values import unpack_header
 
-from .conftest import Tier, resident_kib
+from .conftest import Report, Tier, resident_kib
 
 WARM_UP = 1000
 GROWTH_KIB = 50 * 1024
@@ -40,7 +39,7 @@ def passes_the_header(frames: list[bytes]) -> bool:
     return True
 
 
-def test_changed_messages(tier: Tier, seed: int, report: Any) -> None:
+def test_changed_messages(tier: Tier, seed: int, report: Report) -> None:
     mutations = tier.size(10_000, 1_000_000, least=20_000)
     mutator = Mutator(seed, build())
     codes: Counter[str] = Counter()

@@ -20,7 +20,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, StatusReply, StatusRequest, Welcome
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
+from .conftest import PATIENCE_S, Child, Report, Spawn, Tier, agent_options, join, resident_kib
 from .siege import ALGORITHM, GoodClient, segment, submit
 from .test_credit import rates as rates_of
 from .test_malicious import endless
@@ -41,7 +41,7 @@ SOCKETS = 20
 GROWTH_KIB = 64 * 1024
 
 
-def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learner: Any) -> None:
+def test_a_flood_costs_a_fair_share(tier: Tier, report: Report, spawn: Spawn, learner: Any) -> None:
     """A good client runs beside a process with 20 sockets that sends nothing, then beside the same process when it floods."""
     fake = {"steps_per_update": 2000, "rollout_length": 50}
     process, address = learner(forgetful=True, config={"pacing_lag": 8}, **fake)
@@ -92,7 +92,7 @@ def rate(flood: Child, good: Child, kind: str, window_s: float) -> float:
 RECORDS = 1000
 
 
-def test_a_thousand_records_slow_nothing(report: Any) -> None:
+def test_a_thousand_records_slow_nothing(report: Report) -> None:
     register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
     with Learner(LearnerConfig(bind="inproc://fair", run_dir=None)), Caller("inproc://fair") as good:
         good.join("good")
@@ -175,7 +175,7 @@ class Caller:
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_parameters_are_counted_before_anything_is_built(name: str, report: Any, learner: Any) -> None:
+def test_parameters_are_counted_before_anything_is_built(name: str, report: Report, learner: Any) -> None:
     pytest.importorskip("torch")
     process, address = learner(torch=True)
     with contextlib.closing(join(address, client_id="small", algorithm_name=name, algorithm_parameters={"hidden_sizes": [8]})):
@@ -220,7 +220,7 @@ SPARE = 96 << 20
 
 
 @pytest.mark.parametrize("attack", ["half-sent frames", "a message without end", "empty frames without end"])
-def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: Path, report: Any, spawn: Spawn) -> None:
+def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: Path, report: Report, spawn: Spawn) -> None:
     """A learner whose memory runs out closes the connections with unfinished messages, and no other connection."""
     learner = spawn("besieged", {"run_dir": str(tmp_path / "run"), "bind": "tcp://127.0.0.1:0", "spare_bytes": SPARE})
     said = learner.hear()
@@ -304,7 +304,7 @@ def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
         assert learner.status()["counters"]["connections.cut"] == 1
 
 
-def test_a_learner_that_cannot_shed_memory_ends_and_says_why(tmp_path: Path, report: Any, spawn: Spawn) -> None:
+def test_a_learner_that_cannot_shed_memory_ends_and_says_why(tmp_path: Path, report: Report, spawn: Spawn) -> None:
     """Its supervisor starts it again. No acknowledged segment is lost."""
     options = {"run_dir": str(tmp_path / "run"), "spare_bytes": SPARE}
     learner = spawn("besieged", {**options, "bind": "tcp://127.0.0.1:0"})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from harness.children import Child
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-from .conftest import Tier
+from .conftest import Report, Tier
 from .kill_lab import Lab
 from .test_journal_loss import AT_REST, UNDER_IT
 from .test_names import NAMES
@@ -118,7 +117,7 @@ class Siege:
         return self.lab.finish(*(actor for actor in self.actors if actor.running), timeout_s=120.0)
 
 
-def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
+def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     rng = random.Random(seed + 1)
     kills = tier.size(6, 100)
     with Lab(folder, seed, parameters={"steps_per_update": 24}, checkpoint_every_s=0.2, lease_s=3_600.0) as lab:

@@ -18,25 +18,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.children import Child
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.run.resume import open_journal
 
-from .conftest import PACKAGE, Tier
+from .conftest import PACKAGE, Report, Tier
 from .kill_lab import Lab
-from .test_state_faults import assert_exact, checkpoints, flip_a_bit, more, two_actors
+from .test_state_faults import assert_exact, checkpoints, flip_a_bit, living, more, two_actors
 
 pytestmark = pytest.mark.timeout(600)
-
-Report = Callable[..., None]
 FILES = ("journal.db", "journal.db-wal", "journal.marks")
 DEADLINE_S = 20.0
 
@@ -105,10 +101,7 @@ def test_a_journal_that_is_lost_is_refused_and_then_counted(
 ) -> None:
     if not tier.long and (harm, saved) not in QUICK_AT_REST:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
-    with Lab(folder, seed, checkpoint_every_s=0.2 if saved else 600.0) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 300)
+    with living(folder, seed, 300, checkpoint_every_s=0.2 if saved else 600.0) as (lab, actors):
         if saved:
             lab.loop.until(lambda: bool(checkpoints(lab)), DEADLINE_S, "a checkpoint")
         lab.learner.kill()
@@ -165,10 +158,7 @@ def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int,
     """An older journal with the newer marks file is behind the marks. With its own marks file, it is behind the checkpoints."""
     lost = {}
     for with_marks in (False, True):
-        with Lab(folder / str(with_marks), seed) as lab:
-            lab.serving()
-            actors = two_actors(lab)
-            more(lab, 50)
+        with living(folder / str(with_marks), seed, 50) as (lab, actors):
             lab.learner.kill()
             old = contents(lab.run_dir)
             lab.serving()
@@ -194,10 +184,7 @@ def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int,
 
 
 def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 50)
+    with living(folder, seed, 50) as (lab, actors):
         lab.stop(*actors)
         lab.learner.kill()
         for name in FILES[:2]:
@@ -251,10 +238,7 @@ class HelloResult:
 def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """A start is refused with a clear message, or it restores every client and mark. Then the missing entries are counted."""
     rng = random.Random(seed)
-    with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 150)
+    with living(folder, seed, 150, checkpoint_every_s=600.0) as (lab, actors):
         lab.stop(*actors)
         lab.learner.kill()  # the write-ahead log has nearly everything
         killed = lab.run_dir.rename(folder / "killed")
@@ -342,10 +326,7 @@ def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tie
     """The learner notices the loss before it acknowledges anything more, and restores the journal."""
     if not tier.long and harm not in QUICK_UNDER_IT:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors: list[Child] = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.loop.until(lambda: len(checkpoints(lab)) >= 2, DEADLINE_S, "checkpoints")
         began = time.monotonic()
         UNDER_IT[harm](lab)
@@ -361,10 +342,7 @@ def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tie
 
 
 def test_an_idle_learner_notices_too(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 50)
+    with living(folder, seed, 50) as (lab, actors):
         lab.stop(*actors)
         remove_both_files(lab)
         lab.loop.until(lambda: lab.ask("status")["journal"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")

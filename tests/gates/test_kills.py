@@ -13,12 +13,10 @@ from harness.children import Child
 
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import Tier
+from .conftest import Report, Tier
 from .kill_lab import Lab
 
 pytestmark = pytest.mark.timeout(1_800)
-
-Report = Callable[..., None]
 
 LEAST = 200
 """The number of acks between two kills."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 from kit import play, until
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join
+from .conftest import PATIENCE_S, Report, Spawn, StartLearner, Tier, agent_options, join
 
 PROCESSES = 4
 TOGETHER_S = 10.0
@@ -49,9 +47,7 @@ class Driver(threading.Thread):
         return self.version
 
 
-def test_late_joiners_end_with_the_same_bits(
-    tier: Tier, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_late_joiners_end_with_the_same_bits(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     joiners = tier.size(20, 200, least=20)
     processes = PROCESSES if tier.long else 2
     # One driver submits, and 200 agents only subscribe, which need no credit.

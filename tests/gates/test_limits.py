@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from rl4sys_zmq.rpc import Server
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.messages import Refused
 
-from .conftest import Spawn, join
+from .conftest import Report, Spawn, join
 from .siege import Attacker, KeyRing, hello
 
 SPACES: dict[str, Any] = {"observation_space": {"type": "Box", "shape": [4]}, "action_space": {"type": "Discrete", "n": 2}}
@@ -48,7 +47,7 @@ def test_a_number_out_of_range_is_refused_in_the_handshake(algorithm: str, key: 
     assert f"algorithm_parameters.{key}: expected {said}" in str(caught.value)
 
 
-def test_every_number_of_every_algorithm_has_a_range(report: Callable[..., None]) -> None:
+def test_every_number_of_every_algorithm_has_a_range(report: Report) -> None:
     numbers = 0
     for cls in (PPOParameters, DQNParameters):
         for field in fields(cls):
@@ -62,7 +61,7 @@ def test_every_number_of_every_algorithm_has_a_range(report: Callable[..., None]
     report(parameters=numbers)
 
 
-def test_every_number_of_every_configuration_has_a_range(report: Callable[..., None]) -> None:
+def test_every_number_of_every_configuration_has_a_range(report: Report) -> None:
     numbers = 0
     classes: list[tuple[type[Any], dict[str, Any]]] = [(LearnerConfig, {}), (AgentConfig, {"client_id": "a"}), (ClientConfig, {})]
     for cls, given in classes:
@@ -105,7 +104,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 def test_what_a_learner_and_an_actor_write_is_theirs_alone_whatever_the_umask(
-    spawn: Spawn, tmp_path: Path, report: Callable[..., None]
+    spawn: Spawn, tmp_path: Path, report: Report
 ) -> None:
     run, spool = tmp_path / "deep" / "run", tmp_path / "spool"
     before = os.umask(0)

@@ -1,57 +1,8 @@
 """Forty attacks: each gets its typed refusal, is counted, and disturbs no other peer.
 
 Each case has a real learner, over tcp, and a good client that trains beside the attacker without a break. It has keys, unless
-the case is about the protocol alone. After each case, only the counters that the table names have changed (``>=`` where the
-number depends on how often libzmq reconnects), the good client has received new versions meanwhile, and all of its segments are
-trained on. A code stands for the ``Refused.code`` that the attacker receives, and for the counter ``refused.CODE``.
-
-====  ==============================================  =======================================  ==================================
-case  attack                                          what the attacker gets                   other counters
-====  ==============================================  =======================================  ==================================
-1     no keys, at a port that requires them           handshake_failed.protocol 0x11000002     connections.handshake_failed.*
-2     another learner's public key                    handshake_failed.no_detail 32            connections.handshake_failed.* >=
-3     a key that is not listed                        handshake_failed.auth 400                security.denied.unlisted
-4     a key that has expired                          handshake_failed.auth 400                security.denied.expired
-5     a key without the role submit: HELLO, SUBMIT    forbidden, twice
-6     a key without read_weights: HELLO, FETCH, SUB   forbidden, twice; receives no weights    subscriptions_refused
-7     the client of another key                       identity
-8     the routing id of another connection            nothing; after its end: identity or no_session
-9     SUBMIT, HEARTBEAT, FETCH, BYE before HELLO      no_session
-10    an older incarnation                            fenced
-11    two live incarnations of one actor              conflict (two actors of one key: welcome)
-12    a missing sequence number                       gap, with the expected number
-13    a segment again                                 an ack                                   verdict duplicate
-14    another segment under an old number             equivocation
-15    2^64-1, 2^63, a jump of 2^40, -1                range; -1: malformed
-16    wrong magic                                     magic
-17    another major version                           version
-18    a flag that must be understood                  feature
-19    no content, frames missing, frames too many     magic, frames
-20    256 frames and more, 200 000                    frames
-21    a frame over 64 MiB                             the connection ends                      connections.disconnected
-22    a header over 1 MiB, a message over 64 MiB      too_large
-23    MORE without end (test_fair_shares.py)          the connection ends                      connections.cut >=
-24    msgpack: cut, longer, no UTF-8, deep, 2^32      malformed
-25    msgpack: keys twice, integer keys, ext          malformed
-26    dtypes of objects, records, text, big-endian    dtype
-27    shapes: negative, bool, float, 9-d, overflow    shape
-28    other spaces than the client's                  mismatch (HELLO)                         items_refused.spec
-29    NaN, infinity, an action outside the space      an ack                                   verdict quarantined
-30    no steps, too many steps, a wrong count         an ack, shape; no segment: malformed     items_refused.range
-31    versions and generations from the future        an ack                                   verdict quarantined
-32    timestamps                                      no message has one; malformed
-33    zstd: bombs and wrong sizes, to an actor        the actor keeps the old policy           weights_refused.payload
-34    floods: messages, bytes, segments, credit       quota
-35    FETCH without end, false held versions          quota; replies not read: dropped         replies_dropped.full >=
-36    200 000 subscriptions; data on the XPUB         the connection ends                      subscriptions_refused >=
-37    messages of a learner, or of a learner thread    direction or kind
-38    names: ../, control characters, 300, 64 KiB     config; 64 KiB: malformed                no file outside dead/
-39    half-open, silent, a byte now and then          the connection ends                      connections.handshake_failed.* >=
-40    an evil learner, to an actor                    the actor keeps the old policy           ignored.*, weights_refused.*, ...
-====  ==============================================  =======================================  ==================================
-
-The study's codes are older than the design. Where they differ, the design holds: E_REHELLO is ``no_session``, E_VALUE and
-E_POLICY are the verdict ``quarantined``, and an incarnation of 0 is valid.
+the case is about the protocol alone. After each case, only the counters that the case names have changed, the good client has
+received new versions meanwhile, and all of its segments are trained on. Case 23 is in test_fair_shares.py.
 """
 
 from __future__ import annotations
@@ -98,7 +49,7 @@ Attack = Callable[[Siege], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table."""
+    """One attack, and the counters that change."""
 
     number: int
     name: str

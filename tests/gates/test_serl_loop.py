@@ -10,7 +10,7 @@ import pytest
 
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
-from .conftest import Child, Spawn
+from .conftest import Child, Report, Spawn
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
@@ -28,7 +28,7 @@ def hear_until(child: Child, ready: Callable[[dict[str, Any]], bool]) -> dict[st
 
 
 @pytest.mark.timeout(600)
-def test_serls_loop_learns_pendulum_though_its_learner_is_killed(spawn: Spawn, seed: int, report: Callable[..., None]) -> None:
+def test_serls_loop_learns_pendulum_though_its_learner_is_killed(spawn: Spawn, seed: int, report: Report) -> None:
     with TransportUnderTest("ipc") as ipc:
         options = {"address": ipc.address(), "example": str(EXAMPLE), "seed": seed}
         learner = spawn("serl_loop", {**options, "role": "learner"})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:
     for actor in actors:
         actor.start()
     return actors
+
+
+@contextmanager
+def living(folder: Path, seed: int, acks: int = SOME, **options: Any) -> Iterator[tuple[Lab, list[Child]]]:
+    """Run a learner and two actors. Begin the block when their learner has acknowledged this many segments."""
+    with Lab(folder, seed, **options) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, acks)
+        yield lab, actors
 
 
 def more(lab: Lab, count: int = SOME) -> None:
@@ -58,10 +69,7 @@ def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: 
 
 
 def test_an_empty_state_in_place_of_the_old_one(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.learner.kill()
         lab.run_dir.rename(folder / "elsewhere")
         lab.serving()
@@ -70,10 +78,7 @@ def test_an_empty_state_in_place_of_the_old_one(folder: Path, seed: int) -> None
 
 
 def test_an_older_copy_is_put_back(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.learner.kill()
         shutil.copytree(lab.run_dir, folder / "copy")
         lab.serving()
@@ -101,10 +106,7 @@ def test_damaged_checkpoints(folder: Path, seed: int, tier: Tier) -> None:
 
 def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) -> None:
     rng = random.Random(seed)
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.loop.until(lambda: len(checkpoints(lab)) >= 3, 20.0, "three checkpoints")
         lab.learner.kill()
         for path in checkpoints(lab)[-newest:]:
@@ -119,10 +121,7 @@ def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) ->
 
 def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
-    with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed, checkpoint_every_s=600.0) as (lab, actors):
         lab.learner.kill()
         with closing(sqlite3.connect(lab.run_dir / "journal.db")) as db:
             rows = db.execute("SELECT row, end_seq - first_seq - refused, frames FROM entries").fetchall()
@@ -171,10 +170,7 @@ def without_room(folder: Path, seed: int, client: str) -> None:
 
 
 def test_two_learners_on_one_run_directory(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 20)
+    with living(folder, seed, 20) as (lab, actors):
         for _ in range(2):  # the second attempt shows that the first has released nothing
             with pytest.raises(JournalError, match="in use by another learner"):
                 Learner(LearnerConfig(bind="inproc://second", run_dir=lab.run_dir)).start()
@@ -183,10 +179,7 @@ def test_two_learners_on_one_run_directory(folder: Path, seed: int) -> None:
 
 
 def test_resume_never(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.learner.kill()
         lab.reconfigure(resume="never")
         lab.serving()
@@ -204,10 +197,7 @@ def test_resume_an_older_checkpoint(folder: Path, seed: int, tier: Tier) -> None
 
 
 def resume_an_older_one(folder: Path, seed: int, back: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.loop.until(lambda: len(checkpoints(lab)) >= 3, 20.0, "three checkpoints")
         lab.stop(*actors)
         lab.learner.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 from kit import play, until
@@ -12,7 +11,7 @@ from kit import play, until
 from rl4sys_zmq.learner.gateway.gateway import PUB_HWM
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
+from .conftest import PATIENCE_S, Report, Spawn, StartLearner, Tier, agent_options, join, resident_kib
 
 HEALTHY = 3
 RING = 64
@@ -23,7 +22,7 @@ SLOW_BYTES_S = 1_000_000
 
 
 def test_slow_subscribers_cost_a_bounded_queue(
-    tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
+    tier: Tier, seed: int, report: Report, spawn: Spawn, learner: StartLearner
 ) -> None:
     versions = tier.size(20, 300, least=60)
     policy_bytes = 1_000_000 if tier.long else 100_000

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from kit import until
 
 from rl4sys_zmq.transports import raise_descriptor_limit
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, account, resident_kib
+from .conftest import PATIENCE_S, Report, Spawn, StartLearner, Tier, account, resident_kib
 
 ACK_S = 2.0
 BEYOND_KIB = 30.0
@@ -29,9 +28,7 @@ BUSY_PROCESSES = 6
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["quiet", "busy"])
-def test_a_thousand_actors(
-    busy: bool, tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_a_thousand_actors(busy: bool, tier: Tier, seed: int, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     """With `busy`, other programs use the processors for a while. The actors must keep their sessions and rarely resend."""
     actors, seconds = tier.size(100, 1000, least=100), tier.size(3, 180 if busy else 600, least=30)
     raise_descriptor_limit(8 * actors + 256)  # child processes inherit it

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -21,7 +20,7 @@ from rl4sys_zmq.delivery.credit import LATE_S
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, resident_kib
+from .conftest import PATIENCE_S, SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, descriptors, join, resident_kib
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
 HELD = 32
@@ -126,9 +125,7 @@ def hello(actor_id: str, incarnation: int, first_seq: int = 0) -> Hello:
     return Hello(**{**empty, **known})
 
 
-def test_a_good_client_is_served_throughout(
-    tier: Tier, seed: int, report: Any, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_a_good_client_is_served_throughout(tier: Tier, seed: int, report: Report, learner: StartLearner) -> None:
     connections = tier.size(300, 20_000, least=6000)
     warm_up = connections // 3  # tables and free lists reach their size
     step = tier.size(50, 100, least=100)
@@ -185,7 +182,7 @@ def test_a_good_client_is_served_throughout(
         assert slowest < ANSWER_S
 
 
-def test_many_frames_for_the_publisher(learner: Callable[..., tuple[Child, str]]) -> None:
+def test_many_frames_for_the_publisher(learner: StartLearner) -> None:
     process, address = learner(steps_per_update=16, rollout_length=16)
     pub = process.ask("status")["pub"]
     with dial(pub) as connection:
@@ -212,7 +209,7 @@ ABORTS = "libzmq 4.3.5 aborts (!_io_error, its issue 4364) on a heartbeat of a c
 @pytest.mark.parametrize(
     "heartbeat", [pytest.param("theirs", marks=pytest.mark.xfail(strict=True, reason=ABORTS)), *(["ours"] if SOAK else [])]
 )
-def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: Callable[..., tuple[Child, str]]) -> None:
+def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: StartLearner) -> None:
     """While the gateway is busy, a peer sends many messages and resets its connection. With ``theirs``, it adds a PING."""
     process, address = learner()
     process.ask("hold")
@@ -231,7 +228,7 @@ def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: Callable[..., 
 
 @pytest.mark.soak
 @pytest.mark.skipif(not SOAK, reason="takes 8 s: RL4SYS_SOAK=1")
-def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
+def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: StartLearner) -> None:
     """A host's I/O thread is blocked while many versions arrive and the learner dies. The host must survive."""
     process, address = learner(steps_per_update=1, rollout_length=1)
     host = spawn("host", {"agent": agent_options(address)})

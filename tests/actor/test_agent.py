@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,71 +23,12 @@ from rl4sys_zmq.errors import (
     ObservationError,
     RewardError,
 )
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports.wakeup import Wakeup
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-OBS = BoxSpace((4,))
-
-
-class Keeper(FakeAlgorithm):
-    """A fake algorithm for any spaces that keeps the segments that it observes."""
-
-    def __init__(self, spec: PolicySpec, kept: list[Segment]) -> None:
-        super().__init__(spec, FakeParameters(steps_per_update=10_000, rollout_length=8))
-        self.kept = kept
-
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        super().observe(segment, correct=correct)
-        self.kept.append(segment)
-
-
-class Bench:
-    """One learner with its kept segments, and a factory of agents."""
-
-    def __init__(self, stack: ExitStack, learner: Learner, kept: list[Segment]) -> None:
-        self.stack, self.learner, self.kept = stack, learner, kept
-
-    def agent(self, **options: Any) -> RL4SysAgent:
-        defaults: dict[str, Any] = {
-            "client_id": "lab",
-            "algorithm_name": "KEEPER",
-            "observation_space": OBS,
-            "action_space": DiscreteSpace(3),
-            "train_server_address": self.learner.address,
-            "seed": 7,
-            "linger_ms": 0,
-        }
-        return self.stack.enter_context(RL4SysAgent(config=AgentConfig(**{**defaults, **options})))
-
-    def segments(self, agent: RL4SysAgent, count: int) -> list[Segment]:
-        agent.flush(10.0)
-        for _ in range(2000):
-            client = self.learner.status()["clients"]["lab"]
-            if len(self.kept) >= count:
-                break
-            assert client["state"] == "running", client["error"]
-        assert len(self.kept) == count
-        return self.kept
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    kept: list[Segment] = []
-
-    def factory(observation_space: Space, action_space: Space, parameters: Any, seed: int) -> Keeper:
-        head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
-        return Keeper(mlp_spec(observation_space, action_space, head, (8,)), kept)
-
-    register_algorithm("KEEPER", factory)
-    with ExitStack() as stack:
-        yield Bench(stack, stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None))), kept)
-
-
-def obs(value: float) -> np.ndarray[Any, Any]:
-    return np.full(4, value, dtype=np.float32)
+from .conftest import Bench, obs
 
 
 def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:

@@ -14,9 +14,7 @@ from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import ActionError, ConfigError, RewardError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-from .test_agent import Bench, bench, obs
-
-__all__ = ["bench"]
+from .conftest import Bench, obs
 
 
 def step(agent: RL4SysAgent, traj: Any, value: float, reward: float | None) -> Any:

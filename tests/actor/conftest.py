@@ -87,3 +87,12 @@ def bench() -> Iterator[Bench]:
 
 def obs(value: float) -> np.ndarray[Any, Any]:
     return np.full(4, value, dtype=np.float32)
+
+
+def act(agent: RL4SysAgent, traj: Any, value: float, reward: float | None = 1.0) -> Any:
+    """Make one step. It has no reward if `reward` is None."""
+    traj, action = agent.request_for_action(traj, obs(value))
+    agent.add_to_trajectory(traj, action)
+    if reward is not None:
+        action.update_reward(reward)
+    return traj, action

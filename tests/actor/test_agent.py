@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import play
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io.thread import ActorIOThread
@@ -28,7 +29,7 @@ from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports.wakeup import Wakeup
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-from .conftest import Bench, obs
+from .conftest import Bench, act, obs
 
 
 def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:
@@ -57,13 +58,7 @@ def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:
 
 def test_a_long_episode_is_cut_with_its_bootstrap_observation(bench: Bench) -> None:
     agent = bench.agent()
-    traj = action = None
-    for step in range(20):
-        traj, action = agent.request_for_action(traj, obs(step))
-        action.update_reward(1)
-        agent.add_to_trajectory(traj, action)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(20))
+    play(agent, 20, truncated=True, final_obs=obs(20))
     first, second, third = bench.segments(agent, 3)
     assert [s.segment_index for s in (first, second, third)] == [0, 1, 2]
     assert len({s.episode_id for s in (first, second, third)}) == 1
@@ -77,10 +72,8 @@ def test_a_long_episode_is_cut_with_its_bootstrap_observation(bench: Bench) -> N
 def test_max_traj_length_marks_the_segment_that_fills_it(bench: Bench) -> None:
     agent = bench.agent(max_traj_length=12)
     traj = None
-    for step in range(26):
-        traj, action = agent.request_for_action(traj, obs(step))
-        action.update_reward(1)
-        agent.add_to_trajectory(traj, action)
+    for number in range(26):
+        traj, _ = act(agent, traj, number)
     segments = bench.segments(agent, 4)
     assert [(s.steps, s.capped) for s in segments] == [(8, False), (4, True), (8, False), (4, True)]
 
@@ -111,8 +104,7 @@ def test_the_last_action_is_stored_once_whether_added_or_not(bench: Bench) -> No
 
 def test_done_set_by_hand_ends_the_trajectory_at_the_next_request(bench: Bench) -> None:
     agent = bench.agent()
-    traj, action = agent.request_for_action(None, obs(0))
-    agent.add_to_trajectory(traj, action)
+    traj, action = act(agent, None, 0, None)
     agent.update_action_reward(action, 2.5)
     action.done = True
     after, _ = agent.request_for_action(traj, obs(1))
@@ -151,10 +143,10 @@ def test_what_the_host_does_to_its_buffers_afterwards_does_not_matter(bench: Ben
 
 def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
     agent = bench.agent()
-    traj, actions = None, []
-    for step in range(17):
-        traj, action = agent.request_for_action(traj, obs(step))
-        agent.add_to_trajectory(traj, action)
+    traj: Any = None
+    actions = []
+    for number in range(17):
+        traj, action = act(agent, traj, number, None)
         actions.append(action)
     assert agent.stats()["submitted"] == 0
     for action in actions[8:16]:
@@ -163,7 +155,6 @@ def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
     for action in actions[:8]:
         action.update_reward(1)
     agent.update_action_reward(actions[16], 3)
-    assert traj is not None
     agent.mark_end_of_trajectory(traj, actions[16])
     segments = bench.segments(agent, 3)
     assert [s.segment_index for s in segments] == [0, 1, 2]
@@ -175,9 +166,8 @@ def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
 def test_rewards_that_never_come_are_dropped_at_the_source(bench: Bench) -> None:
     agent = bench.agent(reward_timeout_s=0.0)
     traj = None
-    for step in range(9):
-        traj, action = agent.request_for_action(traj, obs(step))
-        agent.add_to_trajectory(traj, action)
+    for number in range(9):
+        traj, action = act(agent, traj, number, None)
     traj, last = agent.request_for_action(traj, obs(9))
     stats = agent.stats()
     assert (stats["dropped"], stats["submitted"]) == ({"reward_timeout": 1}, 1)
@@ -847,9 +837,7 @@ def test_the_last_observation_replaces_a_bad_final_one_with_its_mask(
 
 def test_dropping_a_bad_observation_keeps_the_end_of_the_episode_before_it(bench: Bench) -> None:
     agent = bench.agent(on_bad_input="drop")
-    ended, action = agent.request_for_action(None, obs(0))
-    agent.add_to_trajectory(ended, action)
-    action.update_reward(1)
+    ended, action = act(agent, None, 0)
     action.done = True
     traj, _ = agent.request_for_action(ended, np.full(4, np.nan))
     assert ended.completed and traj is not ended
@@ -971,12 +959,7 @@ def test_an_evaluating_actor_reports_the_return_of_each_episode(bench: Bench) ->
     """Its segments are acknowledged and counted, and the algorithm gets none of them."""
     agent = bench.agent(explore=False, overflow="wait")
     for episode in range(3):
-        traj: Any = None
-        for step in range(20):  # longer than a segment of 8 steps
-            traj, action = agent.request_for_action(traj, obs(step))
-            agent.add_to_trajectory(traj, action)
-            action.update_reward(episode)
-        agent.mark_end_of_trajectory(traj, action, truncated=True)
+        play(agent, 20, episode, truncated=True)  # longer than a segment of 8 steps
     agent.flush(10.0)
     stats = agent.stats()
     assert (stats["submitted"], stats["accepted"], stats["steps"]) == (3, 3, 3)
@@ -1007,17 +990,15 @@ def test_an_evaluation_ends_by_a_time_limit_with_the_action_that_is_given(bench:
 
 def test_an_evaluation_without_rewards_waits_for_them_and_a_cleared_one_is_not_reported(bench: Bench) -> None:
     agent = bench.agent(explore=False)
-    traj, action = agent.request_for_action(None, obs(1))
-    agent.add_to_trajectory(traj, action)
+    traj, action = act(agent, None, 1, None)
     agent.mark_end_of_trajectory(traj, action)
     assert agent.stats()["submitted"] == 0
     action.update_reward(1.0)
     assert agent.stats()["submitted"] == 1
-    traj, action = agent.request_for_action(None, obs(1))
-    for step in range(9):
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-        traj, action = agent.request_for_action(traj, obs(step))
+    traj = None
+    for number in range(9):
+        traj, _ = act(agent, traj, number)
+    traj, action = agent.request_for_action(traj, obs(9))
     traj.clear()
     agent.add_to_trajectory(traj, action)
     agent.mark_end_of_trajectory(traj, action)
@@ -1028,8 +1009,7 @@ def test_an_evaluating_actor_takes_the_mode_and_can_submit_nothing(bench: Bench)
     agent = bench.agent(explore=False, report_returns=False)
     acts = set()
     for _ in range(10):
-        traj, action = agent.request_for_action(None, obs(1))
-        agent.add_to_trajectory(traj, action)
+        traj, action = act(agent, None, 1, None)
         agent.mark_end_of_trajectory(traj, action)
         acts.add(int(action.act))
     agent.flush(5.0)
@@ -1050,9 +1030,7 @@ def test_the_same_seed_acts_the_same(bench: Bench) -> None:
 def test_the_counts_add_up(bench: Bench) -> None:
     agent = bench.agent(queue_items=4)
     for _ in range(50):
-        traj, action = agent.request_for_action(None, obs(0))
-        action.update_reward(1)
-        agent.mark_end_of_trajectory(traj, action)
+        play(agent, 1)
     agent.flush(10.0)
     stats = agent.stats()
     assert stats["submitted"] == 50
@@ -1067,13 +1045,7 @@ def test_several_host_threads_use_one_agent(bench: Bench) -> None:
     def host() -> None:
         try:
             for _ in range(40):
-                traj = None
-                for step in range(5):
-                    traj, action = agent.request_for_action(traj, obs(step))
-                    action.update_reward(1)
-                    agent.add_to_trajectory(traj, action)
-                assert traj is not None
-                agent.mark_end_of_trajectory(traj, action)
+                play(agent, 5)
         except BaseException as exc:
             errors.append(exc)
 
@@ -1154,13 +1126,7 @@ def test_a_leaving_agent_sends_what_the_learner_can_store_and_not_only_what_it_c
     release = threading.Event()
     register_algorithm("BUSY", FakeAlgorithm.factory(steps_per_update=16, rollout_length=8, slow_s=1.0e3, release=release))
     agent = bench.agent(algorithm_name="BUSY")
-    traj = None
-    for step in range(320):
-        traj, action = agent.request_for_action(traj, obs(step))
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj, action)
+    play(agent, 320)
     agent.close()
     accepted = bench.learner.status()["clients"]["lab"]["accepted"]
     release.set()

@@ -7,32 +7,27 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from harness.forks import forked_child
 
 from rl4sys_zmq.delivery import journal_backlog, journal_rows
-from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import (
     ClientRow,
-    JournalContent,
     JournalEntry,
-    JournalHealth,
     JournalPage,
-    MemoryJournal,
     StreamRow,
 )
-from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, Connect, connect
+from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, connect
 from rl4sys_zmq.delivery.journal_lock import JournalLock
 from rl4sys_zmq.delivery.journal_rows import stored_bytes
 from rl4sys_zmq.errors import JournalError, WorkerDied
 
-DEADLINE_S = 10.0
+from .journal_bench import DEADLINE_S, JournalBench
+
 MAX_I64 = (1 << 63) - 1
 
 
@@ -86,69 +81,15 @@ class Faults:
         return self.connection
 
 
-class Bench:
-    """A journal under test."""
-
-    def __init__(
-        self,
-        path: Path | None = None,
-        *,
-        fsync: Literal["normal", "always"] = "normal",
-        max_bytes: int = 1 << 30,
-        retry_s: float = 0.02,
-        connect: Connect = connect,
-    ) -> None:
-        self.news = threading.Event()
-        if path is None:
-            self.journal: Any = MemoryJournal()
-            return
-        self.journal = DiskJournal(path, fsync=fsync, max_bytes=max_bytes, wake=self.news.set, retry_s=retry_s, connect=connect)
-        self.restored: JournalContent = self.journal.open()
-
-    def take(self, count: int) -> list[Any]:
-        """Wait for the next `count` entries and pages, and return them. No more may arrive with them."""
-        found: list[Any] = self.journal.committed()
-        deadline = time.monotonic() + DEADLINE_S
-        while len(found) < count:
-            assert self.news.wait(deadline - time.monotonic()), f"{len(found)} of {count} came; {self.journal.state()}"
-            self.news.clear()
-            found += self.journal.committed()
-        assert len(found) == count
-        return found
-
-    def until(self, condition: Callable[[JournalHealth], object]) -> JournalHealth:
-        """Wait until the journal's state meets a condition, and return the state."""
-        state: JournalHealth
-        deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-        while not condition(state := self.journal.state()):
-            assert time.monotonic() < deadline, state
-            pause.wait(0.002)
-        return state
-
-    def settled(self) -> JournalHealth:
-        return self.until(lambda state: not state.queued_items)
-
-    def page(self, client: str = "c", after_row: int = 0, max_bytes: int = 1 << 30) -> JournalPage:
-        self.journal.read(client, 7, after_row, max_bytes)
-        (page,) = self.take(1)
-        assert isinstance(page, JournalPage)
-        assert (page.client_id, page.token) == (client, 7)
-        return page
-
-    def close(self) -> None:
-        self.journal.stop()
-        assert self.journal.join(DEADLINE_S)
-
-
-MakeBench = Callable[..., Bench]
+MakeBench = Callable[..., JournalBench]
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[MakeBench]:
     made = []
 
-    def make(name: str = "journal.db", **kwargs: Any) -> Bench:
-        made.append(Bench(tmp_path / name, **kwargs))
+    def make(name: str = "journal.db", **kwargs: Any) -> JournalBench:
+        made.append(JournalBench(tmp_path / name, **kwargs))
         return made[-1]
 
     yield make
@@ -157,13 +98,13 @@ def bench(tmp_path: Path) -> Iterator[MakeBench]:
 
 
 @pytest.fixture(params=["memory", "normal", "always"])
-def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    b = Bench() if request.param == "memory" else Bench(tmp_path / "journal.db", fsync=request.param)
+def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JournalBench]:
+    b = JournalBench() if request.param == "memory" else JournalBench(tmp_path / "journal.db", fsync=request.param)
     yield b
     b.close()
 
 
-def test_what_is_appended_comes_out_once_and_in_order(any_bench: Bench) -> None:
+def test_what_is_appended_comes_out_once_and_in_order(any_bench: JournalBench) -> None:
     entries = [entry(i // 3, actor="abc"[i % 3]) for i in range(300)]
     for i in range(0, 300, 7):
         any_bench.journal.append(entries[i : i + 7])
@@ -175,7 +116,7 @@ def test_what_is_appended_comes_out_once_and_in_order(any_bench: Bench) -> None:
     assert state.durable is any_bench.journal.durable
 
 
-def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench: Bench) -> None:
+def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench: JournalBench) -> None:
     first, second = entry(0), entry(1)
     any_bench.journal.append([first])
     any_bench.journal.read("c", 3, 0, 1 << 20)
@@ -186,7 +127,7 @@ def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench: Ben
     assert [values(e) for e in page.entries] == ([values(first)] if any_bench.journal.durable else [])
 
 
-def test_every_operation_is_taken(any_bench: Bench) -> None:
+def test_every_operation_is_taken(any_bench: JournalBench) -> None:
     journal = any_bench.journal
     journal.put_client(ClientRow("c", 5, {"a": [1, None, "x"]}, 0, 0, 0))
     journal.put_stream(stream_row())

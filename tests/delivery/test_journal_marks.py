@@ -6,14 +6,13 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.delivery import journal_marks
-from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
@@ -21,28 +20,18 @@ from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import sync_folder
 
-DEADLINE_S = 10.0
+from .journal_bench import JournalBench
 
 
-class Bench:
+class Bench(JournalBench):
     """A journal of one client in a folder."""
 
     def __init__(self, folder: Path, recovery: JournalLossPolicy = NO_RECOVERY) -> None:
-        self.news = threading.Event()
-        path = folder / "journal.db"
-        self.journal = DiskJournal(path, fsync="normal", max_bytes=1 << 30, wake=self.news.set, retry_s=0.02, recovery=recovery)
-        self.restored = self.journal.open()
+        super().__init__(folder / "journal.db", recovery=recovery)
 
     def append(self, first: int, end: int, actor: str = "a") -> None:
         self.journal.append([JournalEntry("c", actor, 1, first, end, 10, 0, 0, (b"frame",))])
-        deadline = time.monotonic() + DEADLINE_S
-        while not self.journal.committed():
-            assert self.news.wait(max(0.0, deadline - time.monotonic())), self.journal.state()
-            self.news.clear()
-
-    def close(self) -> None:
-        self.journal.stop()
-        assert self.journal.join(DEADLINE_S)
+        self.take(1)
 
 
 def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
@@ -289,15 +278,9 @@ def test_a_damaged_index_costs_no_entry(tmp_path: Path, index: str, empty: bool)
     with pytest.raises(JournalLost, match="is damaged"):
         Bench(tmp_path)
     bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
-    bench.journal.read("c", 1, 0, 1 << 20)
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := bench.journal.committed()):
-        assert bench.news.wait(max(0.0, deadline - time.monotonic())), bench.journal.state()
-        bench.news.clear()
-    (read,) = found
+    page = bench.page()
     bench.close()
-    assert isinstance(read, JournalPage)
-    assert [(entry.first_seq, entry.end_seq) for entry in read.entries] == [(0, 10)]
+    assert [(entry.first_seq, entry.end_seq) for entry in page.entries] == [(0, 10)]
 
 
 def test_a_damaged_name_of_a_column_is_noticed_at_the_start(tmp_path: Path) -> None:
@@ -326,17 +309,11 @@ def test_nothing_is_told_before_the_marks_say_it(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(journal_marks, "_write", refuse)
     bench.journal.append([JournalEntry("c", "a", 1, 1, 4, 10, 0, 0, (b"frame",))])
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not bench.journal.state().failures:
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
+    bench.until(lambda state: state.failures)
     assert bench.journal.committed() == []
     assert "No space" in bench.journal.state().error
     full.clear()
-    while not (told := bench.journal.committed()):
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
-    assert len(told) == 1
+    bench.take(1)
     bench.close()
     again = Bench(tmp_path)
     again.close()
@@ -347,10 +324,7 @@ def test_marks_that_are_deleted_under_it_are_written_again(tmp_path: Path) -> No
     bench = Bench(tmp_path)
     bench.append(0, 3)
     (tmp_path / "journal.marks").unlink()
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not (tmp_path / "journal.marks").exists():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
+    until((tmp_path / "journal.marks").exists, "the file of marks")
     bench.close()
     found = read_marks(tmp_path / "journal.marks")
     assert found is not None
@@ -367,10 +341,7 @@ def test_a_place_that_another_learner_has_taken_is_left_to_it(tmp_path: Path) ->
     place.mkdir()
     two = Bench(place)
     one.journal.append([JournalEntry("c", "a", 1, 3, 5, 10, 0, 0, (b"frame",))])
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while "in use by another learner" not in one.journal.state().error:
-        assert time.monotonic() < deadline, one.journal.state()
-        pause.wait(0.005)
+    one.until(lambda state: "in use by another learner" in state.error)
     assert one.journal.committed() == []
     two.append(0, 1)
     two.close()

@@ -201,16 +201,6 @@ def test_late_deletions_are_harmless_and_made_with_the_next_write(opened: Opened
     assert (second.base_seq, len(second)) == (3, 1)
 
 
-def test_numbers_go_on_over_many_starts_without_a_learner(opened: Opened, folder: Path) -> None:
-    for start in range(4):
-        spool = opened(folder)
-        spool.put(segments(2 * start, 2 * start + 1))
-        spool.close()
-    spool = opened(folder)
-    spool.reconcile(0, 0)
-    assert numbers(take(spool, 99)) == list(range(8))
-
-
 def test_the_clock_may_go_back(opened: Opened, folder: Path) -> None:
     first = opened(clock=Clock(2e9))
     first.close()
@@ -275,71 +265,6 @@ def test_the_owner_drops_from_the_head(opened: Opened, folder: Path) -> None:
     assert law(second)
 
 
-@pytest.mark.parametrize(
-    ("received", "durable", "base", "held", "new", "dropped"),
-    [
-        (0, 0, 0, [], [4, 5, 6, 7], 4),  # none of the evicted segments was received
-        (2, 2, 2, [], [4, 5, 6, 7], 2),
-        (4, 0, 4, [], [4, 5, 6, 7], 0),
-        (5, 1, 4, [4], [5, 6, 7], 0),
-        (6, 5, 5, [5], [6, 7], 0),
-        (6, 6, 6, [], [6, 7], 0),
-    ],
-)
-def test_evictions_before_the_first_welcome_are_corrected(
-    opened: Opened, folder: Path, received: int, durable: int, base: int, held: list[Any], new: list[Any], dropped: int
-) -> None:
-    first = opened()
-    first.reconcile(0, 0)
-    first.put(segments(*range(6)))
-    take(first, 6)
-    limits = SpoolLimits(4 * SIZE)
-    copy = killed(first, folder)
-    second = opened(copy, limits)
-    second.put(segments(6))
-    third = opened(killed(second, copy), limits)
-    third.put(segments(7))
-    assert (third.base_seq, third.dropped) == (0, {"spool_bytes": 4})
-    assert law(third)
-    assert numbers(third.reconcile(received, durable)) == held
-    assert (third.base_seq, third.dropped) == (base, {"spool_bytes": dropped})
-    assert numbers(take(third, 9)) == new
-    assert law(third)
-
-
-def test_what_was_put_after_the_start_has_not_been_received(opened: Opened, folder: Path) -> None:
-    """Two segments were received from memory while the disk refused. The next two must not be mistaken for them."""
-    first = opened()
-    first.reconcile(0, 0)
-    first.put(segments(0, 1))
-    refuse(first)
-    first.put(segments(2, 3))
-    assert numbers(take(first, 9)) == [0, 1, 2, 3]
-    second_folder = killed(first, folder)
-    second = opened(second_folder)
-    second.put(segments(4))
-    third = opened(killed(second, second_folder))
-    third.put(segments(5))
-    assert numbers(third.reconcile(4, 1)) == [1, None, None]
-    assert (third.base_seq, third.submitted) == (1, 6)
-    assert numbers(take(third, 9)) == [4, 5]
-    assert law(third)
-    fourth = opened(killed(third, third._file.path.parent))
-    assert numbers(fourth.reconcile(5, 2)) == [None, None, 4]
-    assert numbers(take(fourth, 9)) == [5]
-
-
-def test_a_hole_behind_what_is_durable_needs_no_placeholders(opened: Opened, folder: Path) -> None:
-    first = opened()
-    first.put(segments(0, 1))
-    second = opened(killed(first, folder))
-    second.put(segments(5))
-    assert second.reconcile(5, 3) == []
-    assert (second.base_seq, second.submitted) == (5, 6)
-    assert numbers(take(second, 9)) == [5]
-    assert law(second)
-
-
 def test_an_absurd_mark_makes_no_absurd_hole(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(0, 1))
@@ -360,17 +285,6 @@ def test_a_placeholder_is_refused_as_an_item(opened: Opened, folder: Path) -> No
     whole, error = read_submit(message)
     assert isinstance(whole, Segment) and whole.episode_id == 0
     assert isinstance(error, ProtocolError)
-
-
-def test_untaking_needs_another_welcome(opened: Opened) -> None:
-    spool = opened()
-    spool.reconcile(0, 0)
-    spool.put(segments(*range(4)))
-    take(spool, 3)
-    spool.untake()
-    assert (spool.untaken_items, spool.untaken_steps, take(spool, 9)) == (4, 4, [])
-    assert numbers(spool.reconcile(2, 1)) == [1]
-    assert numbers(take(spool, 9)) == [2, 3]
 
 
 def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Path) -> None:
@@ -404,35 +318,6 @@ def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Pa
     assert (second.submitted, second.dropped) == (6, {"overflow": 1})
 
 
-def test_memory_that_was_released_is_never_written(opened: Opened, folder: Path) -> None:
-    clock = Clock(0.0)
-    spool = opened(monotonic=clock)
-    spool.reconcile(0, 0)
-    spool.put(segments(0))
-    refuse(spool)
-    spool.put(segments(1, 2, 3))
-    take(spool, 3)
-    spool.release(2)
-    accept(spool)
-    spool.close()
-    second = opened(folder)
-    assert (second.base_seq, len(second), second.submitted) == (2, 2, 4)
-    assert numbers(second.reconcile(3, 2)) == [2]
-
-
-def test_what_may_have_a_number_is_not_dropped_from_memory(opened: Opened) -> None:
-    spool = opened(limits=SpoolLimits(1 << 30, memory_items=2))
-    spool.reconcile(0, 0)
-    refuse(spool)
-    spool.put(segments(0, 1))
-    take(spool, 2)
-    spool.untake()
-    spool.put(segments(2))
-    assert spool.dropped == {"overflow": 1}
-    assert numbers(spool.reconcile(1, 0)) == [0]
-    assert numbers(take(spool, 9)) == [1]
-
-
 def test_a_full_database_keeps_what_was_there(opened: Opened, folder: Path) -> None:
     spool = opened()
     spool.reconcile(0, 0)
@@ -444,20 +329,6 @@ def test_a_full_database_keeps_what_was_there(opened: Opened, folder: Path) -> N
     assert numbers(take(spool, 9)) == [0, 1, 2]
     second = opened(killed(spool, folder))
     assert numbers(second.reconcile(1, 0)) == [0]
-
-
-def test_a_start_with_a_disk_that_refuses_waits_for_it(opened: Opened, folder: Path) -> None:
-    first = opened()
-    first.put(segments(0, 1))
-    second = opened(killed(first, folder))
-    refuse(second)
-    assert second.reconcile(1, 1) is None
-    assert not second.reconciled
-    assert take(second, 9) == []
-    accept(second)
-    assert second.reconcile(1, 1) == []
-    assert numbers(take(second, 9)) == [1]
-    assert second.error is None
 
 
 def test_a_long_time_in_memory_is_written_in_parts(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +27,7 @@ from rl4sys_zmq.delivery import (
     replay_entry,
     take_submit,
 )
-from rl4sys_zmq.delivery.credit import IDLE_S, LATE_S, RETRY_S
+from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
@@ -212,23 +211,6 @@ def test_a_learner_that_goes_back_is_fed_what_its_state_lacks() -> None:
     assert (stream.trained, stream.pending, stream.verdicts[Verdict.TRAINED]) == (10, 0, 9)
 
 
-def test_what_the_journal_has_no_more_is_a_hole_and_not_pending() -> None:
-    stream = stream_of()
-    take(stream, 10)
-    stream.commit(10)
-    stream.rewind(2, {})
-    assert stream.replay(3, 5) == 0
-    assert (stream.trained, stream.pending) == (3, 7)
-    assert stream.replay(7, 8) == 0
-    assert stream.pending == 5
-    stream.replay_ends()
-    assert (stream.trained, stream.pending) == (3, 3)
-    stream.dispose([[3, 5]], Verdict.TRAINED)
-    assert (stream.trained, stream.pending) == (7, 1)
-    stream.dispose([[7, 8]], Verdict.TRAINED)
-    assert (stream.trained, stream.pending) == (10, 0)
-
-
 def test_what_is_not_committed_yet_is_no_hole() -> None:
     stream = stream_of()
     take(stream, 4)
@@ -262,33 +244,6 @@ def test_segments_of_this_life_are_told_from_those_before() -> None:
     assert stream_of().counted(1)
 
 
-def test_a_stream_that_begins_beyond_zero_while_the_journal_is_read_has_nothing_pending() -> None:
-    stream = stream_of()
-    assert stream.advance_to(5) == 5
-    stream.replay_ends()
-    assert (stream.pending, stream.trained, stream.received) == (0, 5, 5)
-    take(stream, 2)
-    assert stream.pending == 2
-    stream.dispose([[5, 7]], Verdict.TRAINED)
-    assert (stream.pending, stream.trained) == (0, 7)
-
-
-def test_a_gap_within_a_hole_is_not_subtracted_twice() -> None:
-    stream = stream_of()
-    take(stream, 5)
-    stream.commit(5)
-    stream.rewind(2, {})
-    assert stream.advance_to(8) == 3
-    assert stream.pending == 3
-    assert stream.replay(2, 4) == 0
-    stream.replay_ends()
-    assert stream.pending == 2
-    take(stream, 1)
-    assert stream.pending == 3
-    stream.dispose([[2, 4], [8, 9]], Verdict.TRAINED)
-    assert (stream.pending, stream.trained) == (0, 9)
-
-
 def test_a_gap_over_what_is_not_committed_stays_a_gap() -> None:
     """A correct actor never causes this gap, because it keeps all segments from the durable mark on."""
     stream = stream_of()
@@ -310,18 +265,6 @@ def test_a_verdict_on_what_is_lost_counts_nothing() -> None:
     assert stream.replay(4, 6) == 0
     assert stream.dispose([[2, 5]], Verdict.TRAINED) == 1
     assert (stream.pending, stream.trained) == (2, 0)
-
-
-def test_a_refused_item_in_a_hole_is_not_subtracted_twice() -> None:
-    stream = stream_of()
-    take(stream, 2)
-    stream.refuse()
-    stream.rewind(0, {})
-    take(stream, 2)
-    stream.refuse()
-    stream.commit(4)
-    stream.replay_ends()  # every entry was damaged
-    assert (stream.pending, stream.trained) == (0, 4)
 
 
 @settings(max_examples=300)
@@ -913,14 +856,6 @@ def test_a_table_takes_up_what_a_journal_remembers() -> None:
     assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool
 
 
-def test_a_roll_back_of_all_streams() -> None:
-    streams = table()
-    for actor_id in "ab":
-        take(streams.open(hello(actor_id=actor_id), actor_id.encode(), 0.0).stream, 3)
-    assert streams.roll_back() == 6
-    assert streams.pending == 0
-
-
 def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> SegmentStream:
     stream = stream_of(actor_id=actor_id)
     stream.accepted_steps, stream.want_steps = accepted, want
@@ -948,16 +883,6 @@ def test_promises_never_exceed_the_demand(limit: int, actors: list[tuple[int, in
     assert promised <= limit
     hungry = any(s.want_steps > max(s.credit_steps, s.accepted_steps) for s in streams)
     assert promised == limit or not hungry
-
-
-def test_unused_credit_is_granted_once_more_when_it_is_late() -> None:
-    pool, idle, busy = CreditAllocator(), wanting(10), wanting(10)
-    pool.demand(10, 0, 0)
-    pool.grant([idle], 0.0)
-    pool.grant([idle, busy], LATE_S / 2)
-    assert (idle.credit_steps, busy.credit_steps, pool.retry_at) == (10, 0, LATE_S / 2 + RETRY_S)
-    pool.grant([idle, busy], 2 * LATE_S)
-    assert (idle.credit_steps, busy.credit_steps, pool.retry_at) == (10, 10, math.inf)
 
 
 def paced(pace_s: float, burst: int, want: int = 0, unused: int = 0) -> SegmentStream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -21,10 +20,9 @@ from rl4sys_zmq.delivery import (
     SessionState,
     SessionTemporarilyRefused,
     StreamRestarted,
-    StreamTable,
 )
 from rl4sys_zmq.delivery.session import FIELD_RATE
-from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import REFUSED_RETRY_S
 from rl4sys_zmq.values import Segment
@@ -212,22 +210,6 @@ def test_the_window_is_kept_until_it_is_durable(session: ActorSession) -> None:
     assert (session.in_flight, session.unreceived, session.accepted) == (0, 0, 2)
 
 
-def test_what_was_not_received_is_sent_again_ever_more_slowly(session: ActorSession) -> None:
-    session.take(0.0, [packed(), packed()])
-    session.on_message(0.1, ack(1, 0, accepted_steps=2))
-    times: list[float] = []
-    now = 0.1
-    while now < 20.0 and len(times) < 4:
-        now += 0.1
-        session.on_message(now, ack(1, 0, accepted_steps=2))
-        for message in sent(session.tick(now, (0, 0))):
-            if isinstance(message, Submit):
-                assert (message.first_seq, message.count) == (1, 1)
-                times.append(now)
-    gaps = np.diff(times)
-    assert all(later > earlier for earlier, later in itertools.pairwise(gaps))
-
-
 def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session: ActorSession) -> None:
     session.take(0.0, [packed(), packed(), packed()])
     session.on_message(0.0, ack(3, 1, accepted_steps=6))
@@ -238,24 +220,6 @@ def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session: ActorSessio
     assert (session.state, session.on_message(0.1, refused("gap", 0))) == (SessionState.JOINED, [])
     assert session.state is SessionState.JOINING
     assert sent(session.tick(1.0, (0, 0)))[0].first_seq == 1
-
-
-def test_a_stream_behind_the_window_is_not_a_wedge(session: ActorSession, counters: Counters) -> None:
-    """A new learner receives a HELLO that the actor sent before its last acks."""
-    session.take(0.0, [packed() for _ in range(4)])
-    session.on_message(0.0, ack(4, 3, accepted_steps=8))
-    session.on_message(0.0, refused("no_session"))
-    table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1)
-    opened = table.open(Hello("c", "a", 1, 1, 0, 0), b"p", 0.0)
-    stream = opened.stream
-    assert (stream.received, opened.gap) == (1, 1)
-    (hello,) = sent(session.tick(0.0, (0, 0)))
-    assert hello.first_seq == 3
-    assert table.open(hello, b"p", 0.0).gap == 2
-    assert stream.received == 3
-    actions = session.on_message(0.0, welcome(stream.received, stream.durable, 0, generation=2))
-    assert [m.first_seq for m in sent(actions)] == [3]
-    assert stream.admit(3, [0]) == 0
 
 
 def test_silence_ends_a_session(session: ActorSession, counters: Counters) -> None:
@@ -325,19 +289,6 @@ def test_steps_are_counted_from_what_the_learner_says(session: ActorSession) -> 
     assert session.sent_steps == 6
 
 
-def test_a_rejoin_sends_the_window_again_and_counts_the_gap(session: ActorSession, counters: Counters) -> None:
-    session.take(0.0, [packed(), packed(3), packed()])
-    session.on_message(0.0, ack(3, 1, accepted_steps=7))
-    session.on_message(0.0, refused("no_session"))
-    joined, *again = session.on_message(0.0, welcome(1, 1, 0, generation=2, journal_id=OTHER, gap=1))
-    assert isinstance(joined, SessionJoined)
-    assert (joined.welcome.gap, counters.get("gap_segments")) == (1, 1)
-    assert [(m.first_seq, m.count) for m in sent(again)] == [(1, 2)]
-    assert session.sent_steps == 5
-    assert (session.accepted, session.unreceived) == (1, 2)
-    assert not session.can_take()
-
-
 def test_a_new_life_that_found_an_old_hello_is_joined(session: ActorSession) -> None:
     """The learner died, and its successor answers a HELLO that was still in a queue. The actor gets no NO_SESSION."""
     session.take(0.0, [packed(), packed()])
@@ -394,42 +345,6 @@ def test_credit_in_bytes_counts_what_is_in_flight(session: ActorSession) -> None
     assert not session.can_take()
     session.on_message(0.0, ack(3, 3, credit_bytes=1, accepted_steps=6))
     assert session.can_take()
-
-
-def test_a_welcome_alone_gives_no_credit(session: ActorSession) -> None:
-    session.take(0.0, [packed()])
-    session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(0, generation=2))
-    session.want(0.0, 100)
-    assert not session.can_take()
-    session.on_message(0.0, ack(generation=2))
-    assert session.can_take()
-
-
-def test_verdicts_are_not_counted_twice(session: ActorSession) -> None:
-    session.take(0.0, [packed() for _ in range(9)])
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=4))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=3))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=5))
-    assert session.verdicts[Verdict.TRAINED] == 5
-    session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(9, 9, 18))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6))
-    assert session.verdicts[Verdict.TRAINED] == 6
-
-
-def test_verdicts_go_back_with_a_learner_that_goes_back_to_a_checkpoint(session: ActorSession) -> None:
-    session.take(0.0, [packed() for _ in range(9)])
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6, stale=2))
-    session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(9, 9, 18, generation=2))
-    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (6, 2)  # no newer counts so far
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=3, trained_mark=3))
-    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (3, 0)
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=2, trained_mark=2))  # late
-    assert session.verdicts[Verdict.TRAINED] == 3
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=7, stale=2))
-    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE], session.accepted) == (7, 2, 9)
 
 
 def test_the_late_ack_of_an_earlier_life_changes_no_count(session: ActorSession, counters: Counters) -> None:
@@ -564,49 +479,6 @@ def test_what_was_accepted_before_stays_so(forgotten: ActorSession) -> None:
     assert (forgotten.in_flight, law(forgotten)) == (1, 12)
 
 
-def test_it_may_be_forgotten_again(forgotten: ActorSession) -> None:
-    forgotten.on_message(1.0, refused("expired"))
-    forgotten.tick(1.0, (0, 0))
-    forgotten.on_message(1.0, welcome(0, 0, 0))
-    forgotten.want(1.0, 50)
-    forgotten.on_message(1.0, ack(0, 0))
-    forgotten.take(1.0, [packed(), packed(), packed()])
-    forgotten.on_message(1.0, ack(3, 2, accepted_steps=6, trained=1, refused=1))
-    forgotten.on_message(1.0, refused("no_session"))
-    forgotten.tick(1.0, (0, 0))
-    assert forgotten.on_message(1.0, refused("expired")) == [StreamRestarted(1)]
-    (hello,) = sent(forgotten.tick(1.0, (0, 0)))
-    assert (hello.incarnation, hello.origin, hello.journal_id) == (3, 3, 0)
-    assert (forgotten.in_doubt, law(forgotten)) == (3, 12)
-    assert (forgotten.accepted, forgotten.verdicts[Verdict.TRAINED]) == (6, 5)
-
-
-def test_nothing_of_before_is_sent_after_it_was_forgotten(forgotten: ActorSession) -> None:
-    forgotten.on_message(1.0, refused("expired"))
-    forgotten.tick(1.0, (0, 0))
-    assert sent(forgotten.on_message(1.0, welcome(0, 0, 0))) == []
-    assert all(isinstance(m, Heartbeat) for m in sent(forgotten.tick(3.9, (0, 0))))
-
-
-def test_the_table_and_the_session_agree_about_it() -> None:
-    """A session and the learner's table exchange messages until a new stream begins after an expiry."""
-    session = ActorSession(HELLO, Counters(), random.Random(1))
-    table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1, journal_id=LEDGER)
-    (hello,) = sent(session.open(0.0, (0, 0)))
-    stream = table.open(hello, b"p", 0.0).stream
-    session.on_message(0.0, welcome())
-    table.close_session(stream)
-    assert table.expire(31.0, lambda s: True) == [stream]
-    session.on_message(31.0, refused("no_session"))
-    (hello,) = sent(session.tick(31.0, (0, 0)))
-    with pytest.raises(ProtocolError) as caught:
-        table.open(hello, b"p", 31.0)
-    session.on_message(31.0, refused(caught.value.code))
-    (hello,) = sent(session.tick(31.0, (0, 0)))
-    opened = table.open(hello, b"p", 31.0)
-    assert (opened.fresh, opened.gap, opened.stream.key) == (True, 0, ("a", 2))
-
-
 def test_in_a_session_nobody_is_forgotten(session: ActorSession) -> None:
     session.take(0.0, [packed()])
     assert session.on_message(0.0, refused("expired")) == []
@@ -652,18 +524,6 @@ def test_a_start_with_a_spool_learns_how_far_it_had_come(counters: Counters) -> 
     assert session.in_flight == 0
 
 
-def test_what_was_recovered_is_in_the_next_hello_and_goes_to_a_learner_that_lacks_it(counters: Counters) -> None:
-    session = spooled(5, counters)
-    session.on_message(0.0, welcome(9, 7, 18))
-    session.recover([packed(), packed(3)])
-    session.on_message(0.0, refused("no_session"))
-    (hello,) = sent(session.tick(0.0, (0, 0)))
-    assert (hello.first_seq, hello.origin, hello.incarnation) == (7, 2, 4)
-    again = sent(session.on_message(0.0, welcome(7, 7, 0, generation=2, journal_id=OTHER, gap=7)))
-    assert [(m.first_seq, m.count) for m in again] == [(7, 2)]
-    assert (session.sent_steps, session.unreceived, session.accepted) == (5, 2, 7)
-
-
 def test_bytes_of_what_was_recovered_are_not_in_flight(counters: Counters) -> None:
     session = spooled(5, counters)
     session.on_message(0.0, welcome(9, 7, 18))
@@ -673,16 +533,6 @@ def test_bytes_of_what_was_recovered_are_not_in_flight(counters: Counters) -> No
     assert session.can_take()
     session.take(0.0, [packed()])
     assert not session.can_take()
-
-
-def test_a_spool_whose_segments_never_left_sends_them_from_its_number_on(counters: Counters) -> None:
-    session = spooled(5, counters)
-    session.on_message(0.0, welcome(5, 5, 12))
-    session.recover([])
-    session.want(0.0, 100)
-    session.on_message(0.0, ack(5, 5, accepted_steps=12))
-    (submit,) = sent(session.take(0.0, [packed(), packed()]))
-    assert (submit.first_seq, submit.count, session.sent_steps) == (5, 2, 16)
 
 
 def test_a_spool_at_a_journal_that_knows_nothing_of_it(counters: Counters) -> None:

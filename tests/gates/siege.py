@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import zmq
+from harness.keys import KeyRing
 from kit import play, segment_with, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.security import KeyPair, ServerKeys, UserKeys, curve_client, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import MonitorEvent, Poller, Socket, context
 from rl4sys_zmq.values import Segment
@@ -54,64 +55,6 @@ class AtLeast:
         return isinstance(other, int) and other >= self.count
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class KeyRing:
-    """A folder of keys like one of ``rl4sys-learner keys``, with its access list."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.server = ServerKeys(new_key_pair())
-        self.peers: dict[str, dict[str, Any]] = {}
-        self._pairs: dict[str, KeyPair] = {}
-        write_server_keys(folder / "learner.secret", self.server)
-
-    @property
-    def list_file(self) -> Path:
-        return self.folder / "users.toml"
-
-    def pair(self, name: str) -> KeyPair:
-        if name not in self._pairs:
-            self._pairs[name] = new_key_pair()
-        return self._pairs[name]
-
-    def client(self, name: str) -> UserKeys:
-        return UserKeys(self.pair(name), self.server.learner.public)
-
-    def file(self, name: str) -> Path:
-        path = self.folder / f"{name}.keys"
-        if not path.exists():
-            write_user_keys(path, name, self.client(name))
-        return path
-
-    def new_pair(self, name: str) -> None:
-        self._pairs[name] = new_key_pair()
-        (self.folder / f"{name}.keys").unlink(missing_ok=True)
-
-    def allow(
-        self, name: str, roles: Sequence[str] = ("submit", "read_weights"), ids: Sequence[str] = ("lab",), **more: Any
-    ) -> None:
-        """Add a name to the list. `more` can be ``expires`` and ``quota``."""
-        self.peers[name] = {"key": self.pair(name).public, "client_ids": list(ids), "roles": list(roles), **more}
-
-    def write(self) -> None:
-        """Replace the list file by one rename."""
-        text = "".join(_table(name, {**peer, "key": self.pair(name).public}) for name, peer in self.peers.items())
-        self.replace(text)
-
-    def replace(self, text: str) -> None:
-        fresh = self.list_file.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.rename(self.list_file)
-
-
-def _table(name: str, peer: Mapping[str, Any]) -> str:
-    lines = [f"[{name}]", f"key = '{peer['key']}'", f"client_ids = {peer['client_ids']}", f"roles = {peer['roles']}"]
-    if "expires" in peer:
-        lines.append(f"expires = {peer['expires']}")
-    if quota := peer.get("quota"):
-        lines += [f"[{name}.quota]", *(f"{key} = {value}" for key, value in quota.items())]
-    return "\n".join(lines) + "\n"
 
 
 def hello(actor_id: str = "mallory", incarnation: int = 5, **fields: Any) -> Hello:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.keys import KeyRing
 from kit import play, segment_with, until
 
 from rl4sys_zmq.errors import RefusalReason
@@ -19,7 +20,7 @@ from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Message, Refused, Welcome
 
 from .conftest import PATIENCE_S, SOAK, Child, Report, StartLearner, Tier, check_learner_law, descriptors, join, resident_kib
-from .siege import Attacker, KeyRing
+from .siege import Attacker
 from .test_zmtp_fuzz import hello
 from .zmtp import Peer
 

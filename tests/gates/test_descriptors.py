@@ -11,11 +11,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from harness.keys import KeyRing
 from kit import play, until
 
 from . import zmtp
 from .conftest import Child, Report, Spawn, Tier, descriptors, join
-from .siege import KeyRing
 
 pytestmark = pytest.mark.timeout(300)
 

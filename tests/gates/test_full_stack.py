@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.keys import KeyRing
 from kit import until
 
 from rl4sys_zmq.algorithms import ALGORITHMS
@@ -16,7 +17,6 @@ from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
 from .conftest import Child, Report, Spawn, Tier, check_law, check_learner_law
 from .kill_lab import free_port
-from .siege import KeyRing
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")

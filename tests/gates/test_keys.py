@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.keys import KeyRing
 from kit import play, until
 
 from rl4sys_zmq import RL4SysAgent
@@ -22,7 +23,7 @@ from rl4sys_zmq.weights import WeightsHeader
 from rl4sys_zmq.wire.messages import Bye, FetchWeights, Heartbeat, Refused, StatusReply, StatusRequest, Welcome
 
 from .conftest import PATIENCE_S, SOAK, Spawn, agent_options, check_law, join
-from .siege import ALGORITHM, STEPS, AtLeast, Attacker, KeyRing, Siege, hello, submit
+from .siege import ALGORITHM, STEPS, AtLeast, Attacker, Siege, hello, submit
 
 pytestmark = pytest.mark.timeout(600 if SOAK else 120)
 

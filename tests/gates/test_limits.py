@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.keys import KeyRing
 from kit import play, until
 
 from rl4sys_zmq import AgentConfig
@@ -26,7 +27,7 @@ from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.messages import Refused
 
 from .conftest import Report, Spawn, join
-from .siege import Attacker, KeyRing, hello
+from .siege import Attacker, hello
 
 SPACES: dict[str, Any] = {"observation_space": {"type": "Box", "shape": [4]}, "action_space": {"type": "Discrete", "n": 2}}
 

@@ -98,16 +98,8 @@ class Lab(Resource):
     ) -> Child:
         """Return an actor process that is not started yet.
 
-        Args:
-            name: of the process.
-            client: the client of the actor.
-            rate: episodes per second.
-            address: of the learner. Without it, the address of this lab's learner.
-            steps: the least and the greatest number of steps of an episode.
-            algorithm: ``algorithm`` and ``parameters`` of the client. Without it, a recording algorithm.
-            max_queued: the actor starts no episode while it holds this many segments.
-            env: the Gymnasium environment of the actor. Without it, short synthetic episodes.
-            **config: more of the actor's configuration.
+        It plays `rate` episodes per second, and none while it holds `max_queued` segments. `algorithm` has the ``algorithm`` and
+        ``parameters`` of a client that records nothing.
         """
         options = {
             "address": address or self.address,

@@ -409,15 +409,10 @@ def expired(siege: Siege) -> Socket:
 
 
 def test_a_key_expires_while_its_actor_streams(siege: Siege) -> None:
-    expired(siege)
+    """It also hears no more diffs: the gateway checks the time every second."""
+    subscriber = expired(siege)
     assert siege.attacker("brief").failure().name == "handshake_failed.auth"
     assert siege.status()["security"]["denied.expired"] >= 1
-    good_goes_on(siege)
-
-
-def test_an_expired_key_hears_no_more_diffs(siege: Siege) -> None:
-    """The gateway checks the time every second."""
-    subscriber = expired(siege)
 
     def deaf() -> bool:
         while subscriber.recv() is not None:
@@ -426,6 +421,7 @@ def test_an_expired_key_hears_no_more_diffs(siege: Siege) -> None:
         return subscriber.recv() is None
 
     until(deaf, "the end of the diffs")
+    good_goes_on(siege)
 
 
 def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,21 +550,6 @@ def test_a_list_that_is_missing_or_wrong(tmp_path: Path) -> None:
         Learner(config).start()
     with pytest.raises(ConfigError, match=r"learner\.secret"):
         Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "nowhere")).start()
-
-
-def test_ipc(tmp_path: Path, stack: ExitStack) -> None:
-    keys = KeyRing(tmp_path / "keys")
-    keys.allow("good")
-    keys.write()
-    learner = stack.enter_context(Learner(LearnerConfig(bind="ipc://*", run_dir=None, keys=keys.folder)))
-    agent = stack.enter_context(join(learner.address, algorithm_name=ALGORITHM, keys=keys.file("good")))
-    play(agent, STEPS)
-    agent.wait_version(1, PATIENCE_S)
-    settled(agent)
-    with pytest.raises(HandshakeRefused, match="does not accept our key"):
-        join(learner.address, algorithm_name=ALGORITHM, keys=keys.file("nobody"))
-    with pytest.raises(HandshakeRefused, match="one side uses keys"):
-        join(learner.address, algorithm_name=ALGORITHM)
 
 
 @pytest.mark.parametrize(

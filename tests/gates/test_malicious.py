@@ -324,15 +324,9 @@ def _(siege: Siege) -> None:
 DEEP = b"\x91" * 100_000 + b"\xc0"
 MSGPACK = {
     "cut": b"\x81\xaawant_",
-    "longer": b"\x81\xaawant_steps\x01\xc0",
     "no UTF-8": b"\x81\xaawant_ste\xff\xfe\x01",
     "deep": DEEP,
-    "deep in a field": b"\x81\xaawant_steps" + DEEP,
     "2^32 items": b"\xdd\xff\xff\xff\xff",
-    "2^32 pairs": b"\xdf\xff\xff\xff\xff",
-    "2^32 bytes": b"\xc6\xff\xff\xff\xff",
-    "a reserved byte": b"\xc1",
-    "a list": b"\x90",
     "nothing": b"",
     "true for 1": b"\x81\xaawant_steps\xc3",
     "NaN": b"\x81\xaawant_steps\xcb\x7f\xf8\0\0\0\0\0\0",
@@ -349,10 +343,7 @@ def _(siege: Siege) -> None:
 KEYS = {
     "twice": b"\x82\xaawant_steps\x01\xaawant_steps\x02",
     "integers": b"\x82\x01\x02\xaawant_steps\x01",
-    "nil": b"\x81\xc0\x01",
     "ext": b"\x81\xaawant_steps\xd4\x01\x00",
-    "a timestamp": b"\x81\xaawant_steps\xd6\xff\0\0\0\0",
-    "bytes": b"\x81\xc4\x0awant_steps\x01",
 }
 
 
@@ -363,26 +354,7 @@ def _(siege: Siege) -> None:
         assert attacker.refused(craft(3, header)) == "malformed", name
 
 
-BAD_DTYPES: list[Any] = [
-    "O",
-    "|O",
-    [["a", "O"]],
-    "V8",
-    "|V8",
-    "S1000000000",
-    "<M8[ns]",
-    "<m8[ns]",
-    ">f4",
-    ">i8",
-    "f4,O",
-    "no such",
-    "",
-    7,
-    None,
-    b"<f4",
-    "<c8",
-    "<f16",
-]
+BAD_DTYPES: list[Any] = ["|O", [["a", "O"]], "S1000000000", ">f4", 7]
 
 
 def array(dtype: Any = "<f4", shape: Any = (2,), data: bytes = bytes(8), **more: Any) -> dict[Any, Any]:
@@ -413,24 +385,8 @@ def _(siege: Siege) -> None:
         assert attacker.refused(submit_with(layout=layout_with(dtype))) == "dtype", dtype
 
 
-BAD_SHAPES: list[list[Any]] = [
-    [-1],
-    [-3, -4],
-    [True, 4],
-    [3.0, 4],
-    ["3", 4],
-    [None],
-    [1] * 9,
-    [1 << 62, 0],
-    [0, 1 << 62],
-    [1 << 62, 1 << 62],
-    [3, 5],
-    [1 << 40],
-]
-
-
-BAD_ROWS = ["-1", "-4", "True", "4.0", "'4'", "None", "", "x", "4x", "0", "1x1x1x1x1x1x1x1", f"{1 << 62}x0", f"{1 << 62}"]
-BAD_ROWS += [f"{1 << 62}x{1 << 62}", "5", f"{1 << 40}", f"{1 << 30}"]
+BAD_SHAPES: list[list[Any]] = [[-3, -4], [True, 4], [1] * 9, [1 << 62, 0], [3, 5]]
+BAD_ROWS = ["-1", "4x", "0", "1x1x1x1x1x1x1x1", f"{1 << 62}x0"]
 
 
 @case(27, "shapes", {"refused.shape": len(BAD_SHAPES) + len(BAD_ROWS) + 5})

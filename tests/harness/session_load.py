@@ -48,16 +48,7 @@ MESSAGES_PER_TURN = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLoadOptions:
-    """The number of simulated actors and the segments that they send.
-
-    Attributes:
-        address: Address of the learner.
-        count: Number of actors.
-        client_id: Name of their client (a policy with its learner).
-        algorithm_name: Name of the client's algorithm; empty if the learner knows it.
-        kind: The segments that they send.
-        seed: Seed of the pauses, and part of the actors' names. Processes of one load need different seeds.
-    """
+    """The number of simulated actors and the segments that they send."""
 
     address: str
     count: int

@@ -20,15 +20,7 @@ over, going = threading.Event(), threading.Event()
 
 
 class Member:
-    """One actor.
-
-    Attributes:
-        hz: The number of steps per second that it tries to collect; 0 for as many as possible, None for an actor that only
-            requests credit.
-        episode: The number of steps of an episode.
-        reward: The reward of each step. The learner thread quarantines a segment whose rewards are too large.
-        greedy: True if it always requests a million steps.
-    """
+    """One actor that tries to collect `hz` steps per second, as many as possible with 0, or only requests credit with None."""
 
     def __init__(
         self, agent: RL4SysAgent, hz: float | None, episode: int = 50, reward: float = 1.0, *, greedy: bool = False

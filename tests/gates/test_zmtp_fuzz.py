@@ -115,7 +115,7 @@ class Attack(threading.Thread):
         if self._rng.random() < 0.3:
             name = f"fuzz-{self._rng.randrange(ACTORS)}"
             return [bytes(f) for f in encode(hello(name, self._rng.randrange(1, 1 << 40)))]
-        return [bytes(f) for f in self._mutator.mutate()[0]]
+        return [bytes(f) for f in self._mutator.mutate()]
 
 
 def hello(actor_id: str, incarnation: int, first_seq: int = 0) -> Hello:

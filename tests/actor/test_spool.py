@@ -265,6 +265,28 @@ def test_the_owner_drops_from_the_head(opened: Opened, folder: Path) -> None:
     assert law(second)
 
 
+def test_what_was_put_after_the_start_has_not_been_received(opened: Opened, folder: Path) -> None:
+    """Two segments were received from memory while the disk refused. The next two must not be mistaken for them."""
+    first = opened()
+    first.reconcile(0, 0)
+    first.put(segments(0, 1))
+    refuse(first)
+    first.put(segments(2, 3))
+    assert numbers(take(first, 9)) == [0, 1, 2, 3]
+    second_folder = killed(first, folder)
+    second = opened(second_folder)
+    second.put(segments(4))
+    third = opened(killed(second, second_folder))
+    third.put(segments(5))
+    assert numbers(third.reconcile(4, 1)) == [1, None, None]
+    assert (third.base_seq, third.submitted) == (1, 6)
+    assert numbers(take(third, 9)) == [4, 5]
+    assert law(third)
+    fourth = opened(killed(third, third._file.path.parent))
+    assert numbers(fourth.reconcile(5, 2)) == [None, None, 4]
+    assert numbers(take(fourth, 9)) == [5]
+
+
 def test_an_absurd_mark_makes_no_absurd_hole(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(0, 1))

@@ -340,6 +340,19 @@ def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Pa
     assert (second.submitted, second.dropped) == (6, {"overflow": 1})
 
 
+def test_what_may_have_a_number_is_not_dropped_from_memory(opened: Opened) -> None:
+    spool = opened(limits=SpoolLimits(1 << 30, memory_items=2))
+    spool.reconcile(0, 0)
+    refuse(spool)
+    spool.put(segments(0, 1))
+    take(spool, 2)
+    spool.untake()
+    spool.put(segments(2))
+    assert spool.dropped == {"overflow": 1}
+    assert numbers(spool.reconcile(1, 0)) == [0]
+    assert numbers(take(spool, 9)) == [1]
+
+
 def test_a_full_database_keeps_what_was_there(opened: Opened, folder: Path) -> None:
     spool = opened()
     spool.reconcile(0, 0)

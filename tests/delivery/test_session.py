@@ -347,6 +347,16 @@ def test_credit_in_bytes_counts_what_is_in_flight(session: ActorSession) -> None
     assert session.can_take()
 
 
+def test_a_welcome_alone_gives_no_credit(session: ActorSession) -> None:
+    session.take(0.0, [packed()])
+    session.on_message(0.0, refused("no_session"))
+    session.on_message(0.0, welcome(0, generation=2))
+    session.want(0.0, 100)
+    assert not session.can_take()
+    session.on_message(0.0, ack(generation=2))
+    assert session.can_take()
+
+
 def test_the_late_ack_of_an_earlier_life_changes_no_count(session: ActorSession, counters: Counters) -> None:
     session.take(0.0, [packed() for _ in range(9)])
     session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6))

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 from harness.children import PYTHONPATH, stop_process
+from kit import play
 
 import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -269,6 +270,14 @@ def join(address: str, **options: Any) -> RL4SysAgent:
     given = agent_options(address, **options)
     del given["input_size"], given["act_dim"]
     return RL4SysAgent(config=AgentConfig(observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2), **given))
+
+
+def drive(agent: RL4SysAgent, versions: int = 1, steps: int = 1) -> None:
+    """Cause new versions, one after another."""
+    for _ in range(versions):
+        held = agent.version
+        play(agent, steps)
+        agent.wait_version(held + 1, PATIENCE_S)
 
 
 def check_law(stats: dict[str, Any]) -> None:

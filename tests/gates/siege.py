@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import zmq
 from harness.keys import KeyRing
-from kit import play, segment_with, until
+from kit import segment_with, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -27,7 +27,7 @@ from rl4sys_zmq.wire.prefix import pack_prefix, seal
 from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
 
-from .conftest import PATIENCE_S, check_law, check_learner_law, join
+from .conftest import PATIENCE_S, check_law, check_learner_law, drive, join
 
 ALGORITHM = "SIEGE"
 STEPS = 16
@@ -152,9 +152,9 @@ class Attacker:
 class GoodClient(threading.Thread):
     """A thread that trains without end, as fast as it receives new versions. It keeps the first error."""
 
-    def __init__(self, agent: RL4SysAgent) -> None:
+    def __init__(self, agent: RL4SysAgent, steps: int = STEPS) -> None:
         super().__init__(name="good-client")
-        self.agent = agent
+        self.agent, self._steps = agent, steps
         self.rounds = 0
         self.error: BaseException | None = None
         self._over = threading.Event()
@@ -163,9 +163,7 @@ class GoodClient(threading.Thread):
         """Play episodes. Each makes one version."""
         try:
             while not self._over.wait(0.005):
-                version = self.agent.version
-                play(self.agent, STEPS)
-                self.agent.wait_version(version + 1, PATIENCE_S)
+                drive(self.agent, steps=self._steps)
                 self.rounds += 1
         except BaseException as exc:
             self.error = exc

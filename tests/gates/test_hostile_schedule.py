@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.children import Child
+from kit import play
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-
-from .conftest import Report, Tier
+from .conftest import Report, Tier, join
 from .kill_lab import Lab
 from .test_journal_loss import AT_REST, UNDER_IT
 from .test_names import NAMES
@@ -80,22 +78,11 @@ class Siege:
         self.lab.reconfigure(resume="auto")
 
     def _play(self, client_id: str, actor_id: str, column: str, value: float) -> None:
-        config = AgentConfig(
-            client_id=client_id,
-            actor_id=actor_id,
-            algorithm_name="RECORD_ON" if client_id == "on" else "RECORD_NOTHING",
-            observation_space=BoxSpace((4,)),
-            action_space=DiscreteSpace(2),
-            train_server_address=self.lab.address,
-            connect_timeout_s=JOIN_S,
-            linger_ms=0,
-        )
-        with RL4SysAgent(config=config) as agent:
+        algorithm = "RECORD_ON" if client_id == "on" else "RECORD_NOTHING"
+        options = {"client_id": client_id, "actor_id": actor_id, "algorithm_name": algorithm, "connect_timeout_s": JOIN_S}
+        with join(self.lab.address, **options) as agent:
             observation = np.full(4, value if column == "observations" else 0.0, np.float32)
-            trajectory, action = agent.request_for_action(None, observation)
-            action.update_reward(value if column == "rewards" else 1.0)
-            agent.add_to_trajectory(trajectory, action)
-            agent.mark_end_of_trajectory(trajectory, action)
+            play(agent, [observation], value if column == "rewards" else 1.0)
             agent.flush(JOIN_S)
 
     def _set_a_clock(self) -> None:

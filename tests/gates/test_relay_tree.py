@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 import pytest
-from kit import play, until
+from kit import until
 
 from rl4sys_zmq.testing import ChaosProxy
 from rl4sys_zmq.transports import Address
 
-from .conftest import PATIENCE_S, SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, join
+from .conftest import SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, drive, join
 
 pytestmark = pytest.mark.timeout(900 if SOAK else 120)
 
@@ -31,13 +31,6 @@ def subscribers(spawn: Spawn, address: str, count: int, **options: Any) -> Child
     assert child.hear() == "ready"
     assert child.ask("join")["failed"] == []
     return child
-
-
-def drive(driver: Any, versions: int) -> None:
-    for _ in range(versions):
-        version = driver.version
-        play(driver, 1)
-        driver.wait_version(version + 1, PATIENCE_S)
 
 
 def test_a_tree_with_a_killed_relay(tier: Tier, seed: int, report: Report, spawn: Spawn, learner: StartLearner) -> None:

@@ -20,7 +20,20 @@ from rl4sys_zmq.delivery.credit import LATE_S
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
-from .conftest import PATIENCE_S, SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, descriptors, join, resident_kib
+from .conftest import (
+    PATIENCE_S,
+    SOAK,
+    Child,
+    Report,
+    Spawn,
+    StartLearner,
+    Tier,
+    agent_options,
+    descriptors,
+    drive,
+    join,
+    resident_kib,
+)
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
 HELD = 32
@@ -143,9 +156,8 @@ def test_a_good_client_is_served_throughout(tier: Tier, seed: int, report: Repor
         try:
             for target in range(step, connections + 1, step):
                 attack.allow(target)
-                asked, held = time.monotonic(), agent.version
-                play(agent, 16)
-                agent.wait_version(held + 1, PATIENCE_S)
+                asked = time.monotonic()
+                drive(agent, steps=16)
                 slowest = max(slowest, time.monotonic() - asked)
                 if target % (4 * step) == 0:
                     with join(address, actor_id="joins-again") as another:
@@ -157,9 +169,7 @@ def test_a_good_client_is_served_throughout(tier: Tier, seed: int, report: Repor
         finally:
             attack.stop()
         until(lambda: descriptors(process.pid) <= quiet, "the learner's descriptors")
-        version = agent.version
-        play(agent, 16)
-        agent.wait_version(version + 1, PATIENCE_S)
+        drive(agent, steps=16)
         assert agent.digest == process.ask("digest", agent.version)
         status = process.ask("status")
     third = len(sizes_kib) // 3
@@ -168,13 +178,13 @@ def test_a_good_client_is_served_throughout(tier: Tier, seed: int, report: Repor
     report(
         connections=connections,
         per_second=round(connections / took),
-        versions=version,
+        versions=agent.version,
         slowest_answer_s=round(slowest, 3),
         descriptors=quiet,
         grown_kib=grown_kib,
         refused={k.removeprefix("refused."): n for k, n in status["counters"].items() if k.startswith("refused.")},
     )
-    assert version >= connections // step
+    assert agent.version >= connections // step
     assert "refused.internal" not in status["counters"]
     assert list(status["clients"]) == ["lab"]
     assert grown_kib < tier.size(10 * GROWTH_KIB, GROWTH_KIB, least=GROWTH_KIB)
@@ -235,10 +245,7 @@ def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: StartLearner)
     host.hear()
     with join(address, client_id="lab", overflow="wait") as driver:
         host.ask("hold")
-        for _ in range(150):
-            held = driver.version
-            play(driver, 1)
-            driver.wait_version(held + 1, PATIENCE_S)
+        drive(driver, 150)
         process.kill()
     threading.Event().wait(7.0)  # long enough for a heartbeat timeout of libzmq
     host.ask("release")

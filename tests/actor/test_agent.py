@@ -383,18 +383,19 @@ def test_requested_actions_are_kept_as_long_as_the_host_can_add_them(bench: Benc
         assert [s.segment_index for s in segments] == [0, 2, 4, 6, 8]
 
 
-def test_masks_stay_with_their_steps_when_actions_are_added_late(bench: Bench) -> None:
+@pytest.mark.parametrize("end", [{}, {"truncated": True, "final_obs": obs(2), "final_mask": [0, 0, 1]}], ids=["ended", "cut"])
+def test_masks_stay_with_their_observations_when_actions_are_added_late(bench: Bench, end: dict[str, Any]) -> None:
     agent = bench.agent()
     traj, first = agent.request_for_action(None, obs(0), [1, 0, 0])
     traj, second = agent.request_for_action(traj, obs(1), [0, 1, 1])
-    agent.mark_end_of_trajectory(traj, second)
+    agent.mark_end_of_trajectory(traj, second, **end)
     first.update_reward(1)
     agent.add_to_trajectory(traj, first)
     second.update_reward(2)
     before, last = bench.segments(agent, 2)
     assert before.masks is not None and last.masks is not None
     assert before.masks.tolist() == [[True, False, False], [False, True, True]]
-    assert last.masks.tolist() == [[False, True, True]]
+    assert last.masks.tolist() == [[False, True, True], *([[False, False, True]] if end else [])]
 
 
 def test_an_action_that_is_added_when_its_segment_has_left_is_dropped_and_counted(
@@ -585,20 +586,6 @@ def test_the_mask_of_the_final_observation_travels_in_the_last_row(bench: Bench,
     assert segment.masks.tolist() == [[bool(allowed) for allowed in first or [1, 1, 1]], [False, True, False]]
 
 
-def test_the_mask_of_the_final_observation_stays_with_it_when_an_action_is_added_late(bench: Bench) -> None:
-    agent = bench.agent()
-    traj, first = agent.request_for_action(None, obs(0), [1, 0, 0])
-    traj, second = agent.request_for_action(traj, obs(1), [0, 1, 1])
-    agent.mark_end_of_trajectory(traj, second, truncated=True, final_obs=obs(2), final_mask=[0, 0, 1])
-    first.update_reward(1)
-    agent.add_to_trajectory(traj, first)
-    second.update_reward(2)
-    before, last = bench.segments(agent, 2)
-    assert before.masks is not None and last.masks is not None
-    assert before.masks.tolist() == [[True, False, False], [False, True, True]]
-    assert last.masks.tolist() == [[False, True, True], [False, False, True]]
-
-
 def test_the_mask_of_the_final_observation_is_not_used_in_a_terminal_state(bench: Bench) -> None:
     agent = bench.agent()
     traj, action = agent.request_for_action(None, obs(0))
@@ -693,27 +680,24 @@ def test_an_observation_that_loses_information_is_refused(bench: Bench) -> None:
         np.testing.assert_array_equal(agent.request_for_action(None, exact)[1].obs, [255, 0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        ([0, 0, 0], "forbids all 3"),
-        ([1, 1], "shape"),
-        ([1, 2, 0], "0 and 1"),
-        ([[1, 0, 0]] * 2, "shape"),
-        ([[1, 0], [1]], "can't be read"),
-        (["a", "b", "c"], "0 and 1|can't be read"),
-        ([None, 1, 1], "0 and 1"),
-    ],
-)
+BAD_MASKS = [
+    ([0, 0, 0], "forbids all 3"),
+    ([1, 1], "shape"),
+    ([1, 2, 0], "0 and 1"),
+    ([[1, 0, 0]] * 2, "shape"),
+    ([[1, 0], [1]], "can't be read"),
+    (["a", "b", "c"], "0 and 1|can't be read"),
+    ([None, 1, 1], "0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("mask", "message"), BAD_MASKS)
 def test_a_bad_mask_raises(bench: Bench, mask: object, message: str) -> None:
     with pytest.raises(MaskError, match=message):
         bench.agent().request_for_action(None, obs(0), mask)
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [([0, 0, 0], "forbids all 3"), ([1, 1], "shape"), ([1, 2, 0], "0 and 1"), ([[1, 0], [1]], "can't be read")],
-)
+@pytest.mark.parametrize(("mask", "message"), BAD_MASKS)
 def test_a_bad_mask_of_the_final_observation_raises_and_changes_nothing(bench: Bench, mask: object, message: str) -> None:
     agent = bench.agent()
     traj, action = agent.request_for_action(None, obs(0))

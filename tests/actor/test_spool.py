@@ -340,6 +340,22 @@ def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Pa
     assert (second.submitted, second.dropped) == (6, {"overflow": 1})
 
 
+def test_memory_that_was_released_is_never_written(opened: Opened, folder: Path) -> None:
+    clock = Clock(0.0)
+    spool = opened(monotonic=clock)
+    spool.reconcile(0, 0)
+    spool.put(segments(0))
+    refuse(spool)
+    spool.put(segments(1, 2, 3))
+    take(spool, 3)
+    spool.release(2)
+    accept(spool)
+    spool.close()
+    second = opened(folder)
+    assert (second.base_seq, len(second), second.submitted) == (2, 2, 4)
+    assert numbers(second.reconcile(3, 2)) == [2]
+
+
 def test_what_may_have_a_number_is_not_dropped_from_memory(opened: Opened) -> None:
     spool = opened(limits=SpoolLimits(1 << 30, memory_items=2))
     spool.reconcile(0, 0)
@@ -364,6 +380,20 @@ def test_a_full_database_keeps_what_was_there(opened: Opened, folder: Path) -> N
     assert numbers(take(spool, 9)) == [0, 1, 2]
     second = opened(killed(spool, folder))
     assert numbers(second.reconcile(1, 0)) == [0]
+
+
+def test_a_start_with_a_disk_that_refuses_waits_for_it(opened: Opened, folder: Path) -> None:
+    first = opened()
+    first.put(segments(0, 1))
+    second = opened(killed(first, folder))
+    refuse(second)
+    assert second.reconcile(1, 1) is None
+    assert not second.reconciled
+    assert take(second, 9) == []
+    accept(second)
+    assert second.reconcile(1, 1) == []
+    assert numbers(take(second, 9)) == [1]
+    assert second.error is None
 
 
 def test_a_long_time_in_memory_is_written_in_parts(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

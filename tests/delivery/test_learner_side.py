@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import segment_with
 from numpy.typing import DTypeLike
 
 from rl4sys_zmq.delivery import (
@@ -27,11 +29,11 @@ from rl4sys_zmq.delivery import (
     replay_entry,
     take_submit,
 )
-from rl4sys_zmq.delivery.credit import IDLE_S
+from rl4sys_zmq.delivery.credit import IDLE_S, LATE_S, RETRY_S
 from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire import PackedSegment, SegmentSchema, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Hello, Verdict
 
@@ -58,9 +60,9 @@ def spooled(incarnation: int = 1, first_seq: int = 0, origin: int = 1, **kwargs:
 
 
 def packed(steps: int = 2, dtype: DTypeLike = np.float32, episode: int = 7) -> PackedSegment:
-    rows = np.zeros(steps, np.float32)
-    columns = np.zeros((steps, 1), dtype), np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
-    return pack_segment(Segment(*columns, None, 1, episode, 0, True, False, False, 0.0, steps))
+    observations = np.zeros((steps, 1), dtype)
+    whole = segment_with(steps, observations=observations, episode_id=episode, episode_return=0.0, episode_length=steps)
+    return pack_segment(whole)
 
 
 def table(**kwargs: Any) -> StreamTable:
@@ -883,6 +885,16 @@ def test_promises_never_exceed_the_demand(limit: int, actors: list[tuple[int, in
     assert promised <= limit
     hungry = any(s.want_steps > max(s.credit_steps, s.accepted_steps) for s in streams)
     assert promised == limit or not hungry
+
+
+def test_unused_credit_is_granted_once_more_when_it_is_late() -> None:
+    pool, idle, busy = CreditAllocator(), wanting(10), wanting(10)
+    pool.demand(10, 0, 0)
+    pool.grant([idle], 0.0)
+    pool.grant([idle, busy], LATE_S / 2)
+    assert (idle.credit_steps, busy.credit_steps, pool.retry_at) == (10, 0, LATE_S / 2 + RETRY_S)
+    pool.grant([idle, busy], 2 * LATE_S)
+    assert (idle.credit_steps, busy.credit_steps, pool.retry_at) == (10, 10, math.inf)
 
 
 def paced(pace_s: float, burst: int, want: int = 0, unused: int = 0) -> SegmentStream:

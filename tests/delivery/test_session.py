@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
@@ -25,7 +26,6 @@ from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import REFUSED_RETRY_S
-from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Submit, Verdict, Welcome
 
@@ -34,9 +34,7 @@ LEDGER, OTHER = 77, 78
 
 
 def packed(steps: int = 2) -> PackedSegment:
-    rows = np.zeros(steps, np.float32)
-    columns = np.zeros((steps, 1), np.float32), np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
-    return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
+    return pack_segment(segment_with(steps, episode_return=0.0, episode_length=steps))
 
 
 def welcome(
@@ -609,10 +607,8 @@ def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
 
 
 def image_packed(steps: int = 8) -> PackedSegment:
-    rows = np.zeros(steps, np.float32)
     observations = np.linspace(0, 255, steps * 64 * 64 * 3).astype(np.uint8).reshape(steps, 64, 64, 3)
-    columns = observations, np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
-    return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
+    return pack_segment(segment_with(steps, observations=observations, episode_return=0.0, episode_length=steps))
 
 
 def test_images_are_coded_once_and_sent_again_as_they_were(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> None:

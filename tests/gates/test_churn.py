@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Message, Refused, Welcome
 
 from .conftest import PATIENCE_S, SOAK, Child, Report, StartLearner, Tier, check_learner_law, descriptors, join, resident_kib
-from .siege import Attacker
-from .test_zmtp_fuzz import hello
+from .siege import Attacker, hello
 from .zmtp import Peer
 
 NAMES = 64
@@ -45,7 +43,7 @@ class Churner:
         incarnation, seq = self._known.get(name, (1, 0))
         peer = Peer(self._address) if self._keys is None else Attacker(self._address, self._keys)
         try:
-            peer.send(encode(replace(hello(name, incarnation, seq), previously_welcomed=seq > 0)))
+            peer.send(encode(hello(name, incarnation, first_seq=seq, previously_welcomed=seq > 0)))
             welcome = self._until(peer, Welcome)
             assert welcome.received == seq and welcome.gap in (0, seq), welcome
             self.gap += welcome.gap

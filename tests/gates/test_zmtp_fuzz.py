@@ -8,8 +8,6 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import fields
-from typing import Any
 
 import pytest
 from kit import play, until
@@ -18,7 +16,6 @@ from wire.test_fuzz import Mutator
 
 from rl4sys_zmq.delivery.credit import LATE_S
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Hello
 
 from .conftest import (
     PATIENCE_S,
@@ -34,6 +31,7 @@ from .conftest import (
     join,
     resident_kib,
 )
+from .siege import hello
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
 HELD = 32
@@ -129,13 +127,6 @@ class Attack(threading.Thread):
             name = f"fuzz-{self._rng.randrange(ACTORS)}"
             return [bytes(f) for f in encode(hello(name, self._rng.randrange(1, 1 << 40)))]
         return [bytes(f) for f in self._mutator.mutate()]
-
-
-def hello(actor_id: str, incarnation: int, first_seq: int = 0) -> Hello:
-    """Return a valid HELLO for the fields of this version. Fields that are not named here are empty."""
-    known: dict[str, Any] = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": first_seq}
-    empty = {f.name: 0 for f in fields(Hello) if f.name.startswith("held_")}
-    return Hello(**{**empty, **known})
 
 
 def test_a_good_client_is_served_throughout(tier: Tier, seed: int, report: Report, learner: StartLearner) -> None:

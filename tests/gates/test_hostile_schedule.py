@@ -38,6 +38,13 @@ JOIN_S = 15.0
 ACKS = 40
 
 
+def set_clock(process: Child, clock_s: float, **more: Any) -> dict[str, Any]:
+    """Change the clock with which a process starts next, and return its options."""
+    options = {**json.loads(process.command[-1]), "clock_s": clock_s, **more}
+    process.command[-1] = json.dumps(options)
+    return options
+
+
 class Siege:
     """A learner with honest actors, and the attacks on it."""
 
@@ -69,8 +76,10 @@ class Siege:
                 self.lab.loop.until(ready, 20.0, "a journal made anew")
 
     def kill(self, kind: str) -> None:
-        """Kill the learner, damage its files if that is the attack, and start it again."""
+        """Kill the learner, damage its files or change its clock if that is the attack, and start it again."""
         self.lab.learner.kill()
+        if kind == "clock":
+            set_clock(self.lab.learner, self._rng.choice((DAY_S, 0.0, -DAY_S)))
         if kind == "damage":
             AT_REST[self._rng.choice(DAMAGED)](self.lab.run_dir, self._rng)
             self.lab.reconfigure(resume="accept-loss")
@@ -90,8 +99,7 @@ class Siege:
         if self._clocky is not None:
             self.lab.stop(self._clocky)
         actor = self._clocky = self.lab.actor(f"clock{len(self.actors)}", "on", rate=50.0)
-        options = {**json.loads(actor.command[-1]), "actor_id": "clocky", "clock_s": self._rng.choice(CLOCKS_S)}
-        actor.command[-1] = json.dumps(options)
+        options = set_clock(actor, self._rng.choice(CLOCKS_S), actor_id="clocky")
         actor.start()
         self.actors.append(actor)
         joined = self.lab.traces[actor.name]

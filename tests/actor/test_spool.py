@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.forks import forked_child
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -562,28 +563,18 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, fold
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(0))
-    ready, go = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            spool.put(segments(9))
-            spool.close()
-            os.write(ready[1], b"x")
-            os.read(go[0], 1)
-            code = 0 if not spool._file.is_open and take(spool, 9) == [] else 2
-        finally:
-            os._exit(code)
-    assert os.read(ready[0], 1) == b"x"
-    spool.put(segments(1))
-    spool.close()
-    second = opened()  # while the child still runs
-    second.reconcile(0, 0)
-    assert numbers(take(second, 9)) == [0, 1]
-    os.write(go[1], b"x")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    for end in (*ready, *go):
-        os.close(end)
+
+    def work() -> None:
+        spool.put(segments(9))
+        spool.close()
+        assert not spool._file.is_open and take(spool, 9) == []
+
+    with forked_child(work):
+        spool.put(segments(1))
+        spool.close()
+        second = opened()  # while the child still runs
+        second.reconcile(0, 0)
+        assert numbers(take(second, 9)) == [0, 1]
 
 
 KILLED = """

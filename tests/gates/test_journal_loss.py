@@ -16,13 +16,12 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
@@ -197,12 +196,11 @@ def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None
         assert not lab.run_dir.with_name("run-2").exists()
 
 
-class HelloResult:
+class JournalContents:
     """The contents of a journal that is opened on a run directory."""
 
     def __init__(self, run_dir: Path, resume: str = "auto") -> None:
-        news = threading.Event()
-        journal, restored = open_journal(LearnerConfig(run_dir=run_dir, resume=resume), news.set)
+        journal, restored = open_journal(LearnerConfig(run_dir=run_dir, resume=resume), lambda: None)
         assert restored is not None
         try:
             self.rows = (
@@ -216,7 +214,7 @@ class HelloResult:
                 after, more_to_come = 0, True
                 while more_to_come:
                     journal.read(client.client_id, 1, after, 1 << 20)
-                    page = self._page(journal, news)
+                    page: Any = until(journal.committed, "a page", DEADLINE_S, 0.001)[0]
                     for e in page.entries:
                         body = b"".join(map(bytes, e.frames))
                         self.entries[e.actor_id, e.origin, e.first_seq] = e.end_seq, body
@@ -225,14 +223,6 @@ class HelloResult:
         finally:
             journal.stop()
             assert journal.join(DEADLINE_S)
-
-    def _page(self, journal: Any, news: threading.Event) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := journal.committed()):
-            assert news.wait(max(0.0, deadline - time.monotonic())), journal.state()
-            news.clear()
-        (page,) = found
-        return page
 
 
 def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Report) -> None:
@@ -244,7 +234,7 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
         killed = lab.run_dir.rename(folder / "killed")
     copy = folder / "copy"
     shutil.copytree(killed, copy)
-    whole = HelloResult(copy)
+    whole = JournalContents(copy)
     folded = copy.rename(folder / "folded")  # the journal was opened and closed, so that everything is in the file
     outcomes: dict[str, int] = {}
     for number in range(tier.size(60, 2_000)):
@@ -259,17 +249,17 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
     assert not any("refused" in outcome for outcome in outcomes if outcome.startswith("journal.marks")), outcomes
 
 
-def after_a_flip(run_dir: Path, whole: HelloResult) -> str:
+def after_a_flip(run_dir: Path, whole: JournalContents) -> str:
     """Return a short description of the start on a damaged run directory."""
     resumed = "auto"
     try:
-        found = HelloResult(run_dir)
+        found = JournalContents(run_dir)
     except JournalError as exc:
         assert "damaged" in str(exc) or "acknowledged" in str(exc) or "schema version" in str(exc) or "written" in str(exc), exc
         if "accept-loss" not in str(exc):
             return "refused as no journal of ours"
         resumed = "accept-loss"
-        found = HelloResult(run_dir, resumed)
+        found = JournalContents(run_dir, resumed)
     assert found.rows == whole.rows
     assert found.entries.items() <= whole.entries.items()
     missing = len(whole.entries) - len(found.entries)

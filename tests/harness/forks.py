@@ -1,10 +1,31 @@
-"""A forked child that lives as long as a test wants."""
+"""Forked children: one that lives as long as a test wants, and one that does some work."""
 
 from __future__ import annotations
 
 import os
+import signal
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+CHILD_S = 20
+
+
+def works_in_a_child(work: Callable[[], object]) -> bool:
+    """Call `work` in a forked child. Return True if it returns, and False if it raises or hangs."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(CHILD_S)
+            work()
+            code = 0
+        except BaseException:  # pytest must not continue in the child
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @contextmanager

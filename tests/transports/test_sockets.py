@@ -294,16 +294,6 @@ def test_what_cannot_be_bound_says_what_to_do(address: str, says: str) -> None:
     assert open_sockets() == before
 
 
-def test_rebinding_at_once(transport: TransportUnderTest) -> None:
-    """libzmq closes sockets in the background. A socket can bind the same address again at once."""
-    address = Socket.router(transport.address())
-    for _ in range(20):
-        bound = address.bound
-        address.close()
-        address = Socket.router(bound)
-    address.close()
-
-
 def test_a_port_held_by_another_program_is_in_use() -> None:
     with plain.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(AddressInUse) as caught:

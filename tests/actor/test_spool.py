@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -575,40 +574,6 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, fold
         second = opened()  # while the child still runs
         second.reconcile(0, 0)
         assert numbers(take(second, 9)) == [0, 1]
-
-
-KILLED = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from test_spool import Spool, SpoolLimits, segments
-spool = Spool(Path(sys.argv[1]), "luna", SpoolLimits(1 << 30))
-spool.reconcile(0, 0)
-number = 0
-while True:
-    spool.put(segments(number, number + 1))
-    number += 2
-    spool.take()
-    spool.release(number // 4)
-    print(number, number // 2, flush=True)
-"""
-
-
-def test_a_killed_process_loses_nothing(opened: Opened, folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    arguments = [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(rng.randrange(20, 200))]
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.readlines()
-    assert process.returncode == -signal.SIGKILL
-    put, taken = map(int, [line for line in lines if line.endswith("\n")][-1].split())
-    spool = opened()
-    assert spool.submitted in (put, put + 2)  # the kill may come after the last put and before its line
-    assert numbers(spool.reconcile(taken, taken)) == []
-    assert numbers(take(spool, 1 << 20)) == list(range(taken, spool.submitted))
-    assert law(spool)
 
 
 def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> None:

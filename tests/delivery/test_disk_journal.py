@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,11 +138,6 @@ def test_every_operation_is_taken(any_bench: JournalBench) -> None:
     assert 0 < journal.journal_id <= MAX_I64
 
 
-def test_an_entry_counts_itself() -> None:
-    e = entry(3, 9, refused=2, size=50)
-    assert (e.accepted, e.nbytes) == (4, 56)
-
-
 def test_everything_is_there_after_a_restart(bench: MakeBench) -> None:
     one = bench()
     entries = [entry(0, 3, refused=1), entry(0, 2, "b", origin=MAX_I64), entry(3, 4), entry(0, 1, client="d\0ä")]
@@ -180,10 +172,6 @@ def test_what_is_queued_at_the_end_is_committed(bench: MakeBench) -> None:
     two.journal.append([entry(2_000)])
     two.take(1)
     assert [e.first_seq for e in two.page().entries] == list(range(2_001))
-
-
-def test_a_new_journal_is_a_new_lineage(bench: MakeBench) -> None:
-    assert bench("a.db").journal.journal_id != bench("b.db").journal.journal_id
 
 
 def test_marks_only_grow_and_totals_belong_to_the_entries(bench: MakeBench) -> None:
@@ -572,19 +560,6 @@ def test_a_page_may_end_with_a_damaged_entry(bench: MakeBench, tmp_path: Path) -
     assert two.page(after_row=page.last_row).damaged == 0
 
 
-def test_a_flipped_byte_in_the_file_is_found(bench: MakeBench, tmp_path: Path) -> None:
-    one = bench()
-    one.journal.append([entry(i, size=20_000) for i in range(3)])
-    one.close()
-    path = tmp_path / "journal.db"
-    raw = bytearray(path.read_bytes())
-    raw[raw.index(b"\x01" * 4_000) + 2_000] ^= 0x40
-    path.write_bytes(raw)
-    page = bench().page()
-    assert [e.first_seq for e in page.entries] == [0, 2]
-    assert page.damaged == 1
-
-
 def test_a_second_opener_is_refused(bench: MakeBench, tmp_path: Path) -> None:
     one = bench()
     with pytest.raises(JournalError, match=r"journal\.db.*in use by another learner.*\.lock"):
@@ -653,54 +628,6 @@ def test_a_file_that_cannot_be_written_is_refused(bench: MakeBench, tmp_path: Pa
     bench().close()
     with pytest.raises(JournalError, match="cannot be opened and written"):
         bench(connect=lambda path: sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None))
-
-
-CHILD = """
-import sys, threading
-from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal import JournalEntry
-
-news = threading.Event()
-journal = DiskJournal(sys.argv[1], fsync=sys.argv[2], max_bytes=1 << 30, wake=news.set)
-restored = journal.open()
-seq = max([row.received for row in restored.streams], default=0)
-print(seq, flush=True)
-while True:
-    for i in range(3):
-        journal.append([JournalEntry("c", "a", 1, seq + i, seq + i + 1, 1, 0, 0, (b"x" * 3_000, str(seq + i).encode()))])
-    seq += 3
-    news.wait(5.0)
-    news.clear()
-    journal.raise_if_dead()
-    for done in journal.committed():
-        sys.stdout.write(f"{done.end_seq}\\n")
-    sys.stdout.flush()
-"""
-
-
-@pytest.mark.parametrize("fsync", ["normal", "always"])
-def test_what_was_told_survives_kill_9(bench: MakeBench, tmp_path: Path, fsync: str) -> None:
-    path, told = tmp_path / "journal.db", 0
-    for kill in range(3):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, path, fsync], stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        try:
-            assert int(child.stdout.readline()) >= told, f"kill {kill}: an entry that was told is gone"
-            for _ in range(60 + 37 * kill):
-                told = int(child.stdout.readline())
-        finally:
-            os.kill(child.pid, signal.SIGKILL)
-            rest = child.stdout.read()
-            child.stdout.close()
-        assert child.wait(DEADLINE_S) == -signal.SIGKILL
-        complete = rest[: rest.rfind("\n") + 1].split()
-        told = max([told, *map(int, complete)])
-    b = bench()
-    entries = b.page().entries
-    (stream,) = b.restored.streams
-    assert [e.first_seq for e in entries] == list(range(stream.received))
-    assert all(e.frames == (b"x" * 3_000, str(e.first_seq).encode()) for e in entries)
-    assert stream.received == b.restored.clients[0].accepted >= told > 0
 
 
 def test_the_journal_needs_no_temporary_files(bench: MakeBench) -> None:

@@ -339,13 +339,6 @@ def test_a_submit_is_taken_once() -> None:
     assert (stream.received, stream.accepted_steps) == (2, 5)
 
 
-def test_an_entry_says_whose_numbers_it_has() -> None:
-    stream = stream_of(origin=9)
-    message = join_submit(0, 0, [packed()])
-    entry = take_submit(stream, SCHEMA, message, encode(message)).entry
-    assert entry is not None and entry.origin == 9
-
-
 def test_a_bad_item_uses_up_its_number_and_its_neighbours_go_on() -> None:
     stream = stream_of()
     message = join_submit(0, 0, [packed(), packed(9), packed(dtype=np.float64), packed(1)])

@@ -19,6 +19,7 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit import until

@@ -90,7 +90,6 @@ class Lab(Resource):
         *,
         rate: float,
         address: str | None = None,
-        steps: tuple[int, int] = (1, 4),
         algorithm: Mapping[str, Any] | None = None,
         max_queued: int = 1_000_000,
         env: str | None = None,
@@ -108,7 +107,6 @@ class Lab(Resource):
             "trace": self._trace(name),
             "seed": self._rng.randrange(1 << 31),
             "rate": rate,
-            "steps": steps,
             "max_queued": max_queued,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
             **(algorithm or {}),
@@ -123,9 +121,6 @@ class Lab(Resource):
 
     def acked(self) -> int:
         return sum(tail.ids("acked") for tail in self.traces.values())
-
-    def submitted(self) -> int:
-        return sum(tail.ids("submitted") for tail in self.traces.values())
 
     def serving(self, timeout_s: float = 20.0) -> None:
         tail = self.traces["learner"]

@@ -30,7 +30,6 @@ from rl4sys_zmq.errors import (
     PayloadError,
 )
 from rl4sys_zmq.rpc import BatchLimits, Caller, CallRefusedByCallback, Server, executor
-from rl4sys_zmq.rpc.call_queue import LONG_S
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports.context import open_sockets
 
@@ -198,20 +197,6 @@ def test_what_must_run_once_is_not_asked_again_when_its_batch_raises(server: Ser
     assert ran == ["a", "bad", "again", "b", "again"]
 
 
-def test_a_batch_waits_for_more(server: Server) -> None:
-    sizes = []
-
-    def note(payloads: Any) -> Any:
-        sizes.append(len(payloads))
-        return payloads
-
-    server.register("note", note, batching=BatchLimits(max_size=4, max_wait_s=30.0))
-    server.start()
-    with client_of(server) as client:
-        assert [f.result(WAIT_S) for f in [client.submit("note", i) for i in range(8)]] == list(range(8))
-    assert sizes == [4, 4]
-
-
 def test_a_callback_that_blocks_holds_up_its_own_lane_alone(server: Server, block: Blocker) -> None:
     server.register("block", block)
     server.register("beside", lambda payload: payload, concurrency_group="block")
@@ -352,32 +337,6 @@ def test_stopping(server: Server, block: Blocker) -> None:
     with pytest.raises(Closed):
         client.submit("block")
     client.close()
-
-
-def test_lanes_that_take_long_run_side_by_side(server: Server) -> None:
-    """The jobs of a concurrency group that is known to be slow do not delay other groups."""
-    together = threading.Barrier(3)
-
-    def meet(payload: Any) -> Any:
-        if payload == "slow":
-            threading.Event().wait(2 * LONG_S)
-        else:
-            together.wait(WAIT_S)
-        return payload
-
-    for concurrency_group in ("a", "b", "c"):
-        server.register(concurrency_group, meet)
-    server.start()
-    with client_of(server) as client:
-        for concurrency_group in ("a", "b", "c"):
-            client.call(concurrency_group, "slow")
-        for _ in range(20):
-            assert [f.result(WAIT_S) for f in [client.submit(concurrency_group, 1) for concurrency_group in ("a", "b", "c")]] == [
-                1,
-                1,
-                1,
-            ]
-        assert server.status()["counters"]["takeovers"] >= 3
 
 
 def test_a_callback_may_stop_its_server(server: Server) -> None:

@@ -10,7 +10,6 @@ time without progress), and the alarms.
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import logging
@@ -21,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from harness.children import SPARE, TRY_AGAIN
@@ -146,18 +144,6 @@ def light(point: str) -> None:
     """Set the point POINT:N at which this process kills itself."""
     name, _, count = point.partition(":")
     POINTS[name](Fuse(int(count or 1)))
-
-
-def obey_a_full_disk(marker: Path) -> None:
-    """Make checkpoints fail with ENOSPC while the marker file exists."""
-    call = write_folder
-
-    def full(*args: Any, **named: Any) -> None:
-        if marker.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
-        call(*args, **named)
-
-    setattr(checkpoints, "write_folder", full)  # noqa: B010 its arguments are not of interest here
 
 
 class Progress:
@@ -290,7 +276,6 @@ def main() -> int:
     register_algorithm("RECORD_NOTHING", FakeAlgorithm.factory(steps_per_update=1))
     if point := os.environ.get("RL4SYS_DIE_AT"):
         light(point)
-    obey_a_full_disk(Path(options["run_dir"]).with_name("full"))
     trace = TraceWriter(options["trace"])
     # On a busy machine, several threads of torch make each update tens of times slower.
     config = LearnerConfig(**{"bind": options["bind"], "run_dir": options["run_dir"], "torch_threads": 1, **options["config"]})

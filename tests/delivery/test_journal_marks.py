@@ -16,7 +16,7 @@ from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
-from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter, read_marks
+from rl4sys_zmq.delivery.journal_marks import JournalMarksFileContent, JournalMarksFileWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import sync_folder
 
@@ -50,6 +50,12 @@ def rows(received: int = 5, streams: int = 1) -> ClientAndStreamRows:
     return known
 
 
+def marks_in(path: Path) -> JournalMarksFileContent:
+    found = read_marks(path)
+    assert found is not None
+    return found
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
     marks = JournalMarksFileWriter(path, known, flush=True)
@@ -62,8 +68,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     marks.drop(gone)
     gone.apply_to(known.clients, known.streams)
     marks.close()
-    found = read_marks(path)
-    assert found is not None
+    found = marks_in(path)
     assert (found.rows, found.damaged) == (known, 0)
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -72,8 +77,7 @@ def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     marks = JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=False)
     marks.drop(RowChanges(dropped_clients={"c"}))
     marks.close()
-    found = read_marks(tmp_path / "journal.marks")
-    assert found is not None
+    found = marks_in(tmp_path / "journal.marks")
     assert (found.rows.journal_id, found.rows.clients, found.rows.streams) == (77, {}, {})
 
 
@@ -107,8 +111,7 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
         changes.apply_to(known.clients, known.streams)
         marks.note(changes)
     marks.close()
-    found = read_marks(path)
-    assert found is not None
+    found = marks_in(path)
     assert found.rows.streams["c", "a0", 1].received == found.rows.clients["c"].accepted == 499
     assert path.stat().st_size < 8_192
 
@@ -128,8 +131,8 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
         marks.note(changes)
     marks.note(changes)
     marks.close()
-    found = read_marks(path)
-    assert found is not None and found.rows.clients["d"].settings == {"long": "x" * 8_000}
+    found = marks_in(path)
+    assert found.rows.clients["d"].settings == {"long": "x" * 8_000}
 
 
 def test_the_rename_of_a_new_file_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +160,7 @@ def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[raw.index(b'"a0"') + 1] ^= 1
     path.write_bytes(raw)
-    found = read_marks(path)
-    assert found is not None
+    found = marks_in(path)
     assert (found.damaged, list(found.rows.clients), found.rows.streams) == (1, ["c"], {})
 
 
@@ -194,8 +196,7 @@ def test_marks_that_are_behind_or_gone_or_damaged_stop_nothing(tmp_path: Path) -
         again = Bench(tmp_path)
         again.close()
         assert again.restored.streams[0].received == 9
-        found = read_marks(tmp_path / "journal.marks")
-        assert found is not None
+        found = marks_in(tmp_path / "journal.marks")
         assert found.rows.streams["c", "a", 1].received == 9
 
 
@@ -326,8 +327,7 @@ def test_marks_that_are_deleted_under_it_are_written_again(tmp_path: Path) -> No
     (tmp_path / "journal.marks").unlink()
     until((tmp_path / "journal.marks").exists, "the file of marks")
     bench.close()
-    found = read_marks(tmp_path / "journal.marks")
-    assert found is not None
+    found = marks_in(tmp_path / "journal.marks")
     assert found.rows.streams["c", "a", 1].received == 3
 
 

@@ -27,7 +27,6 @@ FAST_HZ = 2000
 
 WAITS: dict[str, Any] = {"overflow": "wait", "wait_timeout_s": 60.0}
 DROPS: dict[str, Any] = {"overflow": "drop_oldest"}
-TOO_LARGE = 3e38
 
 MIXES: dict[str, list[dict[str, Any]]] = {
     "honest": [
@@ -39,8 +38,6 @@ MIXES: dict[str, list[dict[str, Any]]] = {
         {"hz": 100, "episode": 20, **DROPS},
     ],
     "greedy": [{"hz": 13, "episode": 4, "greedy": True, **DROPS}] * 4,
-    "quarantined": [{"hz": 13, "episode": 4, "greedy": True, "reward": TOO_LARGE, **DROPS}] * 4,
-    "silent": [{"hz": None, "greedy": True, **DROPS}] * 4,
 }
 
 
@@ -49,7 +46,7 @@ def actors(address: str, plans: list[dict[str, Any]], name: str) -> dict[str, An
     for place, plan in enumerate(plans):
         chosen: dict[str, Any] = {key: plan[key] for key in ("overflow", "wait_timeout_s", "spool") if key in plan}
         agent = agent_options(address, actor_id=f"{name}-{place}", **chosen)
-        member: dict[str, Any] = {key: plan[key] for key in ("hz", "episode", "reward", "greedy") if key in plan}
+        member: dict[str, Any] = {key: plan[key] for key in ("hz", "episode", "greedy") if key in plan}
         options.append({**member, "agent": agent})
     return {"actors": options}
 
@@ -77,7 +74,7 @@ def test_each_actor_gets_what_it_can_use(mix: str, tier: Tier, report: Report, s
         others.ask("rest")
         if not tier.long and parts[-1] >= PART_QUICK:
             break
-    useful = [(plan, steps) for plan, steps in zip(MIXES[mix], slow, strict=True) if plan["hz"] and plan.get("reward") is None]
+    useful = list(zip(MIXES[mix], slow, strict=True))
     part = statistics.median(parts) if tier.long else max(parts)
     report(
         mix=mix,

@@ -64,6 +64,17 @@ def serve(spawn: Spawn, **fake: Any) -> tuple[Child, str]:
     return child, child.find(r"learner at (\S+) ")
 
 
+def acting(spawn: Spawn, learner: StartLearner, *more: str) -> tuple[Child, Child]:
+    """Start a learner and `rl4sys-actor run`. Return their processes when the third version is there."""
+    pytest.importorskip("gymnasium")
+    process, address = learner(steps_per_update=64, rollout_length=8)
+    arguments = ["run", "--env", "CartPole-v1", "--learner", address, "--client-id", "lab", "--algorithm", "FAKE"]
+    child = spawn("command", {"command": "actor", "arguments": [*arguments, *more]})
+    child.find("acting with (version)")
+    process.ask("wait", 3)
+    return process, child
+
+
 def terminate(child: Child, signals: int) -> float:
     """Send SIGTERM, once or until the process ends, and return the seconds that this takes."""
     began = time.monotonic()
@@ -106,12 +117,7 @@ def test_sigterm_ends_a_learner_under_load(update: str, signals: int, tier: Tier
 def test_sigterm_ends_an_actor_under_load(
     stopped: bool, signals: int, tier: Tier, report: Report, spawn: Spawn, learner: StartLearner
 ) -> None:
-    pytest.importorskip("gymnasium")
-    process, address = learner(steps_per_update=64, rollout_length=8)
-    arguments = ["run", "--env", "CartPole-v1", "--learner", address, "--client-id", "lab", "--algorithm", "FAKE"]
-    child = spawn("command", {"command": "actor", "arguments": [*arguments, "--num-envs", "4"]})
-    child.find("acting with (version)")
-    process.ask("wait", 3)
+    process, child = acting(spawn, learner, "--num-envs", "4")
     if stopped:
         process.signal(signal.SIGSTOP)
     took = terminate(child, signals)
@@ -122,12 +128,7 @@ def test_sigterm_ends_an_actor_under_load(
 
 
 def test_a_second_sigterm_while_a_command_leaves(spawn: Spawn, learner: StartLearner) -> None:
-    pytest.importorskip("gymnasium")
-    process, address = learner(steps_per_update=64, rollout_length=8)
-    arguments = ["run", "--env", "CartPole-v1", "--learner", address, "--client-id", "lab", "--algorithm", "FAKE"]
-    child = spawn("command", {"command": "actor", "arguments": arguments})
-    child.find("acting with (version)")
-    process.ask("wait", 3)
+    _, child = acting(spawn, learner)
     child.signal(signal.SIGTERM)
     until(lambda: not handles_sigterm(child), "the end of its handlers, or its own", every_s=0.0)
     child.signal(signal.SIGTERM)

@@ -122,24 +122,30 @@ def counters() -> Counters:
 
 
 @pytest.fixture
+def joining(counters: Counters) -> ActorSession:
+    """A session that has sent its HELLO."""
+    session = ActorSession(HELLO, counters, random.Random(1))
+    session.open(0.0, (0, 0))
+    return session
+
+
+@pytest.fixture
 def session(counters: Counters) -> ActorSession:
     """A session that has joined, with credit for a hundred steps."""
     return joined(counters)
 
 
-def test_a_client_that_starts_is_asked_for_again_on_the_same_sockets(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
+def test_a_client_that_starts_is_asked_for_again_on_the_same_sockets(joining: ActorSession) -> None:
     now = 0.0
     while now < 10.0:
-        now = session.next_deadline()
-        assert isinstance(sent(session.tick(now, (0, 0)))[0], Hello)
+        now = joining.next_deadline()
+        assert isinstance(sent(joining.tick(now, (0, 0)))[0], Hello)
         starting = Refused(RefusalReason.STARTING.value, "", "it starts", 0, 0)
-        assert session.on_message(now, starting) == [SessionTemporarilyRefused(starting)]
-        assert session.state is SessionState.JOINING
-    session.on_message(now, welcome())
-    assert session.on_message(now, Refused(RefusalReason.STARTING.value, "", "it was late", 0, 0)) == []
-    assert session.state is SessionState.JOINED
+        assert joining.on_message(now, starting) == [SessionTemporarilyRefused(starting)]
+        assert joining.state is SessionState.JOINING
+    joining.on_message(now, welcome())
+    assert joining.on_message(now, Refused(RefusalReason.STARTING.value, "", "it was late", 0, 0)) == []
+    assert joining.state is SessionState.JOINED
 
 
 def test_it_says_hello_until_it_is_answered(counters: Counters) -> None:
@@ -241,11 +247,9 @@ def test_a_refusal_for_good_is_told_and_tried_again_slowly(session: ActorSession
 
 
 @pytest.mark.parametrize("code", ["no_session", "closing", "conflict", "gap", "checksum"])
-def test_a_refusal_that_passes_is_no_rejection(counters: Counters, code: str) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    assert not any(isinstance(action, SessionRefused) for action in session.on_message(0.0, refused(code)))
-    assert session.state is SessionState.JOINING
+def test_a_refusal_that_passes_is_no_rejection(joining: ActorSession, code: str) -> None:
+    assert not any(isinstance(action, SessionRefused) for action in joining.on_message(0.0, refused(code)))
+    assert joining.state is SessionState.JOINING
 
 
 def test_a_failed_client_is_told_even_in_a_session(session: ActorSession) -> None:
@@ -299,11 +303,9 @@ def test_a_new_life_that_found_an_old_hello_is_joined(session: ActorSession) -> 
     assert session.on_message(0.0, welcome(0, 0, 0, generation=1)) == []
 
 
-def test_heartbeats_of_a_learner_are_kept_within_reason(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    session.on_message(0.0, welcome(heartbeat_s=0.0))
-    assert session.next_deadline() == 0.05
+def test_heartbeats_of_a_learner_are_kept_within_reason(joining: ActorSession) -> None:
+    joining.on_message(0.0, welcome(heartbeat_s=0.0))
+    assert joining.next_deadline() == 0.05
 
 
 def test_goodbye_is_the_last_word(session: ActorSession) -> None:
@@ -394,19 +396,17 @@ def fenced(known: int) -> Refused:
     return Refused("fenced", "", "", 0, known)
 
 
-def test_a_new_start_takes_a_number_above_the_one_on_record(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    (raised,) = session.on_message(0.1, fenced(50))
+def test_a_new_start_takes_a_number_above_the_one_on_record(joining: ActorSession, counters: Counters) -> None:
+    (raised,) = joining.on_message(0.1, fenced(50))
     assert type(raised) is ReplaceSockets
     assert 50 < raised.incarnation <= 50 + (1 << 24)
-    (hello,) = sent(session.open(0.1, (0, 0)))
+    (hello,) = sent(joining.open(0.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.previously_welcomed) == (raised.incarnation, 0, False)
-    assert session.origin == raised.incarnation
-    assert session.on_message(0.2, fenced(50)) == []  # the reply to a HELLO that was sent twice
-    session.on_message(0.3, welcome())
-    session.on_message(0.4, refused("no_session"))
-    (hello,) = sent(session.tick(0.4, (0, 0)))
+    assert joining.origin == raised.incarnation
+    assert joining.on_message(0.2, fenced(50)) == []  # the reply to a HELLO that was sent twice
+    joining.on_message(0.3, welcome())
+    joining.on_message(0.4, refused("no_session"))
+    (hello,) = sent(joining.tick(0.4, (0, 0)))
     assert (hello.incarnation, hello.previously_welcomed) == (raised.incarnation, True)
     assert counters.get("raised") == 1
 
@@ -576,11 +576,9 @@ def test_a_spool_believes_a_higher_number_once(counters: Counters) -> None:
 
 
 @pytest.mark.parametrize("code", ["fenced", "equivocation", "forbidden", "identity"])
-def test_refusals_that_do_not_mend_themselves(counters: Counters, code: str) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused(code)) == [SessionRefused(refused(code))]
-    assert session.state is SessionState.REFUSED
+def test_refusals_that_do_not_mend_themselves(joining: ActorSession, code: str) -> None:
+    assert joining.on_message(0.0, refused(code)) == [SessionRefused(refused(code))]
+    assert joining.state is SessionState.REFUSED
 
 
 def test_an_equivocation_does_not_end_a_session(session: ActorSession, counters: Counters) -> None:
@@ -590,20 +588,16 @@ def test_an_equivocation_does_not_end_a_session(session: ActorSession, counters:
     assert counters.get("refused_by_learner.equivocation") == 1
 
 
-def test_a_place_that_is_taken_is_waited_for(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused("conflict")) == [SessionTemporarilyRefused(refused("conflict"))]
+def test_a_place_that_is_taken_is_waited_for(joining: ActorSession) -> None:
+    assert joining.on_message(0.0, refused("conflict")) == [SessionTemporarilyRefused(refused("conflict"))]
 
 
-def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
+def test_a_hello_that_came_too_fast_is_said_again(joining: ActorSession) -> None:
     """A refusal by the rate limit is temporary: many messages of an actor may reach a learner right after its start."""
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
     too_fast = Refused("quota", FIELD_RATE, "this connection exceeds its rate limit")
-    assert session.on_message(0.0, too_fast) == [SessionTemporarilyRefused(too_fast)]
-    assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
-    assert isinstance(session.on_message(1.0, refused("quota"))[0], SessionRefused)
+    assert joining.on_message(0.0, too_fast) == [SessionTemporarilyRefused(too_fast)]
+    assert [type(message) for message in sent(joining.tick(1.0, (0, 0)))] == [Hello]
+    assert isinstance(joining.on_message(1.0, refused("quota"))[0], SessionRefused)
 
 
 def image_packed(steps: int = 8) -> PackedSegment:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import play
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io.thread import ActorIOThread
@@ -24,74 +24,12 @@ from rl4sys_zmq.errors import (
     ObservationError,
     RewardError,
 )
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports.wakeup import Wakeup
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-OBS = BoxSpace((4,))
-
-
-class Keeper(FakeAlgorithm):
-    """A fake algorithm for any spaces that keeps the segments that it observes."""
-
-    def __init__(self, spec: PolicySpec, kept: list[Segment]) -> None:
-        super().__init__(spec, FakeParameters(steps_per_update=10_000, rollout_length=8))
-        self.kept = kept
-
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        super().observe(segment, correct=correct)
-        self.kept.append(segment)
-
-
-class Bench:
-    """One learner with its kept segments, and a factory of agents."""
-
-    def __init__(self, stack: ExitStack, learner: Learner, kept: list[Segment]) -> None:
-        self.stack, self.learner, self.kept = stack, learner, kept
-
-    def agent(self, **options: Any) -> RL4SysAgent:
-        defaults: dict[str, Any] = {
-            "client_id": "lab",
-            "algorithm_name": "KEEPER",
-            "observation_space": OBS,
-            "action_space": DiscreteSpace(3),
-            "train_server_address": self.learner.address,
-            "seed": 7,
-            "linger_ms": 0,
-        }
-        return self.stack.enter_context(RL4SysAgent(config=AgentConfig(**{**defaults, **options})))
-
-    def segments(self, agent: RL4SysAgent, count: int) -> list[Segment]:
-        agent.flush(10.0)
-        for _ in range(2000):
-            client = self.learner.status()["clients"]["lab"]
-            if len(self.kept) >= count:
-                break
-            assert client["state"] == "running", client["error"]
-        assert len(self.kept) == count
-        return self.kept
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    kept: list[Segment] = []
-
-    def factory(observation_space: Space, action_space: Space, parameters: Any, seed: int) -> Keeper:
-        head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
-        return Keeper(mlp_spec(observation_space, action_space, head, (8,)), kept)
-
-    register_algorithm("KEEPER", factory)
-    with ExitStack() as stack:
-        yield Bench(stack, stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None))), kept)
-
-
-def obs(value: float) -> np.ndarray[Any, Any]:
-    return np.full(4, value, dtype=np.float32)
-
-
-# ---- stored segments
+from .conftest import Bench, act, obs
 
 
 def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:
@@ -120,13 +58,7 @@ def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:
 
 def test_a_long_episode_is_cut_with_its_bootstrap_observation(bench: Bench) -> None:
     agent = bench.agent()
-    traj = action = None
-    for step in range(20):
-        traj, action = agent.request_for_action(traj, obs(step))
-        action.update_reward(1)
-        agent.add_to_trajectory(traj, action)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(20))
+    play(agent, 20, truncated=True, final_obs=obs(20))
     first, second, third = bench.segments(agent, 3)
     assert [s.segment_index for s in (first, second, third)] == [0, 1, 2]
     assert len({s.episode_id for s in (first, second, third)}) == 1
@@ -140,10 +72,8 @@ def test_a_long_episode_is_cut_with_its_bootstrap_observation(bench: Bench) -> N
 def test_max_traj_length_marks_the_segment_that_fills_it(bench: Bench) -> None:
     agent = bench.agent(max_traj_length=12)
     traj = None
-    for step in range(26):
-        traj, action = agent.request_for_action(traj, obs(step))
-        action.update_reward(1)
-        agent.add_to_trajectory(traj, action)
+    for number in range(26):
+        traj, _ = act(agent, traj, number)
     segments = bench.segments(agent, 4)
     assert [(s.steps, s.capped) for s in segments] == [(8, False), (4, True), (8, False), (4, True)]
 
@@ -174,8 +104,7 @@ def test_the_last_action_is_stored_once_whether_added_or_not(bench: Bench) -> No
 
 def test_done_set_by_hand_ends_the_trajectory_at_the_next_request(bench: Bench) -> None:
     agent = bench.agent()
-    traj, action = agent.request_for_action(None, obs(0))
-    agent.add_to_trajectory(traj, action)
+    traj, action = act(agent, None, 0, None)
     agent.update_action_reward(action, 2.5)
     action.done = True
     after, _ = agent.request_for_action(traj, obs(1))
@@ -212,15 +141,12 @@ def test_what_the_host_does_to_its_buffers_afterwards_does_not_matter(bench: Ben
     np.testing.assert_array_equal(segment.observations, [obs(1)])
 
 
-# ---- rewards
-
-
 def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
     agent = bench.agent()
-    traj, actions = None, []
-    for step in range(17):
-        traj, action = agent.request_for_action(traj, obs(step))
-        agent.add_to_trajectory(traj, action)
+    traj: Any = None
+    actions = []
+    for number in range(17):
+        traj, action = act(agent, traj, number, None)
         actions.append(action)
     assert agent.stats()["submitted"] == 0
     for action in actions[8:16]:
@@ -229,7 +155,6 @@ def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
     for action in actions[:8]:
         action.update_reward(1)
     agent.update_action_reward(actions[16], 3)
-    assert traj is not None
     agent.mark_end_of_trajectory(traj, actions[16])
     segments = bench.segments(agent, 3)
     assert [s.segment_index for s in segments] == [0, 1, 2]
@@ -241,9 +166,8 @@ def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
 def test_rewards_that_never_come_are_dropped_at_the_source(bench: Bench) -> None:
     agent = bench.agent(reward_timeout_s=0.0)
     traj = None
-    for step in range(9):
-        traj, action = agent.request_for_action(traj, obs(step))
-        agent.add_to_trajectory(traj, action)
+    for number in range(9):
+        traj, action = act(agent, traj, number, None)
     traj, last = agent.request_for_action(traj, obs(9))
     stats = agent.stats()
     assert (stats["dropped"], stats["submitted"]) == ({"reward_timeout": 1}, 1)
@@ -459,18 +383,19 @@ def test_requested_actions_are_kept_as_long_as_the_host_can_add_them(bench: Benc
         assert [s.segment_index for s in segments] == [0, 2, 4, 6, 8]
 
 
-def test_masks_stay_with_their_steps_when_actions_are_added_late(bench: Bench) -> None:
+@pytest.mark.parametrize("end", [{}, {"truncated": True, "final_obs": obs(2), "final_mask": [0, 0, 1]}], ids=["ended", "cut"])
+def test_masks_stay_with_their_observations_when_actions_are_added_late(bench: Bench, end: dict[str, Any]) -> None:
     agent = bench.agent()
     traj, first = agent.request_for_action(None, obs(0), [1, 0, 0])
     traj, second = agent.request_for_action(traj, obs(1), [0, 1, 1])
-    agent.mark_end_of_trajectory(traj, second)
+    agent.mark_end_of_trajectory(traj, second, **end)
     first.update_reward(1)
     agent.add_to_trajectory(traj, first)
     second.update_reward(2)
     before, last = bench.segments(agent, 2)
     assert before.masks is not None and last.masks is not None
     assert before.masks.tolist() == [[True, False, False], [False, True, True]]
-    assert last.masks.tolist() == [[False, True, True]]
+    assert last.masks.tolist() == [[False, True, True], *([[False, False, True]] if end else [])]
 
 
 def test_an_action_that_is_added_when_its_segment_has_left_is_dropped_and_counted(
@@ -603,9 +528,6 @@ def test_rewards_in_the_forms_that_hosts_have(bench: Bench) -> None:
         assert action.reward == 1.0
 
 
-# ---- actions, shapes, masks
-
-
 def test_one_leading_axis_is_one_step(bench: Bench) -> None:
     agent = bench.agent()
     _, action = agent.request_for_action(None, obs(0)[None])
@@ -662,20 +584,6 @@ def test_the_mask_of_the_final_observation_travels_in_the_last_row(bench: Bench,
     (segment,) = bench.segments(agent, 1)
     assert segment.masks is not None
     assert segment.masks.tolist() == [[bool(allowed) for allowed in first or [1, 1, 1]], [False, True, False]]
-
-
-def test_the_mask_of_the_final_observation_stays_with_it_when_an_action_is_added_late(bench: Bench) -> None:
-    agent = bench.agent()
-    traj, first = agent.request_for_action(None, obs(0), [1, 0, 0])
-    traj, second = agent.request_for_action(traj, obs(1), [0, 1, 1])
-    agent.mark_end_of_trajectory(traj, second, truncated=True, final_obs=obs(2), final_mask=[0, 0, 1])
-    first.update_reward(1)
-    agent.add_to_trajectory(traj, first)
-    second.update_reward(2)
-    before, last = bench.segments(agent, 2)
-    assert before.masks is not None and last.masks is not None
-    assert before.masks.tolist() == [[True, False, False], [False, True, True]]
-    assert last.masks.tolist() == [[False, True, True], [False, False, True]]
 
 
 def test_the_mask_of_the_final_observation_is_not_used_in_a_terminal_state(bench: Bench) -> None:
@@ -772,27 +680,24 @@ def test_an_observation_that_loses_information_is_refused(bench: Bench) -> None:
         np.testing.assert_array_equal(agent.request_for_action(None, exact)[1].obs, [255, 0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        ([0, 0, 0], "forbids all 3"),
-        ([1, 1], "shape"),
-        ([1, 2, 0], "0 and 1"),
-        ([[1, 0, 0]] * 2, "shape"),
-        ([[1, 0], [1]], "can't be read"),
-        (["a", "b", "c"], "0 and 1|can't be read"),
-        ([None, 1, 1], "0 and 1"),
-    ],
-)
+BAD_MASKS = [
+    ([0, 0, 0], "forbids all 3"),
+    ([1, 1], "shape"),
+    ([1, 2, 0], "0 and 1"),
+    ([[1, 0, 0]] * 2, "shape"),
+    ([[1, 0], [1]], "can't be read"),
+    (["a", "b", "c"], "0 and 1|can't be read"),
+    ([None, 1, 1], "0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("mask", "message"), BAD_MASKS)
 def test_a_bad_mask_raises(bench: Bench, mask: object, message: str) -> None:
     with pytest.raises(MaskError, match=message):
         bench.agent().request_for_action(None, obs(0), mask)
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [([0, 0, 0], "forbids all 3"), ([1, 1], "shape"), ([1, 2, 0], "0 and 1"), ([[1, 0], [1]], "can't be read")],
-)
+@pytest.mark.parametrize(("mask", "message"), BAD_MASKS)
 def test_a_bad_mask_of_the_final_observation_raises_and_changes_nothing(bench: Bench, mask: object, message: str) -> None:
     agent = bench.agent()
     traj, action = agent.request_for_action(None, obs(0))
@@ -916,17 +821,12 @@ def test_the_last_observation_replaces_a_bad_final_one_with_its_mask(
 
 def test_dropping_a_bad_observation_keeps_the_end_of_the_episode_before_it(bench: Bench) -> None:
     agent = bench.agent(on_bad_input="drop")
-    ended, action = agent.request_for_action(None, obs(0))
-    agent.add_to_trajectory(ended, action)
-    action.update_reward(1)
+    ended, action = act(agent, None, 0)
     action.done = True
     traj, _ = agent.request_for_action(ended, np.full(4, np.nan))
     assert ended.completed and traj is not ended
     (segment,) = bench.segments(agent, 1)
     assert (segment.terminated, segment.episode_return) == (True, 1.0)
-
-
-# ---- misuse
 
 
 def test_actions_and_trajectories_belong_to_their_agent(bench: Bench) -> None:
@@ -997,9 +897,6 @@ def test_an_agent_needs_one_configuration() -> None:
         RL4SysAgent()
 
 
-# ---- many environments, evaluation, several threads
-
-
 def test_many_environments_are_cut_together(bench: Bench) -> None:
     agent = bench.agent()
     trajs: Any = None
@@ -1046,12 +943,7 @@ def test_an_evaluating_actor_reports_the_return_of_each_episode(bench: Bench) ->
     """Its segments are acknowledged and counted, and the algorithm gets none of them."""
     agent = bench.agent(explore=False, overflow="wait")
     for episode in range(3):
-        traj: Any = None
-        for step in range(20):  # longer than a segment of 8 steps
-            traj, action = agent.request_for_action(traj, obs(step))
-            agent.add_to_trajectory(traj, action)
-            action.update_reward(episode)
-        agent.mark_end_of_trajectory(traj, action, truncated=True)
+        play(agent, 20, episode, truncated=True)  # longer than a segment of 8 steps
     agent.flush(10.0)
     stats = agent.stats()
     assert (stats["submitted"], stats["accepted"], stats["steps"]) == (3, 3, 3)
@@ -1082,17 +974,15 @@ def test_an_evaluation_ends_by_a_time_limit_with_the_action_that_is_given(bench:
 
 def test_an_evaluation_without_rewards_waits_for_them_and_a_cleared_one_is_not_reported(bench: Bench) -> None:
     agent = bench.agent(explore=False)
-    traj, action = agent.request_for_action(None, obs(1))
-    agent.add_to_trajectory(traj, action)
+    traj, action = act(agent, None, 1, None)
     agent.mark_end_of_trajectory(traj, action)
     assert agent.stats()["submitted"] == 0
     action.update_reward(1.0)
     assert agent.stats()["submitted"] == 1
-    traj, action = agent.request_for_action(None, obs(1))
-    for step in range(9):
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-        traj, action = agent.request_for_action(traj, obs(step))
+    traj = None
+    for number in range(9):
+        traj, _ = act(agent, traj, number)
+    traj, action = agent.request_for_action(traj, obs(9))
     traj.clear()
     agent.add_to_trajectory(traj, action)
     agent.mark_end_of_trajectory(traj, action)
@@ -1103,8 +993,7 @@ def test_an_evaluating_actor_takes_the_mode_and_can_submit_nothing(bench: Bench)
     agent = bench.agent(explore=False, report_returns=False)
     acts = set()
     for _ in range(10):
-        traj, action = agent.request_for_action(None, obs(1))
-        agent.add_to_trajectory(traj, action)
+        traj, action = act(agent, None, 1, None)
         agent.mark_end_of_trajectory(traj, action)
         acts.add(int(action.act))
     agent.flush(5.0)
@@ -1125,9 +1014,7 @@ def test_the_same_seed_acts_the_same(bench: Bench) -> None:
 def test_the_counts_add_up(bench: Bench) -> None:
     agent = bench.agent(queue_items=4)
     for _ in range(50):
-        traj, action = agent.request_for_action(None, obs(0))
-        action.update_reward(1)
-        agent.mark_end_of_trajectory(traj, action)
+        play(agent, 1)
     agent.flush(10.0)
     stats = agent.stats()
     assert stats["submitted"] == 50
@@ -1142,13 +1029,7 @@ def test_several_host_threads_use_one_agent(bench: Bench) -> None:
     def host() -> None:
         try:
             for _ in range(40):
-                traj = None
-                for step in range(5):
-                    traj, action = agent.request_for_action(traj, obs(step))
-                    action.update_reward(1)
-                    agent.add_to_trajectory(traj, action)
-                assert traj is not None
-                agent.mark_end_of_trajectory(traj, action)
+                play(agent, 5)
         except BaseException as exc:
             errors.append(exc)
 
@@ -1198,9 +1079,6 @@ def test_parameters_that_cannot_travel_are_named_at_once(bench: Bench) -> None:
         bench.agent(algorithm_parameters={"what": object()})
 
 
-# ---- the descriptors of the I/O thread
-
-
 class Descriptors:
     """The `Wakeup` objects that were made, and the number of those that are still open."""
 
@@ -1232,13 +1110,7 @@ def test_a_leaving_agent_sends_what_the_learner_can_store_and_not_only_what_it_c
     release = threading.Event()
     register_algorithm("BUSY", FakeAlgorithm.factory(steps_per_update=16, rollout_length=8, slow_s=1.0e3, release=release))
     agent = bench.agent(algorithm_name="BUSY")
-    traj = None
-    for step in range(320):
-        traj, action = agent.request_for_action(traj, obs(step))
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj, action)
+    play(agent, 320)
     agent.close()
     accepted = bench.learner.status()["clients"]["lab"]["accepted"]
     release.set()

@@ -54,17 +54,21 @@ def learner() -> Iterator[Learner]:
         yield learner
 
 
-@pytest.fixture
-def agent(learner: Learner) -> Iterator[RL4SysAgent]:
+def agent_of(learner: Learner, **options: Any) -> RL4SysAgent:
     config = AgentConfig(
         client_id="recorded",
         algorithm_name="COUNTER",
         observation_space=BoxSpace((2,)),
         action_space=DiscreteSpace(2),
         train_server_address=learner.address,
-        on_bad_input="drop",
+        **options,
     )
-    with RL4SysAgent(config=config) as agent:
+    return RL4SysAgent(config=config)
+
+
+@pytest.fixture
+def agent(learner: Learner) -> Iterator[RL4SysAgent]:
+    with agent_of(learner, on_bad_input="drop") as agent:
         yield agent
 
 
@@ -159,15 +163,7 @@ def test_a_policy_without_a_finite_action_starts_anew(agent: RL4SysAgent, kept: 
 
 
 def test_without_exploration_the_state_goes_on_too(learner: Learner) -> None:
-    config = AgentConfig(
-        client_id="recorded",
-        algorithm_name="COUNTER",
-        observation_space=BoxSpace((2,)),
-        action_space=DiscreteSpace(2),
-        train_server_address=learner.address,
-        explore=False,
-    )
-    with RL4SysAgent(config=config) as agent:
+    with agent_of(learner, explore=False) as agent:
         traj = None
         for count in range(1, 10):
             traj, action = act(agent, traj)

@@ -28,8 +28,6 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpe
 WIDTH = 4
 SPACES = [DiscreteSpace(3), BoxSpace((2,), low=-1.0, high=1.0)]
 
-# ---- the policy's quick form
-
 
 def policy_of(spec: PolicySpec, scale: float = 0.3, seed: int = 0) -> Any:
     flat = np.random.default_rng(seed).normal(0, scale, spec.size).astype(np.float32)
@@ -96,9 +94,6 @@ def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
                 assert got[0] == want[0]
                 np.testing.assert_allclose(got[2], want[2], rtol=1e-3, atol=1e-3)
             assert all(0 <= action < 3 and (log_prob <= 0 or np.isnan(log_prob)) for _, action, log_prob in (got, want))
-
-
-# ---- the agent
 
 
 @pytest.fixture(scope="module")
@@ -268,9 +263,6 @@ def test_nothing_is_ordinary_once_an_agent_is_closed(learner: Learner) -> None:
     agent.close()
     with pytest.raises(RL4SysError, match="closed"):
         agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
-
-
-# ---- inputs
 
 
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq import AgentConfig, FrozenAgent, RL4SysAgent
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, build_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import digest
+
+from .conftest import Bench
 
 SCALES = (1.0, 1e-20, 1e-38, 1e-44, 1e-300, 1e30, 3e38)
 HEADS = ("categorical", "q_values", "gaussian", "squashed_gaussian", "deterministic")
@@ -74,64 +74,50 @@ def test_a_policy_with_any_finite_weights_is_built(head: str, weight: float) -> 
 @pytest.mark.parametrize("overflow", ["drop_oldest", "wait"])
 @pytest.mark.parametrize("tree", [False, True], ids=["array", "tree"])
 @pytest.mark.parametrize("action_space", [DiscreteSpace(3), BOX], ids=["discrete", "box"])
-def test_an_agent_acts_and_stores(action_space: Any, tree: bool, overflow: str) -> None:
+def test_an_agent_acts_and_stores(bench: Bench, action_space: Any, tree: bool, overflow: str) -> None:
     """The observations go through the fast path, the full path, a batch, and the end of an episode."""
-    register_algorithm("FLOATS", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=6))
     one = BoxSpace((3,))
-    with (
-        Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner,
-        RL4SysAgent(
-            config=AgentConfig(
-                client_id="floats", algorithm_name="FLOATS", train_server_address=learner.address, overflow=overflow,
-                observation_space=DictSpace({"a": one, "b": one}) if tree else one, action_space=action_space,
-            )
-        ) as agent,
-    ):  # fmt: skip
-        traj = None
-        steps = 0
-        for number, array in enumerate(observations("<f4"), 1):
-            observation = {"a": array, "b": array.tolist()} if tree else array
-            traj, action = agent.request_for_action(traj, observation)
-            action.update_reward(1e-300 if number % 2 else np.float64(3e38))
-            agent.add_to_trajectory(traj, action)
-            steps += 1
-            if number % 10 == 0:
-                final = {"a": (array * 1).tolist(), "b": np.full(3, 1e-300)} if tree else np.full(3, 1e-300)
-                agent.mark_end_of_trajectory(traj, truncated=True, final_obs=final)
-        batch = np.stack(list(observations("<f4", 7)))
-        trajs, actions = agent.request_for_actions(None, {"a": batch, "b": batch} if tree else batch)
-        for traj, action in zip(trajs, actions, strict=True):
-            action.update_reward(0.0)
-            agent.mark_end_of_trajectory(traj, action)
-        agent.flush(10.0)
-        assert agent.stats()["steps"] == steps + len(trajs)
+    space = DictSpace({"a": one, "b": one}) if tree else one
+    agent = bench.agent(algorithm_name="KEEPER_OFF", overflow=overflow, observation_space=space, action_space=action_space)
+    traj = None
+    steps = 0
+    for number, array in enumerate(observations("<f4"), 1):
+        observation = {"a": array, "b": array.tolist()} if tree else array
+        traj, action = agent.request_for_action(traj, observation)
+        action.update_reward(1e-300 if number % 2 else np.float64(3e38))
+        agent.add_to_trajectory(traj, action)
+        steps += 1
+        if number % 10 == 0:
+            final = {"a": (array * 1).tolist(), "b": np.full(3, 1e-300)} if tree else np.full(3, 1e-300)
+            agent.mark_end_of_trajectory(traj, truncated=True, final_obs=final)
+    batch = np.stack(list(observations("<f4", 7)))
+    trajs, actions = agent.request_for_actions(None, {"a": batch, "b": batch} if tree else batch)
+    for traj, action in zip(trajs, actions, strict=True):
+        action.update_reward(0.0)
+        agent.mark_end_of_trajectory(traj, action)
+    agent.flush(10.0)
+    assert agent.stats()["steps"] == steps + len(trajs)
 
 
 @pytest.mark.usefixtures("errors")
-def test_the_replacement_of_an_unusable_action_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replacement_of_an_unusable_action_is_computed_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast path finds an action whose log-probability is not finite, and the policy before it raises."""
-    register_algorithm("FLOATS", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=6))
-    config: dict[str, Any] = {"client_id": "floats", "algorithm_name": "FLOATS"}
-    spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(3)}
-    with (
-        Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner,
-        RL4SysAgent(config=AgentConfig(**config, **spaces, train_server_address=learner.address)) as agent,
-    ):
-        observation = np.zeros(3, np.float32)
-        traj, action = agent.request_for_action(None, observation)
-        agent.add_to_trajectory(traj, action)
-        selector: Any = agent._open
-        thread, replace = agent._parts.threads.state, selector._fallback.roll_back_and_act
-        states = []
+    agent = bench.agent()
+    observation = np.zeros(4, np.float32)
+    traj, action = agent.request_for_action(None, observation)
+    agent.add_to_trajectory(traj, action)
+    selector: Any = agent._open
+    thread, replace = agent._parts.threads.state, selector._fallback.roll_back_and_act
+    states = []
 
-        def raising_once(*given: Any) -> Any:
-            states.append(np.geterr()["under"])
-            if len(states) == 1:
-                raise FloatingPointError("underflow encountered in dot")
-            return replace(*given)
+    def raising_once(*given: Any) -> Any:
+        states.append(np.geterr()["under"])
+        if len(states) == 1:
+            raise FloatingPointError("underflow encountered in dot")
+        return replace(*given)
 
-        act = thread.act
-        monkeypatch.setattr(selector._fallback, "roll_back_and_act", raising_once)
-        monkeypatch.setattr(thread, "act", lambda *given: (*act(*given)[:2], float("nan")))
-        _, action = agent.request_for_action(traj, observation)
-        assert action.act in range(3) and len(states) == 2
+    act = thread.act
+    monkeypatch.setattr(selector._fallback, "roll_back_and_act", raising_once)
+    monkeypatch.setattr(thread, "act", lambda *given: (*act(*given)[:2], float("nan")))
+    _, action = agent.request_for_action(traj, observation)
+    assert action.act in range(3) and len(states) == 2

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.forks import works_in_a_child
 from policies.stored import stored
 from policies.test_onnx_policy import convolution
 
@@ -39,22 +37,10 @@ def ends_in_a_child(work: Callable[[], object], locks: list[Any]) -> bool:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(60.0)
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    status = os.waitpid(pid, 0)[1]
+    done = works_in_a_child(work)
     free.set()
     thread.join()
-    return os.waitstatus_to_exitcode(status) == 0
+    return done
 
 
 @pytest.fixture

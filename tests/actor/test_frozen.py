@@ -8,26 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from policies.stored import ORIGIN, stored
 
 from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.errors import ActionError, Closed, MaskError, ObservationError, PolicyFolderError
-from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, build_policy
+from rl4sys_zmq.policies import StoredPolicy, build_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.sampler import RandomSource
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
-from rl4sys_zmq.weights import digest
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
 
 pytest.importorskip("safetensors")
 
 DISCRETE = mlp_spec(BoxSpace((3,)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(8,))
 CONTINUOUS = mlp_spec(BoxSpace((3,)), BoxSpace((2,), low=-1.0, high=1.0), "gaussian", hidden_sizes=(8,), squash="tanh")
-ORIGIN = PolicyOrigin(client_id="lab", algorithm_name="PPO", updates=1, steps=1, saved_unix_s=1.0)
 
 
 def policy_in(folder: Path, spec: PolicySpec = DISCRETE, scale: float = 0.3) -> StoredPolicy:
-    flat = (scale * np.random.default_rng(0).standard_normal(spec.size)).astype(np.float32)
-    policy = StoredPolicy(spec, PolicySnapshot(5, 9, digest(flat), flat), ORIGIN)
+    policy = stored(spec, scale=scale)
     write_policy(folder, encode_policy(policy))
     return policy
 
@@ -44,7 +42,9 @@ def observations(count: int) -> Any:
 def test_a_loop_for_the_other_agent_runs_unmodified(tmp_path: Path, policy: StoredPolicy) -> None:
     ours = build_policy(policy.spec, policy.snapshot)
     with FrozenAgent(tmp_path / "policy") as agent:
-        assert (agent.generation, agent.version, agent.digest, agent.spec) == (5, 9, policy.snapshot.digest, policy.spec)
+        snapshot = policy.snapshot
+        assert (agent.generation, agent.version, agent.digest) == (snapshot.generation, snapshot.version, snapshot.digest)
+        assert agent.spec == policy.spec
         assert agent.origin == ORIGIN
         traj = None
         episodes = []
@@ -56,7 +56,7 @@ def test_a_loop_for_the_other_agent_runs_unmodified(tmp_path: Path, policy: Stor
             agent.add_to_trajectory(traj, action)
             action.update_reward(1.0)
             agent.update_action_reward(action, 2.0)
-            assert (action.reward, action.stored, action.version) == (2.0, False, 9)
+            assert (action.reward, action.stored, action.version) == (2.0, False, 7)
             if number % 10 == 0:
                 agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=observation, final_mask=[1, 0, 0, 1])
                 assert traj.completed and len(traj) == 10

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.actor.io.thread import ActorIOThread
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-OBSERVATION = np.zeros(3, np.float32)
+from .conftest import Bench
+
+OBSERVATION = np.zeros(4, np.float32)
 
 
 class Handler(logging.Handler):
@@ -35,15 +34,8 @@ def broken(record: logging.LogRecord) -> None:
 
 
 @pytest.fixture
-def agent() -> Iterator[RL4SysAgent]:
-    register_algorithm("LOGS", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=4))
-    config: dict[str, Any] = {"client_id": "logs", "algorithm_name": "LOGS", "reward_timeout_s": 0.0}
-    spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(3)}
-    with (
-        Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner,
-        RL4SysAgent(config=AgentConfig(**config, **spaces, train_server_address=learner.address)) as agent,
-    ):
-        yield agent
+def agent(bench: Bench) -> RL4SysAgent:
+    return bench.agent(reward_timeout_s=0.0)
 
 
 def end_without_reward(agent: RL4SysAgent) -> None:

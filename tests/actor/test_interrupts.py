@@ -8,34 +8,28 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.components import WaitTimer
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.errors import LearnerUnavailable
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+from .conftest import Bench, obs
 
 STEPS, ROLLOUT = 6, 4
 SPACES: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(3)}
 
 
 @pytest.fixture
-def agent() -> Iterator[RL4SysAgent]:
-    register_algorithm("SIGNALS", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=ROLLOUT))
-    config: dict[str, Any] = {"client_id": "signals", "algorithm_name": "SIGNALS", "max_traj_length": 64}
-    with (
-        Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner,
-        RL4SysAgent(config=AgentConfig(**config, **SPACES, train_server_address=learner.address)) as agent,
-    ):
-        yield agent
+def agent(bench: Bench) -> RL4SysAgent:
+    parameters = {"rollout_length": ROLLOUT}
+    return bench.agent(algorithm_name="KEEPER_OFF", algorithm_parameters=parameters, max_traj_length=64)
 
 
 def ends(call: Callable[[], object]) -> bool:
@@ -68,7 +62,7 @@ def live(agent: RL4SysAgent) -> None:
     step = 0
     while step < STEPS:
         try:
-            traj, action = agent.request_for_action(traj, np.full(3, step, np.float32))
+            traj, action = agent.request_for_action(traj, obs(step))
             agent.add_to_trajectory(traj, action)
         except KeyboardInterrupt:
             if action is None or action.writer is None or action.known_reward is not None:

@@ -1,4 +1,4 @@
-"""The wait of an agent's constructor for a learner that starts a client, on a simulated clock."""
+"""The wait of an agent's constructor for a learner that starts a client, and the measurement of waits, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.actor.components import AgentComponents
+from rl4sys_zmq.actor.components import AgentComponents, WaitTimer
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery.session import SessionState
 from rl4sys_zmq.errors import LearnerUnavailable
@@ -67,3 +67,27 @@ def test_a_learner_that_stops_answering_is_not(joined: Callable[..., float]) -> 
 
 def test_the_whole_wait_has_a_limit(joined: Callable[..., float]) -> None:
     assert joined([float(at) for at in range(2000)], policy_at=1e6) == CLIENT_START_S
+
+
+def test_time_counts_within_the_block_for_each_thread_and_while_it_lasts() -> None:
+    now = [100.0]
+    timer = WaitTimer(lambda: now[0])
+    now[0] += 5
+    assert timer.seconds == 0
+    with timer:
+        now[0] += 2
+        assert timer.seconds == 2
+        with timer:  # like a second thread
+            now[0] += 1
+        now[0] += 1
+    now[0] += 50
+    assert timer.seconds == 2 + 2 * 1 + 1
+
+
+def test_a_wait_that_fails_counts() -> None:
+    now = [0.0]
+    timer = WaitTimer(lambda: now[0])
+    with pytest.raises(KeyError), timer:
+        now[0] += 3
+        raise KeyError
+    assert timer.seconds == 3

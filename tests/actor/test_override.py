@@ -3,92 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from policies.stored import stored
 
-from rl4sys_zmq import AgentConfig, FrozenAgent, RL4SysAgent
+from rl4sys_zmq import FrozenAgent, RL4SysAgent
 from rl4sys_zmq.actor.overrides import MAX_SOURCES
 from rl4sys_zmq.errors import ActionError
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.testing.fakes import FakeParameters
 from rl4sys_zmq.values import (
     BoxSpace,
     DictSpace,
     DiscreteSpace,
     MultiBinarySpace,
     MultiDiscreteSpace,
-    PolicySpec,
-    Segment,
     TupleSpace,
 )
 
-OBSERVED = BoxSpace((4,))
+from .conftest import OBS, Bench, obs
+
 ARM = BoxSpace((2,), low=(-1.0, 0.0), high=(1.0, 5.0))
 TREE = DictSpace({"arm": ARM, "hand": TupleSpace((MultiDiscreteSpace((2, 3)), MultiBinarySpace(2))), "mode": DiscreteSpace(3, 2)})
 
 
-class Keeper(FakeAlgorithm):
-    """A fake algorithm that keeps the observed segments in `found`."""
-
-    kind: ClassVar[str] = "offpolicy"
-
-    def __init__(self, spec: PolicySpec, found: list[Segment]) -> None:
-        super().__init__(spec, FakeParameters(steps_per_update=1 << 30, rollout_length=8))
-        self.found = found
-
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        super().observe(segment, correct=correct)
-        self.found.append(segment)
-
-
-Make = Callable[..., tuple[RL4SysAgent, list[Segment]]]
+Make = Callable[..., RL4SysAgent]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    """Yield a function that returns an agent with some actions, and the list of the segments that its learner observes."""
-    opened: list[Any] = []
+def make(bench: Bench) -> Make:
+    """Return a function that returns an off-policy agent with some actions."""
 
-    def agent_of(actions: Any, squash: str = "clip", **options: Any) -> tuple[RL4SysAgent, list[Segment]]:
-        head = {DiscreteSpace: "categorical", BoxSpace: "gaussian"}.get(type(actions), "joint")
-        found: list[Segment] = []
-        register_algorithm("KEEPER", lambda *_: Keeper(mlp_spec(OBSERVED, actions, head, (8,), squash=squash), found))
-        learner = Learner(LearnerConfig(bind="inproc://*", run_dir=None)).start()
-        config: dict[str, Any] = {"client_id": "c", "algorithm_name": "KEEPER", "observation_space": OBSERVED}
-        agent = RL4SysAgent(
-            config=AgentConfig(**config, action_space=actions, train_server_address=learner.address, seed=1, **options)
-        )
-        opened.extend((learner, agent))
-        return agent, found
+    def agent_of(actions: Any, squash: str = "clip", **options: Any) -> RL4SysAgent:
+        parameters = {"squash": squash}
+        return bench.agent(algorithm_name="KEEPER_OFF", action_space=actions, algorithm_parameters=parameters, **options)
 
-    yield agent_of
-    for one in reversed(opened):
-        one.close()
-
-
-def obs(value: float) -> np.ndarray[Any, Any]:
-    return np.full(4, value, np.float32)
-
-
-def arrived(agent: RL4SysAgent, found: list[Segment]) -> list[Segment]:
-    agent.flush(10.0)
-    for _ in range(5000):
-        if len(found) >= agent.stats()["submitted"]:
-            break
-        agent.flush(10.0)
-    return found
+    return agent_of
 
 
 def test_an_action_cannot_be_replaced_in_silence(make: Make) -> None:
-    agent, _ = make(TREE)
+    agent = make(TREE)
     traj, action = agent.request_for_action(None, obs(0))
     with pytest.raises(ActionError, match=r"call action\.override\(act\)"):
         action.act = action.act
@@ -100,8 +58,8 @@ def test_an_action_cannot_be_replaced_in_silence(make: Make) -> None:
     assert len(trajs) == 2 and len(traj) == 0
 
 
-def test_an_override_is_recorded_in_segments_of_its_source(make: Make) -> None:
-    agent, found = make(DiscreteSpace(3))
+def test_an_override_is_recorded_in_segments_of_its_source(bench: Bench, make: Make) -> None:
+    agent = make(DiscreteSpace(3))
     traj: Any = None
     log_probs = []
     for step in range(8):
@@ -113,7 +71,7 @@ def test_an_override_is_recorded_in_segments_of_its_source(make: Make) -> None:
         agent.add_to_trajectory(traj, action)
         action.update_reward(step)
     agent.mark_end_of_trajectory(traj, action)
-    segments = arrived(agent, found)
+    segments = bench.segments(agent)
     assert [(s.source, s.steps, s.segment_index) for s in segments] == [
         ("", 2, 0),
         ("human", 2, 1),
@@ -131,8 +89,10 @@ def test_an_override_is_recorded_in_segments_of_its_source(make: Make) -> None:
 
 @pytest.mark.parametrize("squash", ["clip", "tanh"])
 @pytest.mark.parametrize("leading", [False, True])
-def test_a_box_action_is_recorded_as_the_raw_action_that_leads_to_it(make: Make, squash: str, leading: bool) -> None:
-    agent, found = make(ARM, squash)
+def test_a_box_action_is_recorded_as_the_raw_action_that_leads_to_it(
+    bench: Bench, make: Make, squash: str, leading: bool
+) -> None:
+    agent = make(ARM, squash)
     done = [[-1.0, 5.0], [0.25, 4.0], [1.0, 0.0]]
     traj: Any = None
     for step, act in enumerate(done):
@@ -142,15 +102,15 @@ def test_a_box_action_is_recorded_as_the_raw_action_that_leads_to_it(make: Make,
         agent.add_to_trajectory(traj, action)
         action.update_reward(0.0)
     agent.mark_end_of_trajectory(traj, action)
-    (segment,) = arrived(agent, found)
+    (segment,) = bench.segments(agent)
     assert np.isfinite(segment.actions).all() and np.isfinite(segment.log_probs).all()
     shares = np.tanh(segment.actions) if squash == "tanh" else None
     recorded = segment.actions if shares is None else shares * [1.0, 2.5] + [0.0, 2.5]
     np.testing.assert_allclose(recorded, done, rtol=1e-6, atol=1e-6)
 
 
-def test_the_actions_of_a_batch_are_overridden_one_by_one(make: Make) -> None:
-    agent, found = make(TREE)
+def test_the_actions_of_a_batch_are_overridden_one_by_one(bench: Bench, make: Make) -> None:
+    agent = make(TREE)
     done = {"arm": [0.5, 2.0], "hand": (np.array([1, 2]), [1, 0]), "mode": 4}
     trajs, actions = agent.request_for_actions(None, np.stack([obs(0), obs(1), obs(2)]))
     actions[1].override(done)
@@ -158,7 +118,7 @@ def test_the_actions_of_a_batch_are_overridden_one_by_one(make: Make) -> None:
         agent.add_to_trajectory(traj, action)
         action.update_reward(0.0)
         agent.mark_end_of_trajectory(traj, action)
-    segments = arrived(agent, found)
+    segments = bench.segments(agent)
     assert sorted(s.source for s in segments) == ["", "", "human"]
     (segment,) = (s for s in segments if s.source)
     assert [leaf[0].tolist() for leaf in segment.action_leaves] == [[0.5, 2.0], [1, 2], [1, 0], 4]
@@ -178,7 +138,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_no_action_is_refused_and_changes_nothing(make: Make, case: str) -> None:
     space, act, message = WRONG[case]
-    agent, _ = make(space)
+    agent = make(space)
     _, action = agent.request_for_action(None, obs(0))
     before = action.act
     with pytest.raises(ActionError, match=message) as caught:
@@ -189,7 +149,7 @@ def test_what_is_no_action_is_refused_and_changes_nothing(make: Make, case: str)
 
 @pytest.mark.parametrize("source", ["", "a b", "x" * 33, "käthe", "a@b"])
 def test_a_source_is_a_short_name(make: Make, source: str) -> None:
-    agent, _ = make(DiscreteSpace(3))
+    agent = make(DiscreteSpace(3))
     _, action = agent.request_for_action(None, obs(0))
     with pytest.raises(ActionError, match="expected 1 to 32"):
         action.override(1, source=source)
@@ -199,8 +159,8 @@ def test_a_source_is_a_short_name(make: Make, source: str) -> None:
         action.override(1, source="another")
 
 
-def test_a_mask_forbids_an_override_too(make: Make) -> None:
-    agent, found = make(DiscreteSpace(3))
+def test_a_mask_forbids_an_override_too(bench: Bench, make: Make) -> None:
+    agent = make(DiscreteSpace(3))
     traj, action = agent.request_for_action(None, obs(0), [1, 0, 1])
     with pytest.raises(ActionError, match="the mask forbids the action"):
         action.override(1)
@@ -208,19 +168,19 @@ def test_a_mask_forbids_an_override_too(make: Make) -> None:
     assert action.log_prob < 0.0
     action.update_reward(0.0)
     agent.mark_end_of_trajectory(traj, action)
-    assert arrived(agent, found)[0].masks is not None
+    assert bench.segments(agent)[0].masks is not None
 
 
 def test_a_stored_action_cannot_be_overridden(make: Make) -> None:
-    agent, _ = make(DiscreteSpace(3))
+    agent = make(DiscreteSpace(3))
     traj, action = agent.request_for_action(None, obs(0))
     agent.add_to_trajectory(traj, action)
     with pytest.raises(ActionError, match="before add_to_trajectory"):
         action.override(1)
 
 
-def test_with_bad_input_dropped_a_wrong_override_leaves_the_step_unrecorded(make: Make) -> None:
-    agent, found = make(DiscreteSpace(3), on_bad_input="drop")
+def test_with_bad_input_dropped_a_wrong_override_leaves_the_step_unrecorded(bench: Bench, make: Make) -> None:
+    agent = make(DiscreteSpace(3), on_bad_input="drop")
     traj: Any = None
     for step in range(4):
         traj, action = agent.request_for_action(traj, obs(step))
@@ -229,12 +189,12 @@ def test_with_bad_input_dropped_a_wrong_override_leaves_the_step_unrecorded(make
         agent.add_to_trajectory(traj, action)
         action.update_reward(step)
     agent.mark_end_of_trajectory(traj, action)
-    assert [(s.segment_index, s.observations[:, 0].tolist()) for s in arrived(agent, found)] == [(0, [0, 1, 2]), (2, [3])]
+    assert [(s.segment_index, s.observations[:, 0].tolist()) for s in bench.segments(agent)] == [(0, [0, 1, 2]), (2, [3])]
     assert agent.stats()["counters"]["bad_input.ActionError"] == 1 == agent.stats()["counters"]["unrecorded_actions"]
 
 
 def test_an_action_that_no_policy_chose_stays_unrecorded(make: Make) -> None:
-    agent, _ = make(DiscreteSpace(3), on_bad_input="drop")
+    agent = make(DiscreteSpace(3), on_bad_input="drop")
     traj, _ = agent.request_for_action(None, obs(0))
     traj, idle = agent.request_for_action(traj, obs(math.nan))
     idle.override(2)
@@ -244,7 +204,7 @@ def test_an_action_that_no_policy_chose_stays_unrecorded(make: Make) -> None:
 
 
 def test_the_return_of_an_evaluation_with_an_override_is_not_reported(make: Make) -> None:
-    agent, _ = make(DiscreteSpace(3), explore=False)
+    agent = make(DiscreteSpace(3), explore=False)
     for overridden in (False, True, False):
         traj, action = agent.request_for_action(None, obs(0))
         if overridden:
@@ -257,7 +217,7 @@ def test_the_return_of_an_evaluation_with_an_override_is_not_reported(make: Make
 
 
 def test_a_policy_that_is_gone_leaves_the_log_probability_unknown(make: Make) -> None:
-    agent, _ = make(DiscreteSpace(3))
+    agent = make(DiscreteSpace(3))
     _, action = agent.request_for_action(None, obs(0))
     object.__setattr__(action.stamp, "policy", lambda: None)
     action.override(1)
@@ -266,7 +226,7 @@ def test_a_policy_that_is_gone_leaves_the_log_probability_unknown(make: Make) ->
 
 def test_a_frozen_agent_accepts_an_override(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    write_policy(tmp_path / "policy", encode_policy(stored(mlp_spec(OBSERVED, ARM, "gaussian", (8,)))))
+    write_policy(tmp_path / "policy", encode_policy(stored(mlp_spec(OBS, ARM, "gaussian", (8,)))))
     with FrozenAgent(tmp_path / "policy") as agent:
         traj, action = agent.request_for_action(None, obs(0))
         action.override([0.5, 0.5])

@@ -14,18 +14,7 @@ from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import ActionError, ConfigError, RewardError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-from .test_agent import Bench, bench, obs
-
-__all__ = ["bench"]
-
-
-def step(agent: RL4SysAgent, traj: Any, value: float, reward: float | None) -> Any:
-    """Make one step. It has no reward if `reward` is None."""
-    traj, action = agent.request_for_action(traj, obs(value))
-    agent.add_to_trajectory(traj, action)
-    if reward is not None:
-        action.update_reward(reward)
-    return traj, action
+from .conftest import Bench, act, obs
 
 
 def test_an_agent_has_rl4syss_attributes(bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -64,7 +53,7 @@ def test_the_trajectory_buffer_has_a_length_and_nothing_to_change(bench: Bench) 
     agent = bench.agent()
     buffer = agent._trajectory_buffer
     assert len(buffer) == 0 and not hasattr(buffer, "append")
-    traj, action = step(agent, None, 0.0, None)
+    traj, action = act(agent, None, 0.0, None)
     agent.mark_end_of_trajectory(traj, action)
     assert len(agent._trajectory_buffer) == 1, "a segment waits for its reward"
     action.update_reward(1.0)
@@ -134,7 +123,7 @@ def test_the_actions_are_those_that_have_not_been_sent(bench: Bench) -> None:
     agent = bench.agent()
     traj: Any = None
     for number in range(18):
-        traj, action = step(agent, traj, number, None if number in (11, 16) else number)
+        traj, action = act(agent, traj, number, None if number in (11, 16) else number)
     actions = traj.actions
     assert [int(a.obs[0]) for a in actions] == list(range(8, 18)) and len(traj) == 18
     assert actions[-1] is action and traj.get_actions()[-1] is action
@@ -153,13 +142,13 @@ def test_the_actions_are_those_that_have_not_been_sent(bench: Bench) -> None:
 
 def test_a_copy_and_its_action_agree_on_the_missing_rewards(bench: Bench) -> None:
     agent = bench.agent()
-    traj, first = step(agent, None, 0, None)
-    traj, last = step(agent, traj, 1, 1)
+    traj, first = act(agent, None, 0, None)
+    traj, last = act(agent, traj, 1, 1)
     (copy, same) = traj.actions
     assert copy is not first and same is last
     copy.update_reward(5)
     first.update_reward(6)
-    traj, third = step(agent, traj, 2, None)
+    traj, third = act(agent, traj, 2, None)
     third.update_reward(7)
     agent.mark_end_of_trajectory(traj, third)
     (segment,) = bench.segments(agent, 1)
@@ -170,8 +159,8 @@ def test_a_copy_and_its_action_agree_on_the_missing_rewards(bench: Bench) -> Non
 
 def test_recorded_masks_and_continuous_actions(bench: Bench) -> None:
     agent = bench.agent(action_space=BoxSpace((2,), low=-0.01, high=0.01))
-    traj, first = step(agent, None, 0, 1)
-    traj, _ = step(agent, traj, 1, 1)
+    traj, first = act(agent, None, 0, 1)
+    traj, _ = act(agent, traj, 1, 1)
     copy = traj.actions[0]
     assert np.abs(first.act).max() <= 0.01
     np.testing.assert_array_equal(copy.act, first.raw)
@@ -188,15 +177,15 @@ def test_clear_discards_the_open_segment_and_counts_its_steps(bench: Bench) -> N
     agent = bench.agent()
     traj: Any = None
     for number in range(3):
-        traj, action = step(agent, traj, number, None)
+        traj, action = act(agent, traj, number, None)
     traj.clear()
     assert traj.is_empty() and traj.actions == [] and not traj.is_completed()
     action.update_reward(1)  # no effect, and no error in the host
     for number in range(3, 14):  # a segment of eight, then three that are cleared, then two
-        traj, action = step(agent, traj, number, number)
+        traj, action = act(agent, traj, number, number)
     traj.clear()
     for number in range(14, 16):
-        traj, action = step(agent, traj, number, number)
+        traj, action = act(agent, traj, number, number)
     agent.mark_end_of_trajectory(traj, action)
     first, second = bench.segments(agent, 2)
     assert (first.rewards.tolist(), second.rewards.tolist()) == ([*range(3, 11)], [14, 15])
@@ -209,7 +198,7 @@ def test_a_trajectory_that_lost_a_segment_is_not_valid(bench: Bench) -> None:
     agent = bench.agent(reward_timeout_s=0.0)
     traj: Any = None
     for number in range(10):
-        traj, _ = step(agent, traj, number, None)
+        traj, _ = act(agent, traj, number, None)
     agent.request_for_action(None, obs(0))
     assert not traj.is_valid()
     assert traj.actions[0].reward is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.forks import forked_child
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -132,9 +132,6 @@ def law(spool: Spool) -> bool:
     return spool.submitted == sum(spool.dropped.values()) + spool.base_seq + len(spool)
 
 
-# ---- segments come out unchanged
-
-
 def test_segments_come_out_as_they_went_in(opened: Opened) -> None:
     spool = opened()
     put = [segment(0), segment(1, 300, 64), segment(2, 2, 3)]
@@ -158,9 +155,6 @@ def test_the_files_are_private(opened: Opened, folder: Path) -> None:
     opened().put(segments(1))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}
-
-
-# ---- starts
 
 
 def test_a_restart_goes_on_where_the_marks_say(opened: Opened, folder: Path) -> None:
@@ -207,16 +201,6 @@ def test_late_deletions_are_harmless_and_made_with_the_next_write(opened: Opened
     assert (second.base_seq, len(second)) == (3, 1)
 
 
-def test_numbers_go_on_over_many_starts_without_a_learner(opened: Opened, folder: Path) -> None:
-    for start in range(4):
-        spool = opened(folder)
-        spool.put(segments(2 * start, 2 * start + 1))
-        spool.close()
-    spool = opened(folder)
-    spool.reconcile(0, 0)
-    assert numbers(take(spool, 99)) == list(range(8))
-
-
 def test_the_clock_may_go_back(opened: Opened, folder: Path) -> None:
     first = opened(clock=Clock(2e9))
     first.close()
@@ -233,9 +217,6 @@ def test_a_higher_incarnation_is_kept(opened: Opened, folder: Path) -> None:
     assert first.incarnation == raised
     first.close()
     assert opened(folder).incarnation > raised
-
-
-# ---- drops
 
 
 def test_the_oldest_that_are_not_taken_are_dropped(opened: Opened) -> None:
@@ -284,38 +265,6 @@ def test_the_owner_drops_from_the_head(opened: Opened, folder: Path) -> None:
     assert law(second)
 
 
-@pytest.mark.parametrize(
-    ("received", "durable", "base", "held", "new", "dropped"),
-    [
-        (0, 0, 0, [], [4, 5, 6, 7], 4),  # none of the evicted segments was received
-        (2, 2, 2, [], [4, 5, 6, 7], 2),
-        (4, 0, 4, [], [4, 5, 6, 7], 0),
-        (5, 1, 4, [4], [5, 6, 7], 0),
-        (6, 5, 5, [5], [6, 7], 0),
-        (6, 6, 6, [], [6, 7], 0),
-    ],
-)
-def test_evictions_before_the_first_welcome_are_corrected(
-    opened: Opened, folder: Path, received: int, durable: int, base: int, held: list[Any], new: list[Any], dropped: int
-) -> None:
-    first = opened()
-    first.reconcile(0, 0)
-    first.put(segments(*range(6)))
-    take(first, 6)
-    limits = SpoolLimits(4 * SIZE)
-    copy = killed(first, folder)
-    second = opened(copy, limits)
-    second.put(segments(6))
-    third = opened(killed(second, copy), limits)
-    third.put(segments(7))
-    assert (third.base_seq, third.dropped) == (0, {"spool_bytes": 4})
-    assert law(third)
-    assert numbers(third.reconcile(received, durable)) == held
-    assert (third.base_seq, third.dropped) == (base, {"spool_bytes": dropped})
-    assert numbers(take(third, 9)) == new
-    assert law(third)
-
-
 def test_what_was_put_after_the_start_has_not_been_received(opened: Opened, folder: Path) -> None:
     """Two segments were received from memory while the disk refused. The next two must not be mistaken for them."""
     first = opened()
@@ -338,17 +287,6 @@ def test_what_was_put_after_the_start_has_not_been_received(opened: Opened, fold
     assert numbers(take(fourth, 9)) == [5]
 
 
-def test_a_hole_behind_what_is_durable_needs_no_placeholders(opened: Opened, folder: Path) -> None:
-    first = opened()
-    first.put(segments(0, 1))
-    second = opened(killed(first, folder))
-    second.put(segments(5))
-    assert second.reconcile(5, 3) == []
-    assert (second.base_seq, second.submitted) == (5, 6)
-    assert numbers(take(second, 9)) == [5]
-    assert law(second)
-
-
 def test_an_absurd_mark_makes_no_absurd_hole(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(0, 1))
@@ -369,20 +307,6 @@ def test_a_placeholder_is_refused_as_an_item(opened: Opened, folder: Path) -> No
     whole, error = read_submit(message)
     assert isinstance(whole, Segment) and whole.episode_id == 0
     assert isinstance(error, ProtocolError)
-
-
-def test_untaking_needs_another_welcome(opened: Opened) -> None:
-    spool = opened()
-    spool.reconcile(0, 0)
-    spool.put(segments(*range(4)))
-    take(spool, 3)
-    spool.untake()
-    assert (spool.untaken_items, spool.untaken_steps, take(spool, 9)) == (4, 4, [])
-    assert numbers(spool.reconcile(2, 1)) == [1]
-    assert numbers(take(spool, 9)) == [2, 3]
-
-
-# ---- the disk refuses
 
 
 def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Path) -> None:
@@ -498,9 +422,6 @@ def test_a_kill_between_the_parts_leaves_what_was_written(opened: Opened, folder
     assert (second.submitted, law(second)) == (6, True)
 
 
-# ---- damage
-
-
 def test_a_damaged_row_without_a_number_is_dropped(opened: Opened) -> None:
     spool = opened()
     spool.reconcile(0, 0)
@@ -601,9 +522,6 @@ def test_only_a_few_damaged_files_are_kept(opened: Opened, folder: Path) -> None
     assert len(list(folder.glob("spool.db.damaged-*"))) == 3
 
 
-# ---- ownership
-
-
 def test_one_process_holds_it(opened: Opened, folder: Path) -> None:
     opened()
     with pytest.raises(SpoolError, match=rf"in use by process {os.getpid()}.*lock"):
@@ -644,62 +562,18 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, fold
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(0))
-    ready, go = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            spool.put(segments(9))
-            spool.close()
-            os.write(ready[1], b"x")
-            os.read(go[0], 1)
-            code = 0 if not spool._file.is_open and take(spool, 9) == [] else 2
-        finally:
-            os._exit(code)
-    assert os.read(ready[0], 1) == b"x"
-    spool.put(segments(1))
-    spool.close()
-    second = opened()  # while the child still runs
-    second.reconcile(0, 0)
-    assert numbers(take(second, 9)) == [0, 1]
-    os.write(go[1], b"x")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    for end in (*ready, *go):
-        os.close(end)
 
+    def work() -> None:
+        spool.put(segments(9))
+        spool.close()
+        assert not spool._file.is_open and take(spool, 9) == []
 
-KILLED = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from test_spool import Spool, SpoolLimits, segments
-spool = Spool(Path(sys.argv[1]), "luna", SpoolLimits(1 << 30))
-spool.reconcile(0, 0)
-number = 0
-while True:
-    spool.put(segments(number, number + 1))
-    number += 2
-    spool.take()
-    spool.release(number // 4)
-    print(number, number // 2, flush=True)
-"""
-
-
-def test_a_killed_process_loses_nothing(opened: Opened, folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    arguments = [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(rng.randrange(20, 200))]
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.readlines()
-    assert process.returncode == -signal.SIGKILL
-    put, taken = map(int, [line for line in lines if line.endswith("\n")][-1].split())
-    spool = opened()
-    assert spool.submitted in (put, put + 2)  # the kill may come after the last put and before its line
-    assert numbers(spool.reconcile(taken, taken)) == []
-    assert numbers(take(spool, 1 << 20)) == list(range(taken, spool.submitted))
-    assert law(spool)
+    with forked_child(work):
+        spool.put(segments(1))
+        spool.close()
+        second = opened()  # while the child still runs
+        second.reconcile(0, 0)
+        assert numbers(take(second, 9)) == [0, 1]
 
 
 def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> None:
@@ -711,9 +585,6 @@ def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> No
     queue.spool.reconcile(0, 0)
     assert numbers(take(queue, 10)) == [1, 3]
     assert (queue.submitted, queue.dropped, queue.in_hand) == (4, {"not_encodable": 2}, 0)
-
-
-# ---- a model
 
 
 class Learner:
@@ -784,8 +655,6 @@ class SpoolMachine(RuleBasedStateMachine):
         gone = before.difference(self.held(), released)
         self.counted |= gone
         self.excused -= gone
-
-    # ---- rules of the actor
 
     @rule(count=st.integers(1, 4))
     def put(self, count: int) -> None:
@@ -859,8 +728,6 @@ class SpoolMachine(RuleBasedStateMachine):
     def untake(self) -> None:
         self.spool.untake()
         self.window = None
-
-    # ---- rules of its surroundings
 
     @rule(knows=st.booleans())
     def learner_dies(self, knows: bool) -> None:

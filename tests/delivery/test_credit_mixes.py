@@ -59,9 +59,6 @@ def test_actors_of_one_speed_collect_with_the_newest_version(actors: list[Actor]
     assert min(rates.useful) >= 0.7 * max(rates.useful) > 0
 
 
-# ---- planted faults
-
-
 class WaitsForAll(CreditAllocator):
     """An allocator that sets all unused credit aside."""
 

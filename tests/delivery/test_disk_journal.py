@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from harness.forks import forked_child
 
 from rl4sys_zmq.delivery import journal_backlog, journal_rows
-from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import (
     ClientRow,
-    JournalContent,
     JournalEntry,
-    JournalHealth,
     JournalPage,
-    MemoryJournal,
     StreamRow,
 )
-from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, Connect, connect
+from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, connect
 from rl4sys_zmq.delivery.journal_lock import JournalLock
 from rl4sys_zmq.delivery.journal_rows import stored_bytes
 from rl4sys_zmq.errors import JournalError, WorkerDied
 
-DEADLINE_S = 10.0
+from .journal_bench import DEADLINE_S, JournalBench
+
 MAX_I64 = (1 << 63) - 1
 
 
@@ -86,69 +78,15 @@ class Faults:
         return self.connection
 
 
-class Bench:
-    """A journal under test."""
-
-    def __init__(
-        self,
-        path: Path | None = None,
-        *,
-        fsync: Literal["normal", "always"] = "normal",
-        max_bytes: int = 1 << 30,
-        retry_s: float = 0.02,
-        connect: Connect = connect,
-    ) -> None:
-        self.news = threading.Event()
-        if path is None:
-            self.journal: Any = MemoryJournal()
-            return
-        self.journal = DiskJournal(path, fsync=fsync, max_bytes=max_bytes, wake=self.news.set, retry_s=retry_s, connect=connect)
-        self.restored: JournalContent = self.journal.open()
-
-    def take(self, count: int) -> list[Any]:
-        """Wait for the next `count` entries and pages, and return them. No more may arrive with them."""
-        found: list[Any] = self.journal.committed()
-        deadline = time.monotonic() + DEADLINE_S
-        while len(found) < count:
-            assert self.news.wait(deadline - time.monotonic()), f"{len(found)} of {count} came; {self.journal.state()}"
-            self.news.clear()
-            found += self.journal.committed()
-        assert len(found) == count
-        return found
-
-    def until(self, condition: Callable[[JournalHealth], object]) -> JournalHealth:
-        """Wait until the journal's state meets a condition, and return the state."""
-        state: JournalHealth
-        deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-        while not condition(state := self.journal.state()):
-            assert time.monotonic() < deadline, state
-            pause.wait(0.002)
-        return state
-
-    def settled(self) -> JournalHealth:
-        return self.until(lambda state: not state.queued_items)
-
-    def page(self, client: str = "c", after_row: int = 0, max_bytes: int = 1 << 30) -> JournalPage:
-        self.journal.read(client, 7, after_row, max_bytes)
-        (page,) = self.take(1)
-        assert isinstance(page, JournalPage)
-        assert (page.client_id, page.token) == (client, 7)
-        return page
-
-    def close(self) -> None:
-        self.journal.stop()
-        assert self.journal.join(DEADLINE_S)
-
-
-MakeBench = Callable[..., Bench]
+MakeBench = Callable[..., JournalBench]
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[MakeBench]:
     made = []
 
-    def make(name: str = "journal.db", **kwargs: Any) -> Bench:
-        made.append(Bench(tmp_path / name, **kwargs))
+    def make(name: str = "journal.db", **kwargs: Any) -> JournalBench:
+        made.append(JournalBench(tmp_path / name, **kwargs))
         return made[-1]
 
     yield make
@@ -157,16 +95,13 @@ def bench(tmp_path: Path) -> Iterator[MakeBench]:
 
 
 @pytest.fixture(params=["memory", "normal", "always"])
-def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    b = Bench() if request.param == "memory" else Bench(tmp_path / "journal.db", fsync=request.param)
+def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JournalBench]:
+    b = JournalBench() if request.param == "memory" else JournalBench(tmp_path / "journal.db", fsync=request.param)
     yield b
     b.close()
 
 
-# ---- Every journal
-
-
-def test_what_is_appended_comes_out_once_and_in_order(any_bench: Bench) -> None:
+def test_what_is_appended_comes_out_once_and_in_order(any_bench: JournalBench) -> None:
     entries = [entry(i // 3, actor="abc"[i % 3]) for i in range(300)]
     for i in range(0, 300, 7):
         any_bench.journal.append(entries[i : i + 7])
@@ -178,7 +113,7 @@ def test_what_is_appended_comes_out_once_and_in_order(any_bench: Bench) -> None:
     assert state.durable is any_bench.journal.durable
 
 
-def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench: Bench) -> None:
+def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench: JournalBench) -> None:
     first, second = entry(0), entry(1)
     any_bench.journal.append([first])
     any_bench.journal.read("c", 3, 0, 1 << 20)
@@ -189,7 +124,7 @@ def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench: Ben
     assert [values(e) for e in page.entries] == ([values(first)] if any_bench.journal.durable else [])
 
 
-def test_every_operation_is_taken(any_bench: Bench) -> None:
+def test_every_operation_is_taken(any_bench: JournalBench) -> None:
     journal = any_bench.journal
     journal.put_client(ClientRow("c", 5, {"a": [1, None, "x"]}, 0, 0, 0))
     journal.put_stream(stream_row())
@@ -201,14 +136,6 @@ def test_every_operation_is_taken(any_bench: Bench) -> None:
     any_bench.take(1)
     assert any_bench.settled().used_bytes == 0
     assert 0 < journal.journal_id <= MAX_I64
-
-
-def test_an_entry_counts_itself() -> None:
-    e = entry(3, 9, refused=2, size=50)
-    assert (e.accepted, e.nbytes) == (4, 56)
-
-
-# ---- The journal across restarts
 
 
 def test_everything_is_there_after_a_restart(bench: MakeBench) -> None:
@@ -245,10 +172,6 @@ def test_what_is_queued_at_the_end_is_committed(bench: MakeBench) -> None:
     two.journal.append([entry(2_000)])
     two.take(1)
     assert [e.first_seq for e in two.page().entries] == list(range(2_001))
-
-
-def test_a_new_journal_is_a_new_lineage(bench: MakeBench) -> None:
-    assert bench("a.db").journal.journal_id != bench("b.db").journal.journal_id
 
 
 def test_marks_only_grow_and_totals_belong_to_the_entries(bench: MakeBench) -> None:
@@ -431,9 +354,6 @@ def test_rows_go_on_when_everything_was_trimmed(bench: MakeBench) -> None:
     assert [e.first_seq for e in b.page(after_row=last).entries] == [5]
 
 
-# ---- Groups
-
-
 def test_what_has_gathered_is_one_transaction(bench: MakeBench) -> None:
     faults = Faults()
     b = bench(connect=faults.connect)
@@ -472,9 +392,6 @@ def test_fsync_is_set_in_the_connection(bench: MakeBench, fsync: str, level: int
     b.settled()
     assert faults.connection.execute("PRAGMA synchronous").fetchone() == (level,)
     assert faults.connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-
-
-# ---- Full, and failing
 
 
 def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench: MakeBench) -> None:
@@ -603,9 +520,6 @@ def test_a_fault_of_the_code_ends_the_thread_loudly(bench: MakeBench) -> None:
     assert "planted" in b.journal.state().error
 
 
-# ---- Damage, and files that are not ours
-
-
 def damage(path: Path, change: Callable[[sqlite3.Connection], object]) -> None:
     db = sqlite3.connect(path)
     with db:
@@ -644,19 +558,6 @@ def test_a_page_may_end_with_a_damaged_entry(bench: MakeBench, tmp_path: Path) -
     page = two.page()
     assert (page.entries, page.damaged, page.more) == ((), 2, False)
     assert two.page(after_row=page.last_row).damaged == 0
-
-
-def test_a_flipped_byte_in_the_file_is_found(bench: MakeBench, tmp_path: Path) -> None:
-    one = bench()
-    one.journal.append([entry(i, size=20_000) for i in range(3)])
-    one.close()
-    path = tmp_path / "journal.db"
-    raw = bytearray(path.read_bytes())
-    raw[raw.index(b"\x01" * 4_000) + 2_000] ^= 0x40
-    path.write_bytes(raw)
-    page = bench().page()
-    assert [e.first_seq for e in page.entries] == [0, 2]
-    assert page.damaged == 1
 
 
 def test_a_second_opener_is_refused(bench: MakeBench, tmp_path: Path) -> None:
@@ -727,56 +628,6 @@ def test_a_file_that_cannot_be_written_is_refused(bench: MakeBench, tmp_path: Pa
     bench().close()
     with pytest.raises(JournalError, match="cannot be opened and written"):
         bench(connect=lambda path: sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None))
-
-
-# ---- Kill -9
-
-CHILD = """
-import sys, threading
-from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal import JournalEntry
-
-news = threading.Event()
-journal = DiskJournal(sys.argv[1], fsync=sys.argv[2], max_bytes=1 << 30, wake=news.set)
-restored = journal.open()
-seq = max([row.received for row in restored.streams], default=0)
-print(seq, flush=True)
-while True:
-    for i in range(3):
-        journal.append([JournalEntry("c", "a", 1, seq + i, seq + i + 1, 1, 0, 0, (b"x" * 3_000, str(seq + i).encode()))])
-    seq += 3
-    news.wait(5.0)
-    news.clear()
-    journal.raise_if_dead()
-    for done in journal.committed():
-        sys.stdout.write(f"{done.end_seq}\\n")
-    sys.stdout.flush()
-"""
-
-
-@pytest.mark.parametrize("fsync", ["normal", "always"])
-def test_what_was_told_survives_kill_9(bench: MakeBench, tmp_path: Path, fsync: str) -> None:
-    path, told = tmp_path / "journal.db", 0
-    for kill in range(3):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, path, fsync], stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        try:
-            assert int(child.stdout.readline()) >= told, f"kill {kill}: an entry that was told is gone"
-            for _ in range(60 + 37 * kill):
-                told = int(child.stdout.readline())
-        finally:
-            os.kill(child.pid, signal.SIGKILL)
-            rest = child.stdout.read()
-            child.stdout.close()
-        assert child.wait(DEADLINE_S) == -signal.SIGKILL
-        complete = rest[: rest.rfind("\n") + 1].split()
-        told = max([told, *map(int, complete)])
-    b = bench()
-    entries = b.page().entries
-    (stream,) = b.restored.streams
-    assert [e.first_seq for e in entries] == list(range(stream.received))
-    assert all(e.frames == (b"x" * 3_000, str(e.first_seq).encode()) for e in entries)
-    assert stream.received == b.restored.clients[0].accepted >= told > 0
 
 
 def test_the_journal_needs_no_temporary_files(bench: MakeBench) -> None:

@@ -6,43 +6,32 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.delivery import journal_marks
-from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
-from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter, read_marks
+from rl4sys_zmq.delivery.journal_marks import JournalMarksFileContent, JournalMarksFileWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import sync_folder
 
-DEADLINE_S = 10.0
+from .journal_bench import JournalBench
 
 
-class Bench:
+class Bench(JournalBench):
     """A journal of one client in a folder."""
 
     def __init__(self, folder: Path, recovery: JournalLossPolicy = NO_RECOVERY) -> None:
-        self.news = threading.Event()
-        path = folder / "journal.db"
-        self.journal = DiskJournal(path, fsync="normal", max_bytes=1 << 30, wake=self.news.set, retry_s=0.02, recovery=recovery)
-        self.restored = self.journal.open()
+        super().__init__(folder / "journal.db", recovery=recovery)
 
     def append(self, first: int, end: int, actor: str = "a") -> None:
         self.journal.append([JournalEntry("c", actor, 1, first, end, 10, 0, 0, (b"frame",))])
-        deadline = time.monotonic() + DEADLINE_S
-        while not self.journal.committed():
-            assert self.news.wait(max(0.0, deadline - time.monotonic())), self.journal.state()
-            self.news.clear()
-
-    def close(self) -> None:
-        self.journal.stop()
-        assert self.journal.join(DEADLINE_S)
+        self.take(1)
 
 
 def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
@@ -54,14 +43,17 @@ def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
     return bench.restored.journal_id
 
 
-# ---- the file itself
-
-
 def rows(received: int = 5, streams: int = 1) -> ClientAndStreamRows:
     known = ClientAndStreamRows(77, {3}, {"c": ClientRow("c", 3, {"seed": 7}, received * streams, 1, 0)})
     for n in range(streams):
         known.streams["c", f"a{n}", 1] = StreamRow("c", f"a{n}", 1, 2, 0, received, 50, 1, True, False, "user")
     return known
+
+
+def marks_in(path: Path) -> JournalMarksFileContent:
+    found = read_marks(path)
+    assert found is not None
+    return found
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -76,8 +68,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     marks.drop(gone)
     gone.apply_to(known.clients, known.streams)
     marks.close()
-    found = read_marks(path)
-    assert found is not None
+    found = marks_in(path)
     assert (found.rows, found.damaged) == (known, 0)
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -86,8 +77,7 @@ def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     marks = JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=False)
     marks.drop(RowChanges(dropped_clients={"c"}))
     marks.close()
-    found = read_marks(tmp_path / "journal.marks")
-    assert found is not None
+    found = marks_in(tmp_path / "journal.marks")
     assert (found.rows.journal_id, found.rows.clients, found.rows.streams) == (77, {}, {})
 
 
@@ -121,8 +111,7 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
         changes.apply_to(known.clients, known.streams)
         marks.note(changes)
     marks.close()
-    found = read_marks(path)
-    assert found is not None
+    found = marks_in(path)
     assert found.rows.streams["c", "a0", 1].received == found.rows.clients["c"].accepted == 499
     assert path.stat().st_size < 8_192
 
@@ -142,8 +131,8 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
         marks.note(changes)
     marks.note(changes)
     marks.close()
-    found = read_marks(path)
-    assert found is not None and found.rows.clients["d"].settings == {"long": "x" * 8_000}
+    found = marks_in(path)
+    assert found.rows.clients["d"].settings == {"long": "x" * 8_000}
 
 
 def test_the_rename_of_a_new_file_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +160,8 @@ def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[raw.index(b'"a0"') + 1] ^= 1
     path.write_bytes(raw)
-    found = read_marks(path)
-    assert found is not None
+    found = marks_in(path)
     assert (found.damaged, list(found.rows.clients), found.rows.streams) == (1, ["c"], {})
-
-
-# ---- a journal and its marks
 
 
 def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path: Path) -> None:
@@ -211,8 +196,7 @@ def test_marks_that_are_behind_or_gone_or_damaged_stop_nothing(tmp_path: Path) -
         again = Bench(tmp_path)
         again.close()
         assert again.restored.streams[0].received == 9
-        found = read_marks(tmp_path / "journal.marks")
-        assert found is not None
+        found = marks_in(tmp_path / "journal.marks")
         assert found.rows.streams["c", "a", 1].received == 9
 
 
@@ -295,15 +279,9 @@ def test_a_damaged_index_costs_no_entry(tmp_path: Path, index: str, empty: bool)
     with pytest.raises(JournalLost, match="is damaged"):
         Bench(tmp_path)
     bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
-    bench.journal.read("c", 1, 0, 1 << 20)
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := bench.journal.committed()):
-        assert bench.news.wait(max(0.0, deadline - time.monotonic())), bench.journal.state()
-        bench.news.clear()
-    (read,) = found
+    page = bench.page()
     bench.close()
-    assert isinstance(read, JournalPage)
-    assert [(entry.first_seq, entry.end_seq) for entry in read.entries] == [(0, 10)]
+    assert [(entry.first_seq, entry.end_seq) for entry in page.entries] == [(0, 10)]
 
 
 def test_a_damaged_name_of_a_column_is_noticed_at_the_start(tmp_path: Path) -> None:
@@ -332,17 +310,11 @@ def test_nothing_is_told_before_the_marks_say_it(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(journal_marks, "_write", refuse)
     bench.journal.append([JournalEntry("c", "a", 1, 1, 4, 10, 0, 0, (b"frame",))])
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not bench.journal.state().failures:
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
+    bench.until(lambda state: state.failures)
     assert bench.journal.committed() == []
     assert "No space" in bench.journal.state().error
     full.clear()
-    while not (told := bench.journal.committed()):
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
-    assert len(told) == 1
+    bench.take(1)
     bench.close()
     again = Bench(tmp_path)
     again.close()
@@ -353,13 +325,9 @@ def test_marks_that_are_deleted_under_it_are_written_again(tmp_path: Path) -> No
     bench = Bench(tmp_path)
     bench.append(0, 3)
     (tmp_path / "journal.marks").unlink()
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not (tmp_path / "journal.marks").exists():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
+    until((tmp_path / "journal.marks").exists, "the file of marks")
     bench.close()
-    found = read_marks(tmp_path / "journal.marks")
-    assert found is not None
+    found = marks_in(tmp_path / "journal.marks")
     assert found.rows.streams["c", "a", 1].received == 3
 
 
@@ -373,10 +341,7 @@ def test_a_place_that_another_learner_has_taken_is_left_to_it(tmp_path: Path) ->
     place.mkdir()
     two = Bench(place)
     one.journal.append([JournalEntry("c", "a", 1, 3, 5, 10, 0, 0, (b"frame",))])
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while "in use by another learner" not in one.journal.state().error:
-        assert time.monotonic() < deadline, one.journal.state()
-        pause.wait(0.005)
+    one.until(lambda state: "in use by another learner" in state.error)
     assert one.journal.committed() == []
     two.append(0, 1)
     two.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
@@ -21,13 +21,11 @@ from rl4sys_zmq.delivery import (
     SessionState,
     SessionTemporarilyRefused,
     StreamRestarted,
-    StreamTable,
 )
 from rl4sys_zmq.delivery.session import FIELD_RATE
-from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import REFUSED_RETRY_S
-from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Submit, Verdict, Welcome
 
@@ -36,9 +34,7 @@ LEDGER, OTHER = 77, 78
 
 
 def packed(steps: int = 2) -> PackedSegment:
-    rows = np.zeros(steps, np.float32)
-    columns = np.zeros((steps, 1), np.float32), np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
-    return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
+    return pack_segment(segment_with(steps, episode_return=0.0, episode_length=steps))
 
 
 def welcome(
@@ -126,24 +122,30 @@ def counters() -> Counters:
 
 
 @pytest.fixture
+def joining(counters: Counters) -> ActorSession:
+    """A session that has sent its HELLO."""
+    session = ActorSession(HELLO, counters, random.Random(1))
+    session.open(0.0, (0, 0))
+    return session
+
+
+@pytest.fixture
 def session(counters: Counters) -> ActorSession:
     """A session that has joined, with credit for a hundred steps."""
     return joined(counters)
 
 
-def test_a_client_that_starts_is_asked_for_again_on_the_same_sockets(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
+def test_a_client_that_starts_is_asked_for_again_on_the_same_sockets(joining: ActorSession) -> None:
     now = 0.0
     while now < 10.0:
-        now = session.next_deadline()
-        assert isinstance(sent(session.tick(now, (0, 0)))[0], Hello)
+        now = joining.next_deadline()
+        assert isinstance(sent(joining.tick(now, (0, 0)))[0], Hello)
         starting = Refused(RefusalReason.STARTING.value, "", "it starts", 0, 0)
-        assert session.on_message(now, starting) == [SessionTemporarilyRefused(starting)]
-        assert session.state is SessionState.JOINING
-    session.on_message(now, welcome())
-    assert session.on_message(now, Refused(RefusalReason.STARTING.value, "", "it was late", 0, 0)) == []
-    assert session.state is SessionState.JOINED
+        assert joining.on_message(now, starting) == [SessionTemporarilyRefused(starting)]
+        assert joining.state is SessionState.JOINING
+    joining.on_message(now, welcome())
+    assert joining.on_message(now, Refused(RefusalReason.STARTING.value, "", "it was late", 0, 0)) == []
+    assert joining.state is SessionState.JOINED
 
 
 def test_it_says_hello_until_it_is_answered(counters: Counters) -> None:
@@ -212,22 +214,6 @@ def test_the_window_is_kept_until_it_is_durable(session: ActorSession) -> None:
     assert (session.in_flight, session.unreceived, session.accepted) == (0, 0, 2)
 
 
-def test_what_was_not_received_is_sent_again_ever_more_slowly(session: ActorSession) -> None:
-    session.take(0.0, [packed(), packed()])
-    session.on_message(0.1, ack(1, 0, accepted_steps=2))
-    times: list[float] = []
-    now = 0.1
-    while now < 20.0 and len(times) < 4:
-        now += 0.1
-        session.on_message(now, ack(1, 0, accepted_steps=2))
-        for message in sent(session.tick(now, (0, 0))):
-            if isinstance(message, Submit):
-                assert (message.first_seq, message.count) == (1, 1)
-                times.append(now)
-    gaps = np.diff(times)
-    assert all(later > earlier for earlier, later in itertools.pairwise(gaps))
-
-
 def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session: ActorSession) -> None:
     session.take(0.0, [packed(), packed(), packed()])
     session.on_message(0.0, ack(3, 1, accepted_steps=6))
@@ -238,24 +224,6 @@ def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session: ActorSessio
     assert (session.state, session.on_message(0.1, refused("gap", 0))) == (SessionState.JOINED, [])
     assert session.state is SessionState.JOINING
     assert sent(session.tick(1.0, (0, 0)))[0].first_seq == 1
-
-
-def test_a_stream_behind_the_window_is_not_a_wedge(session: ActorSession, counters: Counters) -> None:
-    """A new learner receives a HELLO that the actor sent before its last acks."""
-    session.take(0.0, [packed() for _ in range(4)])
-    session.on_message(0.0, ack(4, 3, accepted_steps=8))
-    session.on_message(0.0, refused("no_session"))
-    table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1)
-    opened = table.open(Hello("c", "a", 1, 1, 0, 0), b"p", 0.0)
-    stream = opened.stream
-    assert (stream.received, opened.gap) == (1, 1)
-    (hello,) = sent(session.tick(0.0, (0, 0)))
-    assert hello.first_seq == 3
-    assert table.open(hello, b"p", 0.0).gap == 2
-    assert stream.received == 3
-    actions = session.on_message(0.0, welcome(stream.received, stream.durable, 0, generation=2))
-    assert [m.first_seq for m in sent(actions)] == [3]
-    assert stream.admit(3, [0]) == 0
 
 
 def test_silence_ends_a_session(session: ActorSession, counters: Counters) -> None:
@@ -279,11 +247,9 @@ def test_a_refusal_for_good_is_told_and_tried_again_slowly(session: ActorSession
 
 
 @pytest.mark.parametrize("code", ["no_session", "closing", "conflict", "gap", "checksum"])
-def test_a_refusal_that_passes_is_no_rejection(counters: Counters, code: str) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    assert not any(isinstance(action, SessionRefused) for action in session.on_message(0.0, refused(code)))
-    assert session.state is SessionState.JOINING
+def test_a_refusal_that_passes_is_no_rejection(joining: ActorSession, code: str) -> None:
+    assert not any(isinstance(action, SessionRefused) for action in joining.on_message(0.0, refused(code)))
+    assert joining.state is SessionState.JOINING
 
 
 def test_a_failed_client_is_told_even_in_a_session(session: ActorSession) -> None:
@@ -325,19 +291,6 @@ def test_steps_are_counted_from_what_the_learner_says(session: ActorSession) -> 
     assert session.sent_steps == 6
 
 
-def test_a_rejoin_sends_the_window_again_and_counts_the_gap(session: ActorSession, counters: Counters) -> None:
-    session.take(0.0, [packed(), packed(3), packed()])
-    session.on_message(0.0, ack(3, 1, accepted_steps=7))
-    session.on_message(0.0, refused("no_session"))
-    joined, *again = session.on_message(0.0, welcome(1, 1, 0, generation=2, journal_id=OTHER, gap=1))
-    assert isinstance(joined, SessionJoined)
-    assert (joined.welcome.gap, counters.get("gap_segments")) == (1, 1)
-    assert [(m.first_seq, m.count) for m in sent(again)] == [(1, 2)]
-    assert session.sent_steps == 5
-    assert (session.accepted, session.unreceived) == (1, 2)
-    assert not session.can_take()
-
-
 def test_a_new_life_that_found_an_old_hello_is_joined(session: ActorSession) -> None:
     """The learner died, and its successor answers a HELLO that was still in a queue. The actor gets no NO_SESSION."""
     session.take(0.0, [packed(), packed()])
@@ -350,11 +303,9 @@ def test_a_new_life_that_found_an_old_hello_is_joined(session: ActorSession) -> 
     assert session.on_message(0.0, welcome(0, 0, 0, generation=1)) == []
 
 
-def test_heartbeats_of_a_learner_are_kept_within_reason(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    session.on_message(0.0, welcome(heartbeat_s=0.0))
-    assert session.next_deadline() == 0.05
+def test_heartbeats_of_a_learner_are_kept_within_reason(joining: ActorSession) -> None:
+    joining.on_message(0.0, welcome(heartbeat_s=0.0))
+    assert joining.next_deadline() == 0.05
 
 
 def test_goodbye_is_the_last_word(session: ActorSession) -> None:
@@ -373,9 +324,6 @@ def test_big_windows_are_sent_in_several_messages(session: ActorSession) -> None
     session.on_message(0.0, refused("no_session"))
     again = sent(session.on_message(0.0, welcome(0, generation=2)))
     assert [(m.first_seq, m.count) for m in again] == [(0, 64), (64, 64), (128, 22)]
-
-
-# ---- credit in bytes
 
 
 def test_credit_in_bytes_counts_what_is_in_flight(session: ActorSession) -> None:
@@ -407,35 +355,6 @@ def test_a_welcome_alone_gives_no_credit(session: ActorSession) -> None:
     assert not session.can_take()
     session.on_message(0.0, ack(generation=2))
     assert session.can_take()
-
-
-# ---- verdicts
-
-
-def test_verdicts_are_not_counted_twice(session: ActorSession) -> None:
-    session.take(0.0, [packed() for _ in range(9)])
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=4))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=3))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=5))
-    assert session.verdicts[Verdict.TRAINED] == 5
-    session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(9, 9, 18))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6))
-    assert session.verdicts[Verdict.TRAINED] == 6
-
-
-def test_verdicts_go_back_with_a_learner_that_goes_back_to_a_checkpoint(session: ActorSession) -> None:
-    session.take(0.0, [packed() for _ in range(9)])
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6, stale=2))
-    session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(9, 9, 18, generation=2))
-    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (6, 2)  # no newer counts so far
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=3, trained_mark=3))
-    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (3, 0)
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=2, trained_mark=2))  # late
-    assert session.verdicts[Verdict.TRAINED] == 3
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=7, stale=2))
-    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE], session.accepted) == (7, 2, 9)
 
 
 def test_the_late_ack_of_an_earlier_life_changes_no_count(session: ActorSession, counters: Counters) -> None:
@@ -473,26 +392,21 @@ def test_verdicts_that_are_no_numbers_are_left_out(session: ActorSession) -> Non
     assert set(session.verdicts.values()) == {0}
 
 
-# ---- an incarnation that is too low
-
-
 def fenced(known: int) -> Refused:
     return Refused("fenced", "", "", 0, known)
 
 
-def test_a_new_start_takes_a_number_above_the_one_on_record(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    (raised,) = session.on_message(0.1, fenced(50))
+def test_a_new_start_takes_a_number_above_the_one_on_record(joining: ActorSession, counters: Counters) -> None:
+    (raised,) = joining.on_message(0.1, fenced(50))
     assert type(raised) is ReplaceSockets
     assert 50 < raised.incarnation <= 50 + (1 << 24)
-    (hello,) = sent(session.open(0.1, (0, 0)))
+    (hello,) = sent(joining.open(0.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.previously_welcomed) == (raised.incarnation, 0, False)
-    assert session.origin == raised.incarnation
-    assert session.on_message(0.2, fenced(50)) == []  # the reply to a HELLO that was sent twice
-    session.on_message(0.3, welcome())
-    session.on_message(0.4, refused("no_session"))
-    (hello,) = sent(session.tick(0.4, (0, 0)))
+    assert joining.origin == raised.incarnation
+    assert joining.on_message(0.2, fenced(50)) == []  # the reply to a HELLO that was sent twice
+    joining.on_message(0.3, welcome())
+    joining.on_message(0.4, refused("no_session"))
+    (hello,) = sent(joining.tick(0.4, (0, 0)))
     assert (hello.incarnation, hello.previously_welcomed) == (raised.incarnation, True)
     assert counters.get("raised") == 1
 
@@ -535,9 +449,6 @@ def test_a_welcome_of_another_journal_is_news_though_its_clock_went_back(session
     assert session.can_take()
 
 
-# ---- an incarnation whose mark ran out
-
-
 @pytest.fixture
 def forgotten(session: ActorSession) -> ActorSession:
     """A session that the learner has lost, with nine segments: eight received, two of them refused, and seven durable."""
@@ -576,49 +487,6 @@ def test_what_was_accepted_before_stays_so(forgotten: ActorSession) -> None:
     assert (forgotten.in_flight, law(forgotten)) == (1, 12)
 
 
-def test_it_may_be_forgotten_again(forgotten: ActorSession) -> None:
-    forgotten.on_message(1.0, refused("expired"))
-    forgotten.tick(1.0, (0, 0))
-    forgotten.on_message(1.0, welcome(0, 0, 0))
-    forgotten.want(1.0, 50)
-    forgotten.on_message(1.0, ack(0, 0))
-    forgotten.take(1.0, [packed(), packed(), packed()])
-    forgotten.on_message(1.0, ack(3, 2, accepted_steps=6, trained=1, refused=1))
-    forgotten.on_message(1.0, refused("no_session"))
-    forgotten.tick(1.0, (0, 0))
-    assert forgotten.on_message(1.0, refused("expired")) == [StreamRestarted(1)]
-    (hello,) = sent(forgotten.tick(1.0, (0, 0)))
-    assert (hello.incarnation, hello.origin, hello.journal_id) == (3, 3, 0)
-    assert (forgotten.in_doubt, law(forgotten)) == (3, 12)
-    assert (forgotten.accepted, forgotten.verdicts[Verdict.TRAINED]) == (6, 5)
-
-
-def test_nothing_of_before_is_sent_after_it_was_forgotten(forgotten: ActorSession) -> None:
-    forgotten.on_message(1.0, refused("expired"))
-    forgotten.tick(1.0, (0, 0))
-    assert sent(forgotten.on_message(1.0, welcome(0, 0, 0))) == []
-    assert all(isinstance(m, Heartbeat) for m in sent(forgotten.tick(3.9, (0, 0))))
-
-
-def test_the_table_and_the_session_agree_about_it() -> None:
-    """A session and the learner's table exchange messages until a new stream begins after an expiry."""
-    session = ActorSession(HELLO, Counters(), random.Random(1))
-    table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1, journal_id=LEDGER)
-    (hello,) = sent(session.open(0.0, (0, 0)))
-    stream = table.open(hello, b"p", 0.0).stream
-    session.on_message(0.0, welcome())
-    table.close_session(stream)
-    assert table.expire(31.0, lambda s: True) == [stream]
-    session.on_message(31.0, refused("no_session"))
-    (hello,) = sent(session.tick(31.0, (0, 0)))
-    with pytest.raises(ProtocolError) as caught:
-        table.open(hello, b"p", 31.0)
-    session.on_message(31.0, refused(caught.value.code))
-    (hello,) = sent(session.tick(31.0, (0, 0)))
-    opened = table.open(hello, b"p", 31.0)
-    assert (opened.fresh, opened.gap, opened.stream.key) == (True, 0, ("a", 2))
-
-
 def test_in_a_session_nobody_is_forgotten(session: ActorSession) -> None:
     session.take(0.0, [packed()])
     assert session.on_message(0.0, refused("expired")) == []
@@ -643,9 +511,6 @@ def test_what_is_in_a_spool_is_never_given_up(counters: Counters, journal_id: in
     assert (hello.incarnation, hello.origin, hello.first_seq, session.in_doubt) == (4, 2, 5, 0)
 
 
-# ---- a spool
-
-
 def test_a_start_with_a_spool_learns_how_far_it_had_come(counters: Counters) -> None:
     session = spooled(5, counters)
     assert (session.accepted, session.unreceived) == (5, 0)
@@ -667,18 +532,6 @@ def test_a_start_with_a_spool_learns_how_far_it_had_come(counters: Counters) -> 
     assert session.in_flight == 0
 
 
-def test_what_was_recovered_is_in_the_next_hello_and_goes_to_a_learner_that_lacks_it(counters: Counters) -> None:
-    session = spooled(5, counters)
-    session.on_message(0.0, welcome(9, 7, 18))
-    session.recover([packed(), packed(3)])
-    session.on_message(0.0, refused("no_session"))
-    (hello,) = sent(session.tick(0.0, (0, 0)))
-    assert (hello.first_seq, hello.origin, hello.incarnation) == (7, 2, 4)
-    again = sent(session.on_message(0.0, welcome(7, 7, 0, generation=2, journal_id=OTHER, gap=7)))
-    assert [(m.first_seq, m.count) for m in again] == [(7, 2)]
-    assert (session.sent_steps, session.unreceived, session.accepted) == (5, 2, 7)
-
-
 def test_bytes_of_what_was_recovered_are_not_in_flight(counters: Counters) -> None:
     session = spooled(5, counters)
     session.on_message(0.0, welcome(9, 7, 18))
@@ -688,16 +541,6 @@ def test_bytes_of_what_was_recovered_are_not_in_flight(counters: Counters) -> No
     assert session.can_take()
     session.take(0.0, [packed()])
     assert not session.can_take()
-
-
-def test_a_spool_whose_segments_never_left_sends_them_from_its_number_on(counters: Counters) -> None:
-    session = spooled(5, counters)
-    session.on_message(0.0, welcome(5, 5, 12))
-    session.recover([])
-    session.want(0.0, 100)
-    session.on_message(0.0, ack(5, 5, accepted_steps=12))
-    (submit,) = sent(session.take(0.0, [packed(), packed()]))
-    assert (submit.first_seq, submit.count, session.sent_steps) == (5, 2, 16)
 
 
 def test_a_spool_at_a_journal_that_knows_nothing_of_it(counters: Counters) -> None:
@@ -733,11 +576,9 @@ def test_a_spool_believes_a_higher_number_once(counters: Counters) -> None:
 
 
 @pytest.mark.parametrize("code", ["fenced", "equivocation", "forbidden", "identity"])
-def test_refusals_that_do_not_mend_themselves(counters: Counters, code: str) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused(code)) == [SessionRefused(refused(code))]
-    assert session.state is SessionState.REFUSED
+def test_refusals_that_do_not_mend_themselves(joining: ActorSession, code: str) -> None:
+    assert joining.on_message(0.0, refused(code)) == [SessionRefused(refused(code))]
+    assert joining.state is SessionState.REFUSED
 
 
 def test_an_equivocation_does_not_end_a_session(session: ActorSession, counters: Counters) -> None:
@@ -747,27 +588,21 @@ def test_an_equivocation_does_not_end_a_session(session: ActorSession, counters:
     assert counters.get("refused_by_learner.equivocation") == 1
 
 
-def test_a_place_that_is_taken_is_waited_for(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused("conflict")) == [SessionTemporarilyRefused(refused("conflict"))]
+def test_a_place_that_is_taken_is_waited_for(joining: ActorSession) -> None:
+    assert joining.on_message(0.0, refused("conflict")) == [SessionTemporarilyRefused(refused("conflict"))]
 
 
-def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
+def test_a_hello_that_came_too_fast_is_said_again(joining: ActorSession) -> None:
     """A refusal by the rate limit is temporary: many messages of an actor may reach a learner right after its start."""
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
     too_fast = Refused("quota", FIELD_RATE, "this connection exceeds its rate limit")
-    assert session.on_message(0.0, too_fast) == [SessionTemporarilyRefused(too_fast)]
-    assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
-    assert isinstance(session.on_message(1.0, refused("quota"))[0], SessionRefused)
+    assert joining.on_message(0.0, too_fast) == [SessionTemporarilyRefused(too_fast)]
+    assert [type(message) for message in sent(joining.tick(1.0, (0, 0)))] == [Hello]
+    assert isinstance(joining.on_message(1.0, refused("quota"))[0], SessionRefused)
 
 
 def image_packed(steps: int = 8) -> PackedSegment:
-    rows = np.zeros(steps, np.float32)
     observations = np.linspace(0, 255, steps * 64 * 64 * 3).astype(np.uint8).reshape(steps, 64, 64, 3)
-    columns = observations, np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
-    return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
+    return pack_segment(segment_with(steps, observations=observations, episode_return=0.0, episode_length=steps))
 
 
 def test_images_are_coded_once_and_sent_again_as_they_were(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from harness.children import PYTHONPATH, stop_process
+from kit import play
 
 import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -36,7 +37,7 @@ SCALE = float(os.environ.get("RL4SYS_SOAK_SCALE", "1"))
 PATIENCE_S = 60.0
 """The time limit of every wait, for a machine under any load."""
 
-T = TypeVar("T")
+Report = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
+def report(request: pytest.FixtureRequest, seed: int) -> Report:
     """Report the figures of a gate: a line on stdout, and a line of JSON in the file that RL4SYS_SOAK_REPORT names."""
 
     def say(**figures: Any) -> None:
@@ -208,6 +209,7 @@ class Child:
 
 
 Spawn = Callable[..., Child]
+StartLearner = Callable[..., tuple[Child, str]]
 
 
 @pytest.fixture
@@ -230,7 +232,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 
 @pytest.fixture
-def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
+def learner(spawn: Spawn) -> StartLearner:
     """Start learner processes."""
 
     def start(
@@ -270,9 +272,23 @@ def join(address: str, **options: Any) -> RL4SysAgent:
     return RL4SysAgent(config=AgentConfig(observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2), **given))
 
 
+def drive(agent: RL4SysAgent, versions: int = 1, steps: int = 1) -> None:
+    """Cause new versions, one after another."""
+    for _ in range(versions):
+        held = agent.version
+        play(agent, steps)
+        agent.wait_version(held + 1, PATIENCE_S)
+
+
 def check_law(stats: dict[str, Any]) -> None:
     """Check the actor's conservation law. No segment may be on its way."""
     assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"], stats
+
+
+def check_learner_law(client: dict[str, Any]) -> None:
+    """Check the learner's conservation law for a client that runs and has resumed."""
+    judged = sum(client["verdicts"][verdict] for verdict in ("trained", "stale", "quarantined"))
+    assert client["accepted"] == judged + client["pending"] + client["rolled_back"], client
 
 
 def account(process: Child, accepted: int) -> dict[str, Any] | None:

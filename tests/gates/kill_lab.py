@@ -25,20 +25,21 @@ ENV = {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
 FIRST_PORT, LAST_PORT = 12_000, 32_000
 
 
-def free_port(rng: random.Random) -> int:
-    """Return a free port below the ports that the system gives to connecting sockets.
+def free_port(rng: random.Random, *hosts: str) -> int:
+    """Return a port that is free on these hosts, below the ports that the system gives to connecting sockets.
 
     A learner that is killed must find its port free again. A port of the system's range could be taken meanwhile by any
     connection, even by an actor's own attempts to connect to it: TCP lets a socket connect to itself.
     """
     while True:
         port = rng.randint(FIRST_PORT, LAST_PORT)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        try:
+            for host in hosts:
+                with socket.socket() as probe:
+                    probe.bind((host, port))
+        except OSError:
+            continue
+        return port
 
 
 class Lab(Resource):
@@ -59,7 +60,7 @@ class Lab(Resource):
         self._rng = random.Random(seed)
         self.loop = KillLoop(seed=seed, folder=folder)
         self.run_dir = folder / "run"
-        self.address = f"tcp://127.0.0.1:{free_port(self._rng)}" if scheme == "tcp" else f"ipc://{folder}/l"
+        self.address = f"tcp://127.0.0.1:{free_port(self._rng, '127.0.0.1')}" if scheme == "tcp" else f"ipc://{folder}/l"
         self.config = {"checkpoint_every_s": 0.2, **config}
         self.parameters = {"steps_per_update": 24, **(parameters or {})}
         self.traces: dict[str, TraceTail] = {}
@@ -89,7 +90,6 @@ class Lab(Resource):
         *,
         rate: float,
         address: str | None = None,
-        steps: tuple[int, int] = (1, 4),
         algorithm: Mapping[str, Any] | None = None,
         max_queued: int = 1_000_000,
         env: str | None = None,
@@ -97,16 +97,8 @@ class Lab(Resource):
     ) -> Child:
         """Return an actor process that is not started yet.
 
-        Args:
-            name: of the process.
-            client: the client of the actor.
-            rate: episodes per second.
-            address: of the learner. Without it, the address of this lab's learner.
-            steps: the least and the greatest number of steps of an episode.
-            algorithm: ``algorithm`` and ``parameters`` of the client. Without it, a recording algorithm.
-            max_queued: the actor starts no episode while it holds this many segments.
-            env: the Gymnasium environment of the actor. Without it, short synthetic episodes.
-            **config: more of the actor's configuration.
+        It plays `rate` episodes per second, and none while it holds `max_queued` segments. `algorithm` has the ``algorithm`` and
+        ``parameters`` of a client that records nothing.
         """
         options = {
             "address": address or self.address,
@@ -115,7 +107,6 @@ class Lab(Resource):
             "trace": self._trace(name),
             "seed": self._rng.randrange(1 << 31),
             "rate": rate,
-            "steps": steps,
             "max_queued": max_queued,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
             **(algorithm or {}),
@@ -130,9 +121,6 @@ class Lab(Resource):
 
     def acked(self) -> int:
         return sum(tail.ids("acked") for tail in self.traces.values())
-
-    def submitted(self) -> int:
-        return sum(tail.ids("submitted") for tail in self.traces.values())
 
     def serving(self, timeout_s: float = 20.0) -> None:
         tail = self.traces["learner"]

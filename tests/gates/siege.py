@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import zmq
-from kit import play, segment_with, until
+from harness.keys import KeyRing
+from kit import segment_with, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.security import KeyPair, ServerKeys, UserKeys, curve_client, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import MonitorEvent, Poller, Socket, context
 from rl4sys_zmq.values import Segment
@@ -26,7 +27,7 @@ from rl4sys_zmq.wire.prefix import pack_prefix, seal
 from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
 
-from .conftest import PATIENCE_S, check_law, join
+from .conftest import PATIENCE_S, check_law, check_learner_law, drive, join
 
 ALGORITHM = "SIEGE"
 STEPS = 16
@@ -54,70 +55,6 @@ class AtLeast:
         return isinstance(other, int) and other >= self.count
 
     __hash__ = None  # type: ignore[assignment]
-
-
-# ---- keys
-
-
-class KeyRing:
-    """A folder of keys like one of ``rl4sys-learner keys``, with its access list."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.server = ServerKeys(new_key_pair())
-        self.peers: dict[str, dict[str, Any]] = {}
-        self._pairs: dict[str, KeyPair] = {}
-        write_server_keys(folder / "learner.secret", self.server)
-
-    @property
-    def list_file(self) -> Path:
-        return self.folder / "users.toml"
-
-    def pair(self, name: str) -> KeyPair:
-        if name not in self._pairs:
-            self._pairs[name] = new_key_pair()
-        return self._pairs[name]
-
-    def client(self, name: str) -> UserKeys:
-        return UserKeys(self.pair(name), self.server.learner.public)
-
-    def file(self, name: str) -> Path:
-        path = self.folder / f"{name}.keys"
-        if not path.exists():
-            write_user_keys(path, name, self.client(name))
-        return path
-
-    def new_pair(self, name: str) -> None:
-        self._pairs[name] = new_key_pair()
-        (self.folder / f"{name}.keys").unlink(missing_ok=True)
-
-    def allow(
-        self, name: str, roles: Sequence[str] = ("submit", "read_weights"), ids: Sequence[str] = ("lab",), **more: Any
-    ) -> None:
-        """Add a name to the list. `more` can be ``expires`` and ``quota``."""
-        self.peers[name] = {"key": self.pair(name).public, "client_ids": list(ids), "roles": list(roles), **more}
-
-    def write(self) -> None:
-        """Replace the list file by one rename."""
-        text = "".join(_table(name, {**peer, "key": self.pair(name).public}) for name, peer in self.peers.items())
-        self.replace(text)
-
-    def replace(self, text: str) -> None:
-        fresh = self.list_file.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.rename(self.list_file)
-
-
-def _table(name: str, peer: Mapping[str, Any]) -> str:
-    lines = [f"[{name}]", f"key = '{peer['key']}'", f"client_ids = {peer['client_ids']}", f"roles = {peer['roles']}"]
-    if "expires" in peer:
-        lines.append(f"expires = {peer['expires']}")
-    if quota := peer.get("quota"):
-        lines += [f"[{name}.quota]", *(f"{key} = {value}" for key, value in quota.items())]
-    return "\n".join(lines) + "\n"
-
-
-# ---- messages
 
 
 def hello(actor_id: str = "mallory", incarnation: int = 5, **fields: Any) -> Hello:
@@ -148,9 +85,6 @@ def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> li
         heads[name] = value
     layouts = message.layouts if layout is None else [layout]
     return encode(replace(message, layouts=layouts, heads=AnyBytes(heads.tobytes())))
-
-
-# ---- attackers
 
 
 class Attacker:
@@ -218,9 +152,9 @@ class Attacker:
 class GoodClient(threading.Thread):
     """A thread that trains without end, as fast as it receives new versions. It keeps the first error."""
 
-    def __init__(self, agent: RL4SysAgent) -> None:
+    def __init__(self, agent: RL4SysAgent, steps: int = STEPS) -> None:
         super().__init__(name="good-client")
-        self.agent = agent
+        self.agent, self._steps = agent, steps
         self.rounds = 0
         self.error: BaseException | None = None
         self._over = threading.Event()
@@ -229,9 +163,7 @@ class GoodClient(threading.Thread):
         """Play episodes. Each makes one version."""
         try:
             while not self._over.wait(0.005):
-                version = self.agent.version
-                play(self.agent, STEPS)
-                self.agent.wait_version(version + 1, PATIENCE_S)
+                drive(self.agent, steps=self._steps)
                 self.rounds += 1
         except BaseException as exc:
             self.error = exc
@@ -343,8 +275,7 @@ class Siege:
         assert agent.digest == self.learner.digest("lab", agent.version)
         self.learner.raise_if_dead()
         for client in self.status()["clients"].values():
-            judged = sum(client["verdicts"][verdict] for verdict in ("trained", "stale", "quarantined"))
-            assert client["accepted"] == judged + client["pending"] + client["rolled_back"]
+            check_learner_law(client)
         assert counted() == expected, f"{counted()}, not {expected}"
 
 

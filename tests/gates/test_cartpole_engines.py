@@ -22,9 +22,9 @@ from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.ops.requests import request_status
 
-from .conftest import SCALE, Tier
+from .conftest import SCALE, Report, Tier
 from .kill_lab import Lab
-from .test_kills import Report, only_long
+from .test_kills import only_long
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")

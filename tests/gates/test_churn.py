@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.keys import KeyRing
 from kit import play, segment_with, until
 
 from rl4sys_zmq.errors import RefusalReason
@@ -19,9 +18,8 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Message, Refused, Welcome
 
-from .conftest import PATIENCE_S, SOAK, Child, Tier, descriptors, join, resident_kib
-from .siege import Attacker, KeyRing
-from .test_zmtp_fuzz import hello
+from .conftest import PATIENCE_S, SOAK, Child, Report, StartLearner, Tier, check_learner_law, descriptors, join, resident_kib
+from .siege import Attacker, hello
 from .zmtp import Peer
 
 NAMES = 64
@@ -45,7 +43,7 @@ class Churner:
         incarnation, seq = self._known.get(name, (1, 0))
         peer = Peer(self._address) if self._keys is None else Attacker(self._address, self._keys)
         try:
-            peer.send(encode(replace(hello(name, incarnation, seq), previously_welcomed=seq > 0)))
+            peer.send(encode(hello(name, incarnation, first_seq=seq, previously_welcomed=seq > 0)))
             welcome = self._until(peer, Welcome)
             assert welcome.received == seq and welcome.gap in (0, seq), welcome
             self.gap += welcome.gap
@@ -93,7 +91,7 @@ def segment(generation: int) -> Segment:
 @pytest.mark.parametrize("names", ["the same names", "new names"] if SOAK else ["the same names"])
 @pytest.mark.parametrize("security", ["plain", "curve"])
 def test_actors_that_come_and_go(
-    tier: Tier, security: str, names: str, seed: int, report: Any, learner: Callable[..., tuple[Child, str]], tmp_path: Path
+    tier: Tier, security: str, names: str, seed: int, report: Report, learner: StartLearner, tmp_path: Path
 ) -> None:
     fresh = names == "new names"
     cycles = tier.size(*SIZES[security], least=1000)
@@ -145,9 +143,7 @@ def test_actors_that_come_and_go(
     )
     assert client["gap"] == client["rolled_back"] == churner.gap
     assert client["accepted"] == 1 + warm_up + cycles + 64 + churner.gap
-    assert client["accepted"] == client["pending"] + client["rolled_back"] + sum(
-        client["verdicts"][v] for v in ("trained", "stale", "quarantined")
-    )
+    check_learner_law(client)
     if not fresh:
         assert grown < GROWTH_KIB
 

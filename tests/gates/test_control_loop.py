@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import pytest
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, check_law
+from .conftest import PATIENCE_S, Child, Report, Spawn, StartLearner, Tier, agent_options, check_law
 
 CASES = ["absent", "stopped", "flapping", "disk full"]
 FLAP_S = 1.0
@@ -26,13 +25,11 @@ DISK_BYTES = 32 * 1024
 """The largest file that a host with a full disk can write. Its spool soon reaches that size."""
 FAKE = {"steps_per_update": 64, "rollout_length": 16}
 
-Start = Callable[..., tuple[Child, str]]
-
 
 class Neighbour:
     """The learner, and the faults that are injected while the loop runs."""
 
-    def __init__(self, case: str, start: Start) -> None:
+    def __init__(self, case: str, start: StartLearner) -> None:
         self._case, self._start = case, start
         self._process, self.address = start(**FAKE)
         self.restarts = 0
@@ -70,7 +67,7 @@ class Neighbour:
         self._process.end()
 
 
-def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) -> dict[str, Any]:
+def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: StartLearner) -> dict[str, Any]:
     """Run the control loop once beside a learner with faults. With an agent, wait until segments are accepted again."""
     neighbour = Neighbour(case, learner)
     options = agent_options(neighbour.address, queue_items=QUEUE_ITEMS, **({"spool": "spool"} if case == "disk full" else {}))
@@ -102,7 +99,7 @@ def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) 
     return figures
 
 
-def test_the_io_thread_sleeps_while_nothing_can_be_sent(spawn: Spawn, learner: Start) -> None:
+def test_the_io_thread_sleeps_while_nothing_can_be_sent(spawn: Spawn, learner: StartLearner) -> None:
     """A busy I/O thread would take a core, and the interpreter's lock from the control loop."""
     process, address = learner(**FAKE)
     host = spawn("host", {"agent": agent_options(address, queue_items=QUEUE_ITEMS)})
@@ -115,7 +112,7 @@ def test_the_io_thread_sleeps_while_nothing_can_be_sent(spawn: Spawn, learner: S
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_loop_does_not_notice(case: str, tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
+def test_the_loop_does_not_notice(case: str, tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     if not tier.long:
         figures = loop(case, 1500 if case == "flapping" else 500, True, spawn, learner)
         report(case=case, **figures)

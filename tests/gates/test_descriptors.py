@@ -6,16 +6,16 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from harness.keys import KeyRing
 from kit import play, until
 
 from . import zmtp
-from .conftest import Child, Spawn, Tier, descriptors, join
-from .siege import KeyRing
+from .conftest import Child, Report, Spawn, Tier, descriptors, join
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -90,9 +90,7 @@ def arrived(child: Child) -> int:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_descriptors_run_out_and_service_is_back(
-    way: str, spawn: Spawn, tier: Tier, tmp_path: Path, report: Callable[..., None]
-) -> None:
+def test_descriptors_run_out_and_service_is_back(way: str, spawn: Spawn, tier: Tier, tmp_path: Path, report: Report) -> None:
     if not tier.long and way not in QUICK:
         pytest.skip("only in the long tier")
     (ports, says), pace = WAYS[way], threading.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kit import play, until
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.ops.requests import request_status
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, check_law, join
+from .conftest import PATIENCE_S, SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, check_law, join
 
 LEARNER_S = 1.5
 """The default of `LearnerConfig.shutdown_timeout_s`."""
@@ -27,8 +27,6 @@ ACTOR_S = 1.85
 GRACE_S = 0.5
 EXIT_S = 2.5
 """The time limit for an agent's close and the interpreter's exit."""
-
-Start = Callable[..., tuple[Child, str]]
 
 
 @contextmanager
@@ -66,6 +64,17 @@ def serve(spawn: Spawn, **fake: Any) -> tuple[Child, str]:
     return child, child.find(r"learner at (\S+) ")
 
 
+def acting(spawn: Spawn, learner: StartLearner, *more: str) -> tuple[Child, Child]:
+    """Start a learner and `rl4sys-actor run`. Return their processes when the third version is there."""
+    pytest.importorskip("gymnasium")
+    process, address = learner(steps_per_update=64, rollout_length=8)
+    arguments = ["run", "--env", "CartPole-v1", "--learner", address, "--client-id", "lab", "--algorithm", "FAKE"]
+    child = spawn("command", {"command": "actor", "arguments": [*arguments, *more]})
+    child.find("acting with (version)")
+    process.ask("wait", 3)
+    return process, child
+
+
 def terminate(child: Child, signals: int) -> float:
     """Send SIGTERM, once or until the process ends, and return the seconds that this takes."""
     began = time.monotonic()
@@ -91,7 +100,7 @@ def observed(process: Child, segments: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("update", "signals"), [("quick", 1), ("endless", 2), *([("endless", 1)] if SOAK else [])])
-def test_sigterm_ends_a_learner_under_load(update: str, signals: int, tier: Tier, report: Any, spawn: Spawn) -> None:
+def test_sigterm_ends_a_learner_under_load(update: str, signals: int, tier: Tier, report: Report, spawn: Spawn) -> None:
     child, address = serve(spawn, slow_s=0.0 if update == "quick" else 600.0)
     with load(address):
         if update == "quick":
@@ -106,14 +115,9 @@ def test_sigterm_ends_a_learner_under_load(update: str, signals: int, tier: Tier
 
 @pytest.mark.parametrize(("stopped", "signals"), [(False, 1), (True, 1), *([(True, 2)] if SOAK else [])])
 def test_sigterm_ends_an_actor_under_load(
-    stopped: bool, signals: int, tier: Tier, report: Any, spawn: Spawn, learner: Start
+    stopped: bool, signals: int, tier: Tier, report: Report, spawn: Spawn, learner: StartLearner
 ) -> None:
-    pytest.importorskip("gymnasium")
-    process, address = learner(steps_per_update=64, rollout_length=8)
-    arguments = ["run", "--env", "CartPole-v1", "--learner", address, "--client-id", "lab", "--algorithm", "FAKE"]
-    child = spawn("command", {"command": "actor", "arguments": [*arguments, "--num-envs", "4"]})
-    child.find("acting with (version)")
-    process.ask("wait", 3)
+    process, child = acting(spawn, learner, "--num-envs", "4")
     if stopped:
         process.signal(signal.SIGSTOP)
     took = terminate(child, signals)
@@ -123,13 +127,8 @@ def test_sigterm_ends_an_actor_under_load(
         assert took < GRACE_S + (ACTOR_S if signals == 1 else 0)
 
 
-def test_a_second_sigterm_while_a_command_leaves(spawn: Spawn, learner: Start) -> None:
-    pytest.importorskip("gymnasium")
-    process, address = learner(steps_per_update=64, rollout_length=8)
-    arguments = ["run", "--env", "CartPole-v1", "--learner", address, "--client-id", "lab", "--algorithm", "FAKE"]
-    child = spawn("command", {"command": "actor", "arguments": arguments})
-    child.find("acting with (version)")
-    process.ask("wait", 3)
+def test_a_second_sigterm_while_a_command_leaves(spawn: Spawn, learner: StartLearner) -> None:
+    _, child = acting(spawn, learner)
     child.signal(signal.SIGTERM)
     until(lambda: not handles_sigterm(child), "the end of its handlers, or its own", every_s=0.0)
     child.signal(signal.SIGTERM)
@@ -146,7 +145,7 @@ def handles_sigterm(child: Child) -> bool:
 @pytest.mark.parametrize(("ending", "code"), [("nothing", 0), ("exit", 3), ("raise", 1)])
 @pytest.mark.parametrize("learner_is", ["stopped", "there", "killed"] if SOAK else ["stopped"])
 def test_a_host_ends_without_a_close(
-    ending: str, code: int, learner_is: str, tier: Tier, report: Any, spawn: Spawn, learner: Start
+    ending: str, code: int, learner_is: str, tier: Tier, report: Report, spawn: Spawn, learner: StartLearner
 ) -> None:
     process, address = learner(steps_per_update=64, rollout_length=1)
     guest = spawn("guest", {"agent": agent_options(address), "ending": ending})
@@ -165,7 +164,9 @@ def test_a_host_ends_without_a_close(
 
 
 @pytest.mark.parametrize(("ending", "code"), [("nothing", 0), ("exit", 3), ("raise", 1)])
-def test_an_agent_that_was_not_closed_sends_its_finished_segments(ending: str, code: int, spawn: Spawn, learner: Start) -> None:
+def test_an_agent_that_was_not_closed_sends_its_finished_segments(
+    ending: str, code: int, spawn: Spawn, learner: StartLearner
+) -> None:
     process, address = learner(steps_per_update=64, rollout_length=1)
     options = agent_options(address, send_frequency=8192, linger_ms=3_600_000)
     guest = spawn("guest", {"agent": options, "ending": ending})
@@ -175,7 +176,7 @@ def test_an_agent_that_was_not_closed_sends_its_finished_segments(ending: str, c
     assert process.ask("status")["clients"]["lab"]["accepted"] == 50
 
 
-def test_an_agent_that_cannot_send_says_at_the_exit_what_is_lost(spawn: Spawn, learner: Start) -> None:
+def test_an_agent_that_cannot_send_says_at_the_exit_what_is_lost(spawn: Spawn, learner: StartLearner) -> None:
     process, address = learner(steps_per_update=64, rollout_length=1)
     guest = spawn("guest", {"agent": agent_options(address, linger_ms=3_600_000), "ending": "nothing"})
     guest.hear()
@@ -185,7 +186,7 @@ def test_an_agent_that_cannot_send_says_at_the_exit_what_is_lost(spawn: Spawn, l
     process.signal(signal.SIGCONT)
 
 
-def test_threads_submit_each_segment_once(tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
+def test_threads_submit_each_segment_once(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     threads, episodes = 8, tier.size(100, 25_000)
     process, address = learner(steps_per_update=64, rollout_length=1)
     options = agent_options(address, queue_items=1_000_000, send_frequency=16)
@@ -201,7 +202,7 @@ def test_threads_submit_each_segment_once(tier: Tier, report: Any, spawn: Spawn,
     report(segments=threads * episodes, per_second=round(threads * episodes / done["took_s"]), errors=process.errors)
 
 
-def test_a_fork_while_an_agent_runs(tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
+def test_a_fork_while_an_agent_runs(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     """A child creates its own agent, or continues with its parent's, which becomes another actor there."""
     forks = tier.size(1, 50)
     process, address = learner(steps_per_update=4, rollout_length=1)

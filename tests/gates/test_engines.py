@@ -16,9 +16,9 @@ from rl4sys_zmq.learner.gateway.operator import RESTART
 from rl4sys_zmq.ops.requests import request_command
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-from .conftest import Tier
+from .conftest import Report, Tier
 from .kill_lab import Lab
-from .test_kills import BATCH, LEAST, Report, assert_gate, three_actors
+from .test_kills import BATCH, LEAST, assert_gate, three_actors
 
 pytestmark = pytest.mark.timeout(1_800)
 

@@ -15,13 +15,12 @@ from kit import play, until
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, StatusReply, StatusRequest, Welcome
+from rl4sys_zmq.wire.messages import Refused, StatusReply, StatusRequest
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
-from .siege import ALGORITHM, GoodClient, segment, submit
+from .conftest import PATIENCE_S, Child, Report, Spawn, Tier, agent_options, join, resident_kib
+from .siege import ALGORITHM, Attacker, GoodClient, hello, segment, submit
+from .test_credit import rates as rates_of
 from .test_malicious import endless
 from .zmtp import dial, frame, greeting, hear_ready, ready
 
@@ -40,18 +39,15 @@ SOCKETS = 20
 GROWTH_KIB = 64 * 1024
 
 
-# ---- time
-
-
-def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learner: Any) -> None:
+def test_a_flood_costs_a_fair_share(tier: Tier, report: Report, spawn: Spawn, learner: Any) -> None:
     """A good client runs beside a process with 20 sockets that sends nothing, then beside the same process when it floods."""
     fake = {"steps_per_update": 2000, "rollout_length": 50}
     process, address = learner(forgetful=True, config={"pacing_lag": 8}, **fake)
-    good = spawn("diligent", {"agent": agent_options(address, overflow="wait")})
-    good.hear()
+    good = spawn("crew", {"actors": [{"agent": agent_options(address, overflow="wait"), "hz": 0}]})
+    assert [good.hear(), good.ask("begin")] == ["ready", True]
     flood = spawn("flood", {"address": address, "sockets": SOCKETS})
     flood.hear()
-    until(lambda: good.ask("steps"), "the first segments")
+    until(lambda: good.ask("steps")[0], "the first segments")
     before_kib = resident_kib(process.pid)
     shares: dict[str, float] = {}
     rounds, window_s = (5, 2.0) if tier.long else (3, 0.7)
@@ -69,7 +65,7 @@ def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learn
     flood.ask("change", "busy")
     counters = process.ask("status")["counters"]
     growth_kib = resident_kib(process.pid) - before_kib
-    stats = good.ask("stats")
+    (stats,) = good.ask("stats")
     report(
         share=shares,
         quiet_steps_per_s=round(statistics.median(rates)),
@@ -88,28 +84,28 @@ def rate(flood: Child, good: Child, kind: str, window_s: float) -> float:
     flood.ask("change", kind)
     pause = threading.Event()
     pause.wait(0.5 if kind == "busy" else 1.0)  # until the rest of the last flood is read, and the burst of this one is over
-    steps, began = good.ask("steps"), time.monotonic()
-    pause.wait(window_s)
-    return float((good.ask("steps") - steps) / (time.monotonic() - began))
-
-
-# ---- many records
+    return rates_of(good, window_s)[0]
 
 
 RECORDS = 1000
+NEW_CLIENT: dict[str, Any] = {
+    "algorithm_name": ALGORITHM,
+    "observation_space": space_to_json(BoxSpace((4,))),
+    "action_space": space_to_json(DiscreteSpace(2)),
+}
 
 
-def test_a_thousand_records_slow_nothing(report: Any) -> None:
+def test_a_thousand_records_slow_nothing(report: Report) -> None:
     register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
     with Learner(LearnerConfig(bind="inproc://fair", run_dir=None)), Caller("inproc://fair") as good:
-        good.join("good")
+        good.join(actor_id="good", **NEW_CLIENT)
         few_s = good.time_submits()
         with contextlib.ExitStack() as stack:
             for number in range(RECORDS):  # each of them is live, but one connection carries the messages of one actor
                 if number % 10 == 0:
                     crowd = stack.enter_context(Caller("inproc://fair"))
-                crowd.join(f"crowd-{number}")
-            good.join("good", previously_welcomed=True)  # the session may have expired in the silence
+                crowd.join(actor_id=f"crowd-{number}", **NEW_CLIENT)
+            good.join(actor_id="good", previously_welcomed=True, **NEW_CLIENT)  # the session may have expired in the silence
             many_s = good.time_submits()
             status = good.ask_status()
             began = time.monotonic()
@@ -124,68 +120,38 @@ def test_a_thousand_records_slow_nothing(report: Any) -> None:
     assert status_s < 20e-3
 
 
-class Caller:
+class Caller(Attacker):
     """A DEALER that waits for replies."""
 
     def __init__(self, address: str) -> None:
-        self._socket = Socket.dealer(address, send_hwm=10_000, recv_hwm=10_000)
-        self._poller = Poller()
-        self._poller.register(self._socket)
+        super().__init__(address, None)
         self._seq = 0
 
     def __enter__(self) -> Caller:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._poller.close()
-        self._socket.close()
-
-    def hear(self, *kinds: type[Message]) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            frames = self._socket.recv(256)
-            if frames is None:
-                self._poller.poll(1.0)
-            elif isinstance(message := decode(frames), kinds):
-                return message
-        raise AssertionError(f"no {kinds}")
-
-    def join(self, actor_id: str, *, previously_welcomed: bool = False) -> None:
-        spaces: dict[str, Any] = {
-            "observation_space": space_to_json(BoxSpace((4,))),
-            "action_space": space_to_json(DiscreteSpace(2)),
-        }
-        self._socket.send(
-            encode(
-                Hello("lab", actor_id, 1, 0, 0, 0, algorithm_name=ALGORITHM, previously_welcomed=previously_welcomed, **spaces)
-            )
-        )
-        answer = self.hear(Welcome, Refused)
-        assert isinstance(answer, Welcome), answer
+        self.close()
 
     def time_submits(self) -> float:
         """Return the seconds until a segment is acknowledged: the 10th percentile, which other load hardly affects."""
         took = []
         for _ in range(100):
             began = time.monotonic()
-            self._socket.send(submit(self._seq, segment(3)))
+            self.send(submit(self._seq, segment(3)))
             self._seq += 1
-            while (answer := self.hear(Ack, Refused)) and (isinstance(answer, Refused) or answer.received < self._seq):
-                assert isinstance(answer, Ack), answer
+            self.acked(lambda ack: ack.received >= self._seq)
             took.append(time.monotonic() - began)
         return sorted(took)[len(took) // 10]
 
     def ask_status(self) -> dict[str, Any]:
-        self._socket.send(encode(StatusRequest()))
+        self.say(StatusRequest())
         document: dict[str, Any] = self.hear(StatusReply).report
         return document
 
 
-# ---- parameters
-
-
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_parameters_are_counted_before_anything_is_built(name: str, report: Any, learner: Any) -> None:
+def test_parameters_are_counted_before_anything_is_built(name: str, report: Report, learner: Any) -> None:
     pytest.importorskip("torch")
     process, address = learner(torch=True)
     with contextlib.closing(join(address, client_id="small", algorithm_name=name, algorithm_parameters={"hidden_sizes": [8]})):
@@ -193,14 +159,9 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
     before_kib, peak_kib = resident_kib(process.pid), [0]
     began = time.monotonic()
     with Caller(address) as caller, sampled(process, peak_kib):
-        spaces: dict[str, Any] = {
-            "observation_space": space_to_json(BoxSpace((4,))),
-            "action_space": space_to_json(DiscreteSpace(2)),
-        }
         sizes = {"hidden_sizes": [30_000, 30_000]}
-        hello = Hello("huge", "a", 1, 0, 0, 0, algorithm_name=name, algorithm_parameters=sizes, **spaces)
-        caller._socket.send(encode(hello))
-        refused = caller.hear(Refused, Welcome)
+        caller.say(hello(client_id="huge", **{**NEW_CLIENT, "algorithm_name": name}, algorithm_parameters=sizes))
+        refused = caller.hear(Refused)
     took_s, growth_kib = time.monotonic() - began, max(peak_kib[0], resident_kib(process.pid)) - before_kib
     report(seconds=round(took_s, 3), growth_mib=growth_kib >> 10, said=refused.reason)
     assert refused.code == "config"
@@ -226,13 +187,11 @@ def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
         thread.join()
 
 
-# ---- memory
-
 SPARE = 96 << 20
 
 
 @pytest.mark.parametrize("attack", ["half-sent frames", "a message without end", "empty frames without end"])
-def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: Path, report: Any, spawn: Spawn) -> None:
+def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: Path, report: Report, spawn: Spawn) -> None:
     """A learner whose memory runs out closes the connections with unfinished messages, and no other connection."""
     learner = spawn("besieged", {"run_dir": str(tmp_path / "run"), "bind": "tcp://127.0.0.1:0", "spare_bytes": SPARE})
     said = learner.hear()
@@ -316,7 +275,7 @@ def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
         assert learner.status()["counters"]["connections.cut"] == 1
 
 
-def test_a_learner_that_cannot_shed_memory_ends_and_says_why(tmp_path: Path, report: Any, spawn: Spawn) -> None:
+def test_a_learner_that_cannot_shed_memory_ends_and_says_why(tmp_path: Path, report: Report, spawn: Spawn) -> None:
     """Its supervisor starts it again. No acknowledged segment is lost."""
     options = {"run_dir": str(tmp_path / "run"), "spare_bytes": SPARE}
     learner = spawn("besieged", {**options, "bind": "tcp://127.0.0.1:0"})

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
-import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.keys import KeyRing
 from kit import until
 
 from rl4sys_zmq.algorithms import ALGORITHMS
-from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import Child, Spawn, Tier, check_law
+from .conftest import Child, Report, Spawn, Tier, check_law, check_learner_law
+from .kill_lab import free_port
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
@@ -30,56 +29,30 @@ KILL_EVERY_S = 10.0
 BAD_NETWORK = NetworkFaults(latency_s=0.002, cut_probability=0.0005, reset=True, corrupt_probability=0.0005)
 
 
-def make_keys(folder: Path) -> Path:
-    keys = folder / "keys"
-    learner = new_key_pair()
-    write_server_keys(keys / "learner.secret", ServerKeys(learner))
-    tables = []
-    for index in range(ACTORS):
-        own = new_key_pair()
-        write_user_keys(keys / f"actor-{index}.keys", f"actor-{index}", UserKeys(own, learner.public))
-        tables.append(
-            f'[actor-{index}]\nkey = {json.dumps(own.public)}\nclient_ids = ["cart"]\nroles = ["submit", "read_weights"]\n'
-        )
-    (keys / "users.toml").write_text("\n".join(tables))
-    return keys
-
-
-def free_ports(rng: random.Random) -> tuple[int, int]:
-    """Return two ports that are free on both loopback addresses. Connecting sockets do not get ports of this range."""
-    found: list[int] = []
-    while len(found) < 2:
-        port = rng.randint(12_000, 32_000)
-        try:
-            for host in ("127.0.0.1", "127.0.0.2"):
-                with socket.socket() as probe:
-                    probe.bind((host, port))
-        except OSError:
-            continue
-        if port not in found:
-            found.append(port)
-    return found[0], found[1]
-
-
 class Stack:
     """A learner process, its actors, and optionally a bad network between them."""
 
     def __init__(self, spawn: Spawn, folder: Path, rng: random.Random, steps: int, *, bad: bool, stack: ExitStack) -> None:
         folder.mkdir()
         self.spawn = spawn
-        router, pub = free_ports(rng)
+        hosts = ("127.0.0.1", "127.0.0.2")
+        router = free_port(rng, *hosts)
+        while (pub := free_port(rng, *hosts)) == router:
+            pass
         preset = ALGORITHMS.get("PPO").presets["CartPole-v1"]
-        keys = make_keys(folder)
-        self.options = {
-            "bind": f"tcp://127.0.0.1:{router}",
+        keys = KeyRing(folder / "keys")
+        for index in range(ACTORS):
+            keys.allow(f"actor-{index}", ids=["cart"])
+        keys.write()
+        config = {
             "pub": f"tcp://127.0.0.1:{pub}",
             "run_dir": str(folder / "run"),
-            "keys": str(keys),
+            "keys": str(keys.folder),
             "checkpoint_every_s": 1.0,
             "seed": rng.randrange(1 << 30),
             "pacing_lag": preset.pacing_lag,
-            "torch": True,
         }
+        self.options = {"bind": f"tcp://127.0.0.1:{router}", "torch": True, "config": config}
         host = "127.0.0.1"
         self.proxies: list[ChaosProxy] = []
         if bad:
@@ -102,7 +75,7 @@ class Stack:
                         "algorithm_name": "PPO",
                         "algorithm_parameters": dict(preset.parameters),
                         "train_server_address": f"tcp://{host}:{router}",
-                        "keys": str(keys / f"actor-{index}.keys"),
+                        "keys": str(keys.file(f"actor-{index}")),
                         "spool": str(folder / f"spool-{index}"),
                         "connect_timeout_s": 60.0,
                         "seed": index,
@@ -116,7 +89,7 @@ class Stack:
             actor.hear()
 
     def start_learner(self) -> Child:
-        learner: Child = self.spawn("durable_learner", self.options)
+        learner: Child = self.spawn("learner", self.options)
         learner.hear()
         return learner
 
@@ -137,11 +110,8 @@ class Stack:
         return self.settled()
 
 
-def check_learner_law(client: dict[str, Any]) -> None:
-    """Check the learner's conservation law, with nothing lost."""
-    v = client["verdicts"]
-    judged = v["trained"] + v["stale"] + v["quarantined"]
-    assert client["accepted"] == judged + client["pending"] + client["rolled_back"], client
+def check_nothing_lost(client: dict[str, Any]) -> None:
+    check_learner_law(client)
     assert client["rolled_back"] == client["gap"] == 0, client
 
 
@@ -155,7 +125,7 @@ def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> 
             began = time.monotonic()
             client = stack.restart_learner()
             restart_s.append(time.monotonic() - began)
-            check_learner_law(client)
+            check_nothing_lost(client)
             pending_at_restart.append(client["pending"])
             kills += 1
             next_kill = time.monotonic() + kill_every_s
@@ -173,7 +143,7 @@ def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> 
             "stats"
         ]
     client = stack.learner.ask("drain", 60.0, timeout_s=90.0)["clients"]["cart"]
-    check_learner_law(client)
+    check_nothing_lost(client)
     assert client["pending"] == 0
     assert client["accepted"] == sum(f["stats"]["accepted"] for f in finals)
     returns = [r for f in finals for r in f["returns"]]
@@ -192,7 +162,7 @@ def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> 
 
 
 @pytest.mark.timeout(1800)
-def test_cartpole_is_learned_through_everything(tier: Tier, seed: int, report: Any, spawn: Spawn, tmp_path: Path) -> None:
+def test_cartpole_is_learned_through_everything(tier: Tier, seed: int, report: Report, spawn: Spawn, tmp_path: Path) -> None:
     rng = random.Random(seed)
     steps = tier.size(4_000, 160_000, least=20_000)
     with ExitStack() as proxies:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness.children import Child
+from kit import play
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-
-from .conftest import Tier
+from .conftest import Report, Tier, join
 from .kill_lab import Lab
 from .test_journal_loss import AT_REST, UNDER_IT
 from .test_names import NAMES
@@ -39,6 +36,13 @@ DAMAGED = ("header", "zeros", "empty", "deleted")
 ATTACKS = ("name", "poison", "clock", "deletion", "damage")
 JOIN_S = 15.0
 ACKS = 40
+
+
+def set_clock(process: Child, clock_s: float, **more: Any) -> dict[str, Any]:
+    """Change the clock with which a process starts next, and return its options."""
+    options = {**json.loads(process.command[-1]), "clock_s": clock_s, **more}
+    process.command[-1] = json.dumps(options)
+    return options
 
 
 class Siege:
@@ -72,8 +76,10 @@ class Siege:
                 self.lab.loop.until(ready, 20.0, "a journal made anew")
 
     def kill(self, kind: str) -> None:
-        """Kill the learner, damage its files if that is the attack, and start it again."""
+        """Kill the learner, damage its files or change its clock if that is the attack, and start it again."""
         self.lab.learner.kill()
+        if kind == "clock":
+            set_clock(self.lab.learner, self._rng.choice((DAY_S, 0.0, -DAY_S)))
         if kind == "damage":
             AT_REST[self._rng.choice(DAMAGED)](self.lab.run_dir, self._rng)
             self.lab.reconfigure(resume="accept-loss")
@@ -81,22 +87,11 @@ class Siege:
         self.lab.reconfigure(resume="auto")
 
     def _play(self, client_id: str, actor_id: str, column: str, value: float) -> None:
-        config = AgentConfig(
-            client_id=client_id,
-            actor_id=actor_id,
-            algorithm_name="RECORD_ON" if client_id == "on" else "RECORD_NOTHING",
-            observation_space=BoxSpace((4,)),
-            action_space=DiscreteSpace(2),
-            train_server_address=self.lab.address,
-            connect_timeout_s=JOIN_S,
-            linger_ms=0,
-        )
-        with RL4SysAgent(config=config) as agent:
+        algorithm = "RECORD_ON" if client_id == "on" else "RECORD_NOTHING"
+        options = {"client_id": client_id, "actor_id": actor_id, "algorithm_name": algorithm, "connect_timeout_s": JOIN_S}
+        with join(self.lab.address, **options) as agent:
             observation = np.full(4, value if column == "observations" else 0.0, np.float32)
-            trajectory, action = agent.request_for_action(None, observation)
-            action.update_reward(value if column == "rewards" else 1.0)
-            agent.add_to_trajectory(trajectory, action)
-            agent.mark_end_of_trajectory(trajectory, action)
+            play(agent, [observation], value if column == "rewards" else 1.0)
             agent.flush(JOIN_S)
 
     def _set_a_clock(self) -> None:
@@ -104,8 +99,7 @@ class Siege:
         if self._clocky is not None:
             self.lab.stop(self._clocky)
         actor = self._clocky = self.lab.actor(f"clock{len(self.actors)}", "on", rate=50.0)
-        options = {**json.loads(actor.command[-1]), "actor_id": "clocky", "clock_s": self._rng.choice(CLOCKS_S)}
-        actor.command[-1] = json.dumps(options)
+        options = set_clock(actor, self._rng.choice(CLOCKS_S), actor_id="clocky")
         actor.start()
         self.actors.append(actor)
         joined = self.lab.traces[actor.name]
@@ -118,7 +112,7 @@ class Siege:
         return self.lab.finish(*(actor for actor in self.actors if actor.running), timeout_s=120.0)
 
 
-def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
+def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     rng = random.Random(seed + 1)
     kills = tier.size(6, 100)
     with Lab(folder, seed, parameters={"steps_per_update": 24}, checkpoint_every_s=0.2, lease_s=3_600.0) as lab:

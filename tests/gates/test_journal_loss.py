@@ -16,27 +16,23 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.children import Child
+from kit import until
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.run.resume import open_journal
 
-from .conftest import PACKAGE, Tier
+from .conftest import PACKAGE, Report, Tier
 from .kill_lab import Lab
-from .test_state_faults import assert_exact, checkpoints, flip_a_bit, more, two_actors
+from .test_state_faults import assert_exact, checkpoints, flip_a_bit, living, more, two_actors
 
 pytestmark = pytest.mark.timeout(600)
-
-Report = Callable[..., None]
 FILES = ("journal.db", "journal.db-wal", "journal.marks")
 DEADLINE_S = 20.0
 
@@ -53,9 +49,6 @@ def refusal(run_dir: Path) -> str:
             Learner(LearnerConfig(bind="inproc://refused", run_dir=run_dir)).start().close()
     assert contents(run_dir) == before
     return str(caught.value)
-
-
-# ---- at rest
 
 
 def flip_the_log_s_header(run_dir: Path, rng: random.Random) -> None:
@@ -108,10 +101,7 @@ def test_a_journal_that_is_lost_is_refused_and_then_counted(
 ) -> None:
     if not tier.long and (harm, saved) not in QUICK_AT_REST:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
-    with Lab(folder, seed, checkpoint_every_s=0.2 if saved else 600.0) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 300)
+    with living(folder, seed, 300, checkpoint_every_s=0.2 if saved else 600.0) as (lab, actors):
         if saved:
             lab.loop.until(lambda: bool(checkpoints(lab)), DEADLINE_S, "a checkpoint")
         lab.learner.kill()
@@ -168,10 +158,7 @@ def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int,
     """An older journal with the newer marks file is behind the marks. With its own marks file, it is behind the checkpoints."""
     lost = {}
     for with_marks in (False, True):
-        with Lab(folder / str(with_marks), seed) as lab:
-            lab.serving()
-            actors = two_actors(lab)
-            more(lab, 50)
+        with living(folder / str(with_marks), seed, 50) as (lab, actors):
             lab.learner.kill()
             old = contents(lab.run_dir)
             lab.serving()
@@ -197,10 +184,7 @@ def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int,
 
 
 def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 50)
+    with living(folder, seed, 50) as (lab, actors):
         lab.stop(*actors)
         lab.learner.kill()
         for name in FILES[:2]:
@@ -213,15 +197,11 @@ def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None
         assert not lab.run_dir.with_name("run-2").exists()
 
 
-# ---- flipped bits
-
-
-class HelloResult:
+class JournalContents:
     """The contents of a journal that is opened on a run directory."""
 
     def __init__(self, run_dir: Path, resume: str = "auto") -> None:
-        news = threading.Event()
-        journal, restored = open_journal(LearnerConfig(run_dir=run_dir, resume=resume), news.set)
+        journal, restored = open_journal(LearnerConfig(run_dir=run_dir, resume=resume), lambda: None)
         assert restored is not None
         try:
             self.rows = (
@@ -235,7 +215,7 @@ class HelloResult:
                 after, more_to_come = 0, True
                 while more_to_come:
                     journal.read(client.client_id, 1, after, 1 << 20)
-                    page = self._page(journal, news)
+                    page: Any = until(journal.committed, "a page", DEADLINE_S, 0.001)[0]
                     for e in page.entries:
                         body = b"".join(map(bytes, e.frames))
                         self.entries[e.actor_id, e.origin, e.first_seq] = e.end_seq, body
@@ -245,28 +225,17 @@ class HelloResult:
             journal.stop()
             assert journal.join(DEADLINE_S)
 
-    def _page(self, journal: Any, news: threading.Event) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := journal.committed()):
-            assert news.wait(max(0.0, deadline - time.monotonic())), journal.state()
-            news.clear()
-        (page,) = found
-        return page
-
 
 def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """A start is refused with a clear message, or it restores every client and mark. Then the missing entries are counted."""
     rng = random.Random(seed)
-    with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 150)
+    with living(folder, seed, 150, checkpoint_every_s=600.0) as (lab, actors):
         lab.stop(*actors)
         lab.learner.kill()  # the write-ahead log has nearly everything
         killed = lab.run_dir.rename(folder / "killed")
     copy = folder / "copy"
     shutil.copytree(killed, copy)
-    whole = HelloResult(copy)
+    whole = JournalContents(copy)
     folded = copy.rename(folder / "folded")  # the journal was opened and closed, so that everything is in the file
     outcomes: dict[str, int] = {}
     for number in range(tier.size(60, 2_000)):
@@ -281,26 +250,23 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
     assert not any("refused" in outcome for outcome in outcomes if outcome.startswith("journal.marks")), outcomes
 
 
-def after_a_flip(run_dir: Path, whole: HelloResult) -> str:
+def after_a_flip(run_dir: Path, whole: JournalContents) -> str:
     """Return a short description of the start on a damaged run directory."""
     resumed = "auto"
     try:
-        found = HelloResult(run_dir)
+        found = JournalContents(run_dir)
     except JournalError as exc:
         assert "damaged" in str(exc) or "acknowledged" in str(exc) or "schema version" in str(exc) or "written" in str(exc), exc
         if "accept-loss" not in str(exc):
             return "refused as no journal of ours"
         resumed = "accept-loss"
-        found = HelloResult(run_dir, resumed)
+        found = JournalContents(run_dir, resumed)
     assert found.rows == whole.rows
     assert found.entries.items() <= whole.entries.items()
     missing = len(whole.entries) - len(found.entries)
     if resumed == "accept-loss":
         return "refused, then counted"
     return "a counted part lost" if missing or found.damaged else "nothing lost"
-
-
-# ---- under a running learner
 
 
 def remove_the_file(lab: Lab) -> None:
@@ -351,10 +317,7 @@ def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tie
     """The learner notices the loss before it acknowledges anything more, and restores the journal."""
     if not tier.long and harm not in QUICK_UNDER_IT:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors: list[Child] = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.loop.until(lambda: len(checkpoints(lab)) >= 2, DEADLINE_S, "checkpoints")
         began = time.monotonic()
         UNDER_IT[harm](lab)
@@ -370,10 +333,7 @@ def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tie
 
 
 def test_an_idle_learner_notices_too(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 50)
+    with living(folder, seed, 50) as (lab, actors):
         lab.stop(*actors)
         remove_both_files(lab)
         lab.loop.until(lambda: lab.ask("status")["journal"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")

@@ -13,12 +13,10 @@ from harness.children import Child
 
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import Tier
+from .conftest import Report, Tier
 from .kill_lab import Lab
 
 pytestmark = pytest.mark.timeout(1_800)
-
-Report = Callable[..., None]
 
 LEAST = 200
 """The number of acks between two kills."""
@@ -75,8 +73,6 @@ def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: R
             lab.learner.resume()
             assert_gate(lab, client, lab.finish(*actors), actors, report, scheme=scheme)
 
-
-# ---- at chosen points
 
 QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "replay:5"]
 ALL_POINTS = [
@@ -175,8 +171,6 @@ def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report
         assert_gate(lab, "off", lab.finish(*actors), actors, report)
 
 
-# ---- through a bad network
-
 Disturb = Callable[[ChaosProxy], None]
 NETWORKS: dict[str, Disturb] = {
     "cut mid-frame": lambda proxy: setattr(proxy, "faults", NetworkFaults(cut_probability=0.02, reset=False)),
@@ -233,9 +227,6 @@ def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tie
             figures = {"rate_per_s": round(rate), "healed_s": [round(s, 2) for s in healed_s], **proxy.counters.snapshot()}
             assert_gate(lab, "on", lab.finish(*actors), actors, report, **figures)
             assert max(healed_s) < 5.0 or not tier.long
-
-
-# ---- actors with a spool
 
 
 def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int, tier: Tier, report: Report) -> None:

@@ -2,75 +2,39 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
-from kit import play, until
-
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join
+from .conftest import Report, Spawn, StartLearner, Tier, agent_options, join
+from .siege import GoodClient
 
 PROCESSES = 4
 TOGETHER_S = 10.0
 HIDDEN = 1500
 
 
-class Driver(threading.Thread):
-    """A thread that causes new versions until `stop`."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(name="driver")
-        self._agent = join(address, overflow="wait")
-        self._over = threading.Event()
-        self.version = 0
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            while not self._over.is_set():
-                held = self._agent.version  # read first, because the next version may come during the step
-                play(self._agent, 1)
-                self.version = self._agent.wait_version(held + 1, PATIENCE_S)
-        except BaseException as exc:
-            self.error = exc
-
-    def reach(self, version: int) -> int:
-        until(lambda: self.version >= version or self.error, f"version {version}", 2 * PATIENCE_S)
-        assert self.error is None, (repr(self.error), self._agent.stats())
-        return self.version
-
-    def stop(self) -> int:
-        self._over.set()
-        self.join(2 * PATIENCE_S)
-        self._agent.close()
-        assert not self.is_alive()
-        assert self.error is None, (repr(self.error), self._agent.stats())
-        return self.version
-
-
-def test_late_joiners_end_with_the_same_bits(
-    tier: Tier, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_late_joiners_end_with_the_same_bits(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     joiners = tier.size(20, 200, least=20)
     processes = PROCESSES if tier.long else 2
     # One driver submits, and 200 agents only subscribe, which need no credit.
     process, address = learner(hidden=HIDDEN, steps_per_update=1, rollout_length=1)
-    driver = Driver(address)
+    driver = GoodClient(join(address, overflow="wait"), steps=1)
     options = {"agent": agent_options(address, explore=False, report_returns=False), "count": joiners // processes}
     children = [spawn("weight_subscribers", options) for _ in range(processes)]
     for child in children:
         assert child.hear() == "ready"
     driver.start()
     try:
-        first = driver.reach(5)
+        driver.served(5)
+        first = driver.agent.version
         began = time.monotonic()
         for child in children:
             child.tell("join")
         joined = [child.hear() for child in children]
-        driver.reach(first + 1)
+        driver.served(1)
     finally:
-        last = driver.stop()
+        driver.stop()
+        last = driver.agent.version
+        driver.agent.close()
     for child in children:
         child.tell("wait", last)
     assert all(child.hear() for child in children)

@@ -6,12 +6,12 @@ import contextlib
 import math
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.keys import KeyRing
 from kit import play, until
 
 from rl4sys_zmq import AgentConfig
@@ -26,13 +26,10 @@ from rl4sys_zmq.rpc import Server
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.messages import Refused
 
-from .conftest import Spawn, join
-from .siege import Attacker, KeyRing, hello
+from .conftest import Report, Spawn, join
+from .siege import Attacker, hello
 
 SPACES: dict[str, Any] = {"observation_space": {"type": "Box", "shape": [4]}, "action_space": {"type": "Discrete", "n": 2}}
-
-
-# ---- numbers
 
 
 @pytest.mark.parametrize(
@@ -51,7 +48,7 @@ def test_a_number_out_of_range_is_refused_in_the_handshake(algorithm: str, key: 
     assert f"algorithm_parameters.{key}: expected {said}" in str(caught.value)
 
 
-def test_every_number_of_every_algorithm_has_a_range(report: Callable[..., None]) -> None:
+def test_every_number_of_every_algorithm_has_a_range(report: Report) -> None:
     numbers = 0
     for cls in (PPOParameters, DQNParameters):
         for field in fields(cls):
@@ -65,7 +62,7 @@ def test_every_number_of_every_algorithm_has_a_range(report: Callable[..., None]
     report(parameters=numbers)
 
 
-def test_every_number_of_every_configuration_has_a_range(report: Callable[..., None]) -> None:
+def test_every_number_of_every_configuration_has_a_range(report: Report) -> None:
     numbers = 0
     classes: list[tuple[type[Any], dict[str, Any]]] = [(LearnerConfig, {}), (AgentConfig, {"client_id": "a"}), (ClientConfig, {})]
     for cls, given in classes:
@@ -98,9 +95,6 @@ def test_a_parameter_that_is_not_finite_is_refused_by_name_on_both_sides(value: 
             assert refused.field.startswith("algorithm_parameters.gamma") and "the actor has" not in refused.reason
 
 
-# ---- files
-
-
 def modes(folder: Path) -> dict[str, int]:
     """Return everything below a folder that others may read, write or enter."""
     return {
@@ -111,12 +105,12 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 def test_what_a_learner_and_an_actor_write_is_theirs_alone_whatever_the_umask(
-    spawn: Spawn, tmp_path: Path, report: Callable[..., None]
+    spawn: Spawn, tmp_path: Path, report: Report
 ) -> None:
     run, spool = tmp_path / "deep" / "run", tmp_path / "spool"
     before = os.umask(0)
     try:
-        child = spawn("named", {"bind": f"ipc://{tmp_path}/l", "run_dir": str(run)})
+        child = spawn("learner", {"bind": f"ipc://{tmp_path}/l", "config": {"run_dir": str(run)}})
         address = child.hear()["address"]
         with join(address, spool=spool, policy_cache=tmp_path / "cache" / "policy") as agent:
             for _ in range(3):
@@ -152,9 +146,6 @@ def test_what_others_may_write_is_said_in_the_status_until_it_is_mended(tmp_path
         ring.list_file.chmod(0o640)
         until(lambda: said() == [f"others may change {ring.folder} (mode 0770); chmod go-w {ring.folder}"], "the next warning")
     assert "others_can_write" in (run / "log.jsonl").read_text()
-
-
-# ---- loopback
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ that message. It must not treat the rest as data that are still to arrive: learn
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from harness.children import Child
 from harness.trace import read_trace
 
-from .conftest import Tier
+from .conftest import Report, Tier
 from .kill_lab import Lab
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -63,7 +63,7 @@ def many_short_segments(lab: Lab, client: str) -> list[Child]:
     ]
 
 
-def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
+def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     rng = random.Random(seed)
     clients = list(CLIENTS) if tier.long else ["on", "ppo"]
     kills = tier.size(4, 300)

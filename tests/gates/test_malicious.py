@@ -1,57 +1,8 @@
 """Forty attacks: each gets its typed refusal, is counted, and disturbs no other peer.
 
 Each case has a real learner, over tcp, and a good client that trains beside the attacker without a break. It has keys, unless
-the case is about the protocol alone. After each case, only the counters that the table names have changed (``>=`` where the
-number depends on how often libzmq reconnects), the good client has received new versions meanwhile, and all of its segments are
-trained on. A code stands for the ``Refused.code`` that the attacker receives, and for the counter ``refused.CODE``.
-
-====  ==============================================  =======================================  ==================================
-case  attack                                          what the attacker gets                   other counters
-====  ==============================================  =======================================  ==================================
-1     no keys, at a port that requires them           handshake_failed.protocol 0x11000002     connections.handshake_failed.*
-2     another learner's public key                    handshake_failed.no_detail 32            connections.handshake_failed.* >=
-3     a key that is not listed                        handshake_failed.auth 400                security.denied.unlisted
-4     a key that has expired                          handshake_failed.auth 400                security.denied.expired
-5     a key without the role submit: HELLO, SUBMIT    forbidden, twice
-6     a key without read_weights: HELLO, FETCH, SUB   forbidden, twice; receives no weights    subscriptions_refused
-7     the client of another key                       identity
-8     the routing id of another connection            nothing; after its end: identity or no_session
-9     SUBMIT, HEARTBEAT, FETCH, BYE before HELLO      no_session
-10    an older incarnation                            fenced
-11    two live incarnations of one actor              conflict (two actors of one key: welcome)
-12    a missing sequence number                       gap, with the expected number
-13    a segment again                                 an ack                                   verdict duplicate
-14    another segment under an old number             equivocation
-15    2^64-1, 2^63, a jump of 2^40, -1                range; -1: malformed
-16    wrong magic                                     magic
-17    another major version                           version
-18    a flag that must be understood                  feature
-19    no content, frames missing, frames too many     magic, frames
-20    256 frames and more, 200 000                    frames
-21    a frame over 64 MiB                             the connection ends                      connections.disconnected
-22    a header over 1 MiB, a message over 64 MiB      too_large
-23    MORE without end (test_fair_shares.py)          the connection ends                      connections.cut >=
-24    msgpack: cut, longer, no UTF-8, deep, 2^32      malformed
-25    msgpack: keys twice, integer keys, ext          malformed
-26    dtypes of objects, records, text, big-endian    dtype
-27    shapes: negative, bool, float, 9-d, overflow    shape
-28    other spaces than the client's                  mismatch (HELLO)                         items_refused.spec
-29    NaN, infinity, an action outside the space      an ack                                   verdict quarantined
-30    no steps, too many steps, a wrong count         an ack, shape; no segment: malformed     items_refused.range
-31    versions and generations from the future        an ack                                   verdict quarantined
-32    timestamps                                      no message has one; malformed
-33    zstd: bombs and wrong sizes, to an actor        the actor keeps the old policy           weights_refused.payload
-34    floods: messages, bytes, segments, credit       quota
-35    FETCH without end, false held versions          quota; replies not read: dropped         replies_dropped.full >=
-36    200 000 subscriptions; data on the XPUB         the connection ends                      subscriptions_refused >=
-37    messages of a learner, or of a learner thread    direction or kind
-38    names: ../, control characters, 300, 64 KiB     config; 64 KiB: malformed                no file outside dead/
-39    half-open, silent, a byte now and then          the connection ends                      connections.handshake_failed.* >=
-40    an evil learner, to an actor                    the actor keeps the old policy           ignored.*, weights_refused.*, ...
-====  ==============================================  =======================================  ==================================
-
-The study's codes are older than the design. Where they differ, the design holds: E_REHELLO is ``no_session``, E_VALUE and
-E_POLICY are the verdict ``quarantined``, and an incarnation of 0 is valid.
+the case is about the protocol alone. After each case, only the counters that the case names have changed, the good client has
+received new versions meanwhile, and all of its segments are trained on. Case 23 is in test_fair_shares.py.
 """
 
 from __future__ import annotations
@@ -98,7 +49,7 @@ Attack = Callable[[Siege], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table."""
+    """One attack, and the counters that change."""
 
     number: int
     name: str
@@ -139,9 +90,6 @@ def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         yield lambda case: Siege(tmp_path, stack, keys=case.keys, run_dir=tmp_path / "run" if case.disk else None)
 
 
-# ---- connections
-
-
 @case(1, "no-keys-to-a-port-that-asks-for-them", {"connections.handshake_failed.protocol": 1})
 def _(siege: Siege) -> None:
     attacker = siege.attacker("")
@@ -175,9 +123,6 @@ def _(siege: Siege) -> None:
 
 def named(event: MonitorEvent) -> tuple[str, int]:
     return event.name, event.detail
-
-
-# ---- rights
 
 
 @case(5, "no-role-submit", {"refused.forbidden": 2})
@@ -233,9 +178,6 @@ def _(siege: Siege) -> None:
     code = until(heir, "the name to be free")
     assert code in ("identity", "no_session"), "the session is another's, or the learner has seen that its owner is gone"
     assert siege.moved()[f"refused.{code}"] == 1
-
-
-# ---- sessions and order
 
 
 @case(9, "data-before-hello", {"refused.no_session": 4})
@@ -305,9 +247,6 @@ def _(siege: Siege) -> None:
     for fields in wrong:
         assert attacker.refused(hello(**{"actor_id": "ranger", **fields})) == "range"
     assert attacker.refused(encode(hello(incarnation=-1))) == "malformed"
-
-
-# ---- the prefix
 
 
 def patched(at: int, value: bytes) -> list[bytes]:
@@ -382,20 +321,12 @@ def _(siege: Siege) -> None:
     assert attacker.refused([bytes(1 << 20)] * 65) == "too_large"
 
 
-# ---- the header
-
 DEEP = b"\x91" * 100_000 + b"\xc0"
 MSGPACK = {
     "cut": b"\x81\xaawant_",
-    "longer": b"\x81\xaawant_steps\x01\xc0",
     "no UTF-8": b"\x81\xaawant_ste\xff\xfe\x01",
     "deep": DEEP,
-    "deep in a field": b"\x81\xaawant_steps" + DEEP,
     "2^32 items": b"\xdd\xff\xff\xff\xff",
-    "2^32 pairs": b"\xdf\xff\xff\xff\xff",
-    "2^32 bytes": b"\xc6\xff\xff\xff\xff",
-    "a reserved byte": b"\xc1",
-    "a list": b"\x90",
     "nothing": b"",
     "true for 1": b"\x81\xaawant_steps\xc3",
     "NaN": b"\x81\xaawant_steps\xcb\x7f\xf8\0\0\0\0\0\0",
@@ -412,10 +343,7 @@ def _(siege: Siege) -> None:
 KEYS = {
     "twice": b"\x82\xaawant_steps\x01\xaawant_steps\x02",
     "integers": b"\x82\x01\x02\xaawant_steps\x01",
-    "nil": b"\x81\xc0\x01",
     "ext": b"\x81\xaawant_steps\xd4\x01\x00",
-    "a timestamp": b"\x81\xaawant_steps\xd6\xff\0\0\0\0",
-    "bytes": b"\x81\xc4\x0awant_steps\x01",
 }
 
 
@@ -426,26 +354,7 @@ def _(siege: Siege) -> None:
         assert attacker.refused(craft(3, header)) == "malformed", name
 
 
-BAD_DTYPES: list[Any] = [
-    "O",
-    "|O",
-    [["a", "O"]],
-    "V8",
-    "|V8",
-    "S1000000000",
-    "<M8[ns]",
-    "<m8[ns]",
-    ">f4",
-    ">i8",
-    "f4,O",
-    "no such",
-    "",
-    7,
-    None,
-    b"<f4",
-    "<c8",
-    "<f16",
-]
+BAD_DTYPES: list[Any] = ["|O", [["a", "O"]], "S1000000000", ">f4", 7]
 
 
 def array(dtype: Any = "<f4", shape: Any = (2,), data: bytes = bytes(8), **more: Any) -> dict[Any, Any]:
@@ -476,24 +385,8 @@ def _(siege: Siege) -> None:
         assert attacker.refused(submit_with(layout=layout_with(dtype))) == "dtype", dtype
 
 
-BAD_SHAPES: list[list[Any]] = [
-    [-1],
-    [-3, -4],
-    [True, 4],
-    [3.0, 4],
-    ["3", 4],
-    [None],
-    [1] * 9,
-    [1 << 62, 0],
-    [0, 1 << 62],
-    [1 << 62, 1 << 62],
-    [3, 5],
-    [1 << 40],
-]
-
-
-BAD_ROWS = ["-1", "-4", "True", "4.0", "'4'", "None", "", "x", "4x", "0", "1x1x1x1x1x1x1x1", f"{1 << 62}x0", f"{1 << 62}"]
-BAD_ROWS += [f"{1 << 62}x{1 << 62}", "5", f"{1 << 40}", f"{1 << 30}"]
+BAD_SHAPES: list[list[Any]] = [[-3, -4], [True, 4], [1] * 9, [1 << 62, 0], [3, 5]]
+BAD_ROWS = ["-1", "4x", "0", "1x1x1x1x1x1x1x1", f"{1 << 62}x0"]
 
 
 @case(27, "shapes", {"refused.shape": len(BAD_SHAPES) + len(BAD_ROWS) + 5})
@@ -509,9 +402,6 @@ def _(siege: Siege) -> None:
         assert attacker.refused(encode(replace(good, body=(blob,), digests=()))) == "shape"
     for lie in ({"flags": 10}, {"flags": 9 | 16}, {"steps": 1_000_000, "episode_length": 1_000_000}):
         assert attacker.refused(submit_with(**lie)) == "shape", lie
-
-
-# ---- segments
 
 
 def judged(siege: Siege, *segments: Any, refused: int = 0, quarantined: int = 0) -> None:
@@ -608,9 +498,6 @@ def _(siege: Siege) -> None:
     assert attacker.refused(hello(actor_id="clock-4", incarnation=(1 << 63) - 1)) == "range"
     attacker.send(encode(hello(actor_id="clock-3", incarnation=time.time_ns())))
     assert attacker.hear(m.Refused).incarnation == 1 << 62
-
-
-# ---- floods
 
 
 @case(34, "floods", {"refused.quota": AtLeast(20), "refused.no_session": AtLeast(10)})
@@ -757,9 +644,6 @@ def _(siege: Siege) -> None:
     took = time.monotonic() - began
     assert not SOAK or took < HANDSHAKE_S + 2.0, f"closed after {took:.1f} s"
     until(lambda: not siege.status()["clients"]["lab"]["actors"]["mallory"]["live"], "the end of a session that is silent")
-
-
-# ---- an evil learner
 
 
 class Host:
@@ -987,9 +871,6 @@ def welcomes(host: Host) -> None:
     host.learner.welcome = {}
 
 
-# ---- for `test_fair_shares.py`, with a limit on memory
-
-
 def endless(address: str) -> int:
     """Send frames of one message until the connection ends. Return the number of bytes."""
     sent, chunk = 0, frame(bytes(60_000), MORE) * 16
@@ -1000,9 +881,6 @@ def endless(address: str) -> int:
             connection.sendall(chunk)
             sent += len(chunk)
     return sent
-
-
-# ---- the test
 
 
 IN_ORDER = sorted(CASES, key=lambda c: c.number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.names import is_name
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
 
-from .conftest import Child, Spawn, Tier, join
+from .conftest import Child, Report, Spawn, Tier, join
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -69,7 +68,14 @@ class Lives:
     def start(self) -> Child:
         """Start the next learner, and check that all acknowledged segments are there."""
         bind = f"ipc://{self._run_dir.parent}/l"
-        self.child = self._spawn("named", {"bind": bind, "run_dir": str(self._run_dir), "config": {"max_clients": 2048}})
+        self.child = self._spawn(
+            "learner",
+            {
+                "bind": bind,
+                "config": {"run_dir": str(self._run_dir), "max_clients": 2048},
+                "fake": {"steps_per_update": 8, "rollout_length": 8},
+            },
+        )
         self.address = self.child.hear()["address"]
         clients = self.child.ask("status")["clients"]
         assert {name: clients[name]["accepted"] for name in self.accepted} == self.accepted
@@ -89,7 +95,7 @@ def events_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_starts_again_whatever_its_clients_are_called(
-    spawn: Spawn, run_dir: Path, tier: Tier, seed: int, report: Callable[..., None]
+    spawn: Spawn, run_dir: Path, tier: Tier, seed: int, report: Report
 ) -> None:
     names = (*NAMES, *drawn_names(tier.size(20, 1000), seed))
     lives = Lives(spawn, run_dir)
@@ -118,7 +124,7 @@ def test_a_run_starts_again_whatever_its_clients_are_called(
     report(names=len(names), segments=sum(lives.accepted.values()), lost=0, lives=3)
 
 
-def test_what_stands_in_the_way_is_moved_and_said(spawn: Spawn, run_dir: Path, report: Callable[..., None]) -> None:
+def test_what_stands_in_the_way_is_moved_and_said(spawn: Spawn, run_dir: Path, report: Report) -> None:
     lives = Lives(spawn, run_dir)
     lives.start()
     lives.play("luna")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-from .conftest import PATIENCE_S, Child, Tier, join
+from .conftest import PATIENCE_S, Child, Report, StartLearner, Tier, check_learner_law, join
 
 SEGMENTS = 11
 """The number of segments, of two steps each.
@@ -30,9 +29,7 @@ def law(client: dict[str, Any]) -> bool:
     """Return True if the client runs and has resumed. Check its conservation law."""
     if client["state"] != "running" or client["resuming"]:
         return False
-    v = client["verdicts"]
-    judged = v["trained"] + v["stale"] + v["quarantined"]
-    assert client["accepted"] == judged + client["pending"] + client["rolled_back"], client
+    check_learner_law(client)
     return True
 
 
@@ -47,9 +44,7 @@ def ready(found: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("command", ["restart", "give-up-pending", "forget", "drop-actor"])
-def test_a_command_outlasts_kill_9(
-    command: str, tier: Tier, tmp_path: Path, report: Any, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_a_command_outlasts_kill_9(command: str, tier: Tier, tmp_path: Path, report: Report, learner: StartLearner) -> None:
     rounds = tier.size(1, 20)
     rolled_back = forgotten = fed_again = 0
     for number in range(rounds):
@@ -85,9 +80,7 @@ def test_a_command_outlasts_kill_9(
     report(command=command, kills=rounds, rolled_back=rolled_back, forgotten=forgotten, fed_again=fed_again)
 
 
-def test_kill_9_in_the_middle_of_a_command(
-    tier: Tier, seed: int, tmp_path: Path, report: Any, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_kill_9_in_the_middle_of_a_command(tier: Tier, seed: int, tmp_path: Path, report: Report, learner: StartLearner) -> None:
     """The command may be done, not done or done in part, and no reply reports it. The counters are exact in each case."""
     rng = random.Random(seed)
     rounds, was_done = tier.size(2, 60), 0

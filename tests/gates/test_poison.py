@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.run.deadletters import MAX_LETTERS, list_letters
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, check_law
+from .conftest import PATIENCE_S, Child, Report, Spawn, Tier, check_law, check_learner_law
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
@@ -50,8 +49,8 @@ class Run:
         folder.mkdir()
         preset = ALGORITHMS.get(algorithm).presets["CartPole-v1"]
         self.run_dir = folder / "run"
-        options = {"bind": f"ipc://{folder}/l", "run_dir": str(self.run_dir), "pacing_lag": preset.pacing_lag, **config}
-        self.learner: Child = spawn("durable_learner", {**options, "seed": seed, "torch": True})
+        config = {"run_dir": str(self.run_dir), "pacing_lag": preset.pacing_lag, "seed": seed, **config}
+        self.learner: Child = spawn("learner", {"bind": f"ipc://{folder}/l", "torch": True, "config": config})
         self.address = self.learner.hear()["address"]
         self.actor: Child = spawn(
             "poisoner",
@@ -86,15 +85,14 @@ class Run:
         client = self.learner.ask("drain", PATIENCE_S)["clients"]["cart"]
         check_law(played["stats"])
         assert client["state"] == "running", client["error"]
-        verdicts = client["verdicts"]
-        judged = verdicts["trained"] + verdicts["stale"] + verdicts["quarantined"]
-        assert client["accepted"] == judged + client["pending"] + client["rolled_back"] and client["rolled_back"] == 0
+        check_learner_law(client)
+        assert client["rolled_back"] == 0
         refused = [name for name in played["stats"]["counters"] if name.startswith("weights_refused")]
         assert refused == [], "weights that are not finite were published"
         for child in (self.actor, self.learner):
             child.end()
         letters = list_letters(self.run_dir / "dead")  # the learner writes the last ones before its end
-        assert len(letters) == min(verdicts["quarantined"], MAX_LETTERS), "each, until the oldest are removed"
+        assert len(letters) == min(client["verdicts"]["quarantined"], MAX_LETTERS), "each, until the oldest are removed"
         assert {(letter.client_id, bool(letter.reason)) for letter in letters} <= {("cart", True)}
         return played, client
 
@@ -127,7 +125,7 @@ def undone(client: dict[str, Any]) -> int:
 
 
 def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
-    spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
+    spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Report
 ) -> None:
     target = TARGET if tier.long else QUICK_TARGET
     groups = [[*BEYOND, *WITHIN, *LEGAL[:2]]] if not tier.long else [[kind] for kind in (*BEYOND, *WITHIN, *LEGAL[:2])]
@@ -155,7 +153,7 @@ def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
 
 
 def test_a_replay_with_poison_in_it_teaches_cartpole_too(
-    spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
+    spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Report
 ) -> None:
     """DQN reaches the target in the long tier only."""
     run = Run(spawn, tmp_path / "run", seed, "DQN", [*BEYOND, *LEGAL[:2]], 0.05, 1e9)
@@ -172,7 +170,7 @@ def test_a_replay_with_poison_in_it_teaches_cartpole_too(
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
 def test_one_poison_at_a_time_that_no_bound_stops(
-    algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
+    algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Report
 ) -> None:
     """With bounds that permit FLT_MAX, the update itself detects the poison. It is undone, and training continues."""
     kinds = ["observations FLT_MAX", "rewards FLT_MAX", *(["observations 1e30", "rewards 1e30"] if tier.long else [])]
@@ -205,7 +203,7 @@ def test_one_poison_at_a_time_that_no_bound_stops(
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
 def test_subnormal_and_flipped_numbers_are_trained_on(
-    algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
+    algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Report
 ) -> None:
     run = Run(spawn, tmp_path / "run", seed, algorithm, LEGAL, 0.2, 1e9)
     until(lambda: run.actor.ask("status")["steps"] > tier.size(3000, 60_000), "some training", 10 * PATIENCE_S, every_s=0.1)

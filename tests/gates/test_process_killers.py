@@ -8,7 +8,6 @@ import math
 import random
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from kit import play, until
 from rl4sys_zmq.errors import LearnerUnavailable, ProtocolError
 from rl4sys_zmq.ops.requests import request_status
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, join
+from .conftest import PATIENCE_S, Child, Report, Spawn, Tier, join
 
 STEPS = 2
 MOST_LIVES = 20
@@ -63,7 +62,7 @@ def judged(client: dict[str, Any], **expected: int) -> bool:
 
 @pytest.mark.parametrize("at", ["batch", "observe", "update"])
 def test_a_segment_that_ends_the_process_is_found(
-    at: str, spawn: Spawn, folder: Path, seed: int, tier: Tier, report: Callable[..., None]
+    at: str, spawn: Spawn, folder: Path, seed: int, tier: Tier, report: Report
 ) -> None:
     segments = tier.size(16, 64)
     for round_number in range(tier.size(1, 5)):
@@ -105,9 +104,7 @@ def test_a_segment_that_ends_the_process_is_found(
         assert deaths <= math.ceil(math.log2(segments)) + 3
 
 
-def test_kills_from_outside_condemn_nothing(
-    spawn: Spawn, folder: Path, seed: int, report: Callable[..., None], tier: Tier
-) -> None:
+def test_kills_from_outside_condemn_nothing(spawn: Spawn, folder: Path, seed: int, report: Report, tier: Tier) -> None:
     """A learner is killed at random times while it trains. All segments are trained on, and none is quarantined."""
     rng, stopping = random.Random(seed), threading.Event()
     learner = Mortal(spawn, folder, "update", 1)

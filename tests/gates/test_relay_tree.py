@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kit import play, until
+from kit import until
 
 from rl4sys_zmq.testing import ChaosProxy
 from rl4sys_zmq.transports import Address
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, join
+from .conftest import SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, drive, join
 
 pytestmark = pytest.mark.timeout(900 if SOAK else 120)
 
@@ -34,16 +33,7 @@ def subscribers(spawn: Spawn, address: str, count: int, **options: Any) -> Child
     return child
 
 
-def drive(driver: Any, versions: int) -> None:
-    for _ in range(versions):
-        version = driver.version
-        play(driver, 1)
-        driver.wait_version(version + 1, PATIENCE_S)
-
-
-def test_a_tree_with_a_killed_relay(
-    tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_a_tree_with_a_killed_relay(tier: Tier, seed: int, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     direct, count = (4, 64) if tier.long else (2, 8)
     versions = tier.size(24, 300, least=60)
     process, address = learner(hidden=5000 if tier.long else 500, steps_per_update=1, rollout_length=1, forgetful=True)

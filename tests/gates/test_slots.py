@@ -13,7 +13,7 @@ from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.messages import Bye, Refused, Welcome
 
-from .conftest import PATIENCE_S, Tier, check_law
+from .conftest import PATIENCE_S, Report, Tier, check_law
 from .siege import ALGORITHM, STEPS, Attacker, Siege, hello
 
 SPACES: dict[str, Any] = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
@@ -30,7 +30,7 @@ def found(attacker: Attacker, client_id: str) -> Welcome | Refused:
     return answer
 
 
-def test_a_65th_client_is_admitted(tier: Tier, tmp_path: Path, stack: ExitStack, report: Any) -> None:
+def test_a_65th_client_is_admitted(tier: Tier, tmp_path: Path, stack: ExitStack, report: Report) -> None:
     """One client trains; clients without data fill all other slots. Further clients join and leave."""
     siege = Siege(tmp_path, stack, keys=False, messages_per_s=1e6, run_dir=tmp_path / "run", checkpoint_every_s=0.2)
     attacker = siege.attacker()
@@ -51,7 +51,7 @@ def test_a_65th_client_is_admitted(tier: Tier, tmp_path: Path, stack: ExitStack,
     assert siege.status()["clients"]["lab"]["restarts"] == 0, "who has data is never let go"
 
 
-def test_idle_clients_expire(tmp_path: Path, stack: ExitStack, report: Any) -> None:
+def test_idle_clients_expire(tmp_path: Path, stack: ExitStack, report: Report) -> None:
     siege = Siege(
         tmp_path, stack, keys=False, messages_per_s=1e6, run_dir=tmp_path / "run", checkpoint_every_s=0.1, idle_client_s=1.5
     )
@@ -68,7 +68,7 @@ def test_idle_clients_expire(tmp_path: Path, stack: ExitStack, report: Any) -> N
     assert [path.name for path in folders if CheckpointStore(path).newest()] == ["lab"], "who has seen nothing has no checkpoint"
 
 
-def test_a_flood_of_hellos_locks_nobody_out(tier: Tier, tmp_path: Path, stack: ExitStack, report: Any) -> None:
+def test_a_flood_of_hellos_locks_nobody_out(tier: Tier, tmp_path: Path, stack: ExitStack, report: Report) -> None:
     """One process sends HELLO under 1,400 names. A good client's second actor joins nevertheless, and the first is served."""
     siege = Siege(tmp_path, stack, keys=False, messages_per_s=1e6)
     rounds = tier.size(1, 5)

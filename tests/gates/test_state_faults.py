@@ -1,19 +1,18 @@
-"""The state on disk is deleted, replaced by an old copy, or damaged, or the disk is full. Every loss is counted exactly."""
+"""The state on disk is replaced by an old copy, damaged, or not to be used. Every loss is counted exactly."""
 
 from __future__ import annotations
 
 import random
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.children import Child
 
-from rl4sys_zmq.errors import JournalError
-from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.run.checkpoints import read_manifest
 
 from .conftest import Tier
@@ -25,11 +24,21 @@ SOME = 150
 """The number of acks that suffices for a loss."""
 
 
-def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:
-    actors = [lab.actor(f"a{i}", client, **{"rate": 150.0, **options}) for i in range(2)]
+def two_actors(lab: Lab) -> list[Child]:
+    actors = [lab.actor(f"a{i}", "on", rate=150.0) for i in range(2)]
     for actor in actors:
         actor.start()
     return actors
+
+
+@contextmanager
+def living(folder: Path, seed: int, acks: int = SOME, **options: Any) -> Iterator[tuple[Lab, list[Child]]]:
+    """Run a learner and two actors. Begin the block when their learner has acknowledged this many segments."""
+    with Lab(folder, seed, **options) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, acks)
+        yield lab, actors
 
 
 def more(lab: Lab, count: int = SOME) -> None:
@@ -37,16 +46,16 @@ def more(lab: Lab, count: int = SOME) -> None:
     lab.loop.until(lambda: lab.acked() >= before + count, 40.0, f"{count} more acks")
 
 
-def checkpoints(lab: Lab, client: str = "on") -> list[Path]:
-    return sorted(path for path in (lab.run_dir / "checkpoints" / client).glob("[0-9]*") if path.name.isdigit())
+def checkpoints(lab: Lab) -> list[Path]:
+    return sorted(path for path in (lab.run_dir / "checkpoints" / "on").glob("[0-9]*") if path.name.isdigit())
 
 
-def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: bool, client: str = "on") -> int:
+def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: bool) -> int:
     """Check that the loss is counted exactly on both sides, and that there is no other fault."""
     outcome = lab.outcome(one_lineage=not gap)
     print(outcome)
     outcome.check()
-    numbers = status["clients"][client]
+    numbers = status["clients"]["on"]
     told = sum(lab.traces[f"a{i}"].last("done")["stats"]["counters"].get("gap_segments", 0) for i in range(len(actors)))
     in_doubt = sum(lab.traces[f"a{i}"].last("done")["stats"]["in_doubt"] for i in range(len(actors)))
     lost = len(outcome.lost)
@@ -57,23 +66,8 @@ def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: 
     return lost
 
 
-def test_an_empty_state_in_place_of_the_old_one(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
-        lab.learner.kill()
-        lab.run_dir.rename(folder / "elsewhere")
-        lab.serving()
-        more(lab)
-        assert assert_exact(lab, lab.finish(*actors), actors, gap=True) >= SOME
-
-
 def test_an_older_copy_is_put_back(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.learner.kill()
         shutil.copytree(lab.run_dir, folder / "copy")
         lab.serving()
@@ -101,10 +95,7 @@ def test_damaged_checkpoints(folder: Path, seed: int, tier: Tier) -> None:
 
 def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) -> None:
     rng = random.Random(seed)
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.loop.until(lambda: len(checkpoints(lab)) >= 3, 20.0, "three checkpoints")
         lab.learner.kill()
         for path in checkpoints(lab)[-newest:]:
@@ -119,10 +110,7 @@ def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) ->
 
 def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
-    with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed, checkpoint_every_s=600.0) as (lab, actors):
         lab.learner.kill()
         with closing(sqlite3.connect(lab.run_dir / "journal.db")) as db:
             rows = db.execute("SELECT row, end_seq - first_seq - refused, frames FROM entries").fetchall()
@@ -139,54 +127,8 @@ def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
         assert assert_exact(lab, status, actors, gap=False) == sum(count for _, count, _ in damaged)
 
 
-def test_no_room_for_the_journal(folder: Path, seed: int, tier: Tier) -> None:
-    """Checkpoints fail, so that the journal grows to its limit. The durable mark stops, and actors keep their segments."""
-    for client in ("off", "on") if tier.long else ("on",):
-        without_room(folder / client, seed, client)
-
-
-def without_room(folder: Path, seed: int, client: str) -> None:
-    parameters = {"rollout_length": 512, "steps_per_update": 4_096}
-    with Lab(folder, seed, journal_max_bytes=1 << 20, parameters=parameters) as lab:
-        full = lab.run_dir.with_name("full")
-        full.touch()  # the learner's process treats this file as a disk without room for checkpoints
-        lab.serving()
-        actors = two_actors(lab, client, rate=60.0, steps=(200, 400))
-        lab.loop.until(lambda: "full" in lab.ask("status")["journal"]["error"], 40.0, "a full journal")
-        lab.loop.wait(0.3)
-        before, held = lab.ask("status")["clients"][client], lab.submitted() - lab.acked()
-        lab.loop.wait(1.0)
-        after = lab.ask("status")["clients"][client]
-        for actor_id, numbers in after["actors"].items():
-            assert numbers["durable"] == before["actors"][actor_id]["durable"]
-            assert numbers["received"] == before["actors"][actor_id]["received"]  # no more credit is granted
-        assert sum(n["received"] - n["durable"] for n in after["actors"].values()) > 0  # received, but not durable
-        assert lab.submitted() - lab.acked() > held  # the hosts continue, and their actors keep the segments
-        assert after["checkpoint"]["error"]
-        full.unlink()
-        lab.loop.until(lambda: not lab.ask("status")["journal"]["error"], 20.0, "a journal with room")
-        more(lab, 40)
-        status = lab.finish(*actors)
-        assert assert_exact(lab, status, actors, gap=False, client=client) == 0
-
-
-def test_two_learners_on_one_run_directory(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab, 20)
-        for _ in range(2):  # the second attempt shows that the first has released nothing
-            with pytest.raises(JournalError, match="in use by another learner"):
-                Learner(LearnerConfig(bind="inproc://second", run_dir=lab.run_dir)).start()
-        more(lab, 20)
-        assert assert_exact(lab, lab.finish(*actors), actors, gap=False) == 0
-
-
 def test_resume_never(folder: Path, seed: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.learner.kill()
         lab.reconfigure(resume="never")
         lab.serving()
@@ -204,10 +146,7 @@ def test_resume_an_older_checkpoint(folder: Path, seed: int, tier: Tier) -> None
 
 
 def resume_an_older_one(folder: Path, seed: int, back: int) -> None:
-    with Lab(folder, seed) as lab:
-        lab.serving()
-        actors = two_actors(lab)
-        more(lab)
+    with living(folder, seed) as (lab, actors):
         lab.loop.until(lambda: len(checkpoints(lab)) >= 3, 20.0, "three checkpoints")
         lab.stop(*actors)
         lab.learner.kill()

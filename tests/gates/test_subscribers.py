@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
-from kit import play, until
+from kit import until
 
 from rl4sys_zmq.learner.gateway.gateway import PUB_HWM
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, resident_kib
+from .conftest import Report, Spawn, StartLearner, Tier, agent_options, drive, join, resident_kib
 
 HEALTHY = 3
 RING = 64
@@ -23,7 +21,7 @@ SLOW_BYTES_S = 1_000_000
 
 
 def test_slow_subscribers_cost_a_bounded_queue(
-    tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
+    tier: Tier, seed: int, report: Report, spawn: Spawn, learner: StartLearner
 ) -> None:
     versions = tier.size(20, 300, least=60)
     policy_bytes = 1_000_000 if tier.long else 100_000
@@ -37,7 +35,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
         for child in (healthy, frozen, slow):
             assert child.hear() == "ready"
             assert child.ask("join")["failed"] == []
-        _drive(driver, RING + 8 if tier.long else 4)
+        drive(driver, RING + 8 if tier.long else 4)
         for child in (healthy, frozen, slow):
             child.ask("wait", driver.version)
         before = healthy.ask("state")
@@ -46,7 +44,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
         proxy.faults = NetworkFaults(rate_bytes_s=SLOW_BYTES_S)
         began = time.monotonic()
         for _ in range(versions):
-            _drive(driver, 1)
+            drive(driver, 1)
             peak_kib = max(peak_kib, resident_kib(process.pid))
         took = time.monotonic() - began
         healthy.ask("wait", driver.version)
@@ -81,10 +79,3 @@ def test_slow_subscribers_cost_a_bounded_queue(
     if tier.long:
         assert behind > 0
         assert caught_up_s < CATCH_UP_S
-
-
-def _drive(driver: Any, versions: int) -> None:
-    for _ in range(versions):
-        version = driver.version
-        play(driver, 1)
-        driver.wait_version(version + 1, PATIENCE_S)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,22 +14,21 @@ from kit import until
 
 from rl4sys_zmq.transports import raise_descriptor_limit
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, account, resident_kib
+from .conftest import PATIENCE_S, Report, Spawn, StartLearner, Tier, account, resident_kib
 
 ACK_S = 2.0
 BEYOND_KIB = 30.0
 FIRST = 20
 """The number of actors that join before memory is measured. Their cost includes the learner's fixed cost."""
 PROCESSES = 2
+GROWTH_KIB = 16 * 1024
 JOIN_S = 4 * PATIENCE_S
 REST_S = 5.0
 BUSY_PROCESSES = 6
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["quiet", "busy"])
-def test_a_thousand_actors(
-    busy: bool, tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_a_thousand_actors(busy: bool, tier: Tier, seed: int, report: Report, spawn: Spawn, learner: StartLearner) -> None:
     """With `busy`, other programs use the processors for a while. The actors must keep their sessions and rarely resend."""
     actors, seconds = tier.size(100, 1000, least=100), tier.size(3, 180 if busy else 600, least=30)
     raise_descriptor_limit(8 * actors + 256)  # child processes inherit it
@@ -59,7 +57,10 @@ def test_a_thousand_actors(
         with busy_processes():
             rest.wait(seconds / 6)
         seconds -= seconds // 4
-    rest.wait(seconds)  # this pause sets the length of the run
+    rest.wait(seconds / 3)  # these pauses set the length of the run
+    settled_kib = resident_kib(process.pid)
+    rest.wait(2 * seconds / 3)
+    grown_kib = resident_kib(process.pid) - settled_kib
     for crowd in crowds:
         crowd.ask("send", 0.0)
     for crowd in crowds:
@@ -78,6 +79,7 @@ def test_a_thousand_actors(
         each_kib=round(each_kib, 1),
         beyond_kib=round(each_kib - bare, 1),
         learner_kib=resident_kib(process.pid),
+        grown_kib=grown_kib,
         ack_median_s=round(float(np.median(latencies)), 4),
         ack_p99_s=round(float(np.quantile(latencies, 0.99)), 4),
         ack_worst_s=round(float(latencies.max()), 3),
@@ -90,6 +92,7 @@ def test_a_thousand_actors(
     assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == client["rolled_back"] == 0
     if tier.long:
         assert each_kib - bare < BEYOND_KIB
+        assert grown_kib < GROWTH_KIB
     if busy:
         assert counters.get("sessions_lost.learner", 0) == 0, "the learner must not take its own delay for silence"
         assert counters.get("resent_messages", 0) < numbers["submitted"]
@@ -123,7 +126,7 @@ def _bare_kib(spawn: Spawn, actors: int) -> float:
     until(
         lambda: server.ask("counts")["subscriptions"] >= 2 * actors, "all connections"
     )  # a connection that is made again subscribes again
-    found = (resident_kib(server.pid) - before_kib) / (actors - FIRST)
+    each_kib = (resident_kib(server.pid) - before_kib) / (actors - FIRST)
     for child in (clients, server):
         child.end()
-    return found
+    return each_kib

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.run.recorder import RunDirectoryWriter
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
 from rl4sys_zmq.wire.thread_messages import TrainingMetrics
+
+from .conftest import Report
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,7 +63,7 @@ class Rooms:
         assert self.curves <= BOUNDS["tensorboard_max_bytes"]
 
 
-def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the weeks are simulated, and a real fsync would take too long
     run_dir, rooms, began = tmp_path / "run", Rooms(tmp_path / "run"), time.monotonic()
     files = RunDirectoryWriter(run_dir, BOUNDS)

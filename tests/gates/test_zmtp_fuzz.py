@@ -8,9 +8,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
 
 import pytest
 from kit import play, until
@@ -19,9 +16,22 @@ from wire.test_fuzz import Mutator
 
 from rl4sys_zmq.delivery.credit import LATE_S
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Hello
 
-from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, resident_kib
+from .conftest import (
+    PATIENCE_S,
+    SOAK,
+    Child,
+    Report,
+    Spawn,
+    StartLearner,
+    Tier,
+    agent_options,
+    descriptors,
+    drive,
+    join,
+    resident_kib,
+)
+from .siege import hello
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
 HELD = 32
@@ -116,19 +126,10 @@ class Attack(threading.Thread):
         if self._rng.random() < 0.3:
             name = f"fuzz-{self._rng.randrange(ACTORS)}"
             return [bytes(f) for f in encode(hello(name, self._rng.randrange(1, 1 << 40)))]
-        return [bytes(f) for f in self._mutator.mutate()[0]]
+        return [bytes(f) for f in self._mutator.mutate()]
 
 
-def hello(actor_id: str, incarnation: int, first_seq: int = 0) -> Hello:
-    """Return a valid HELLO for the fields of this version. Fields that are not named here are empty."""
-    known: dict[str, Any] = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": first_seq}
-    empty = {f.name: 0 for f in fields(Hello) if f.name.startswith("held_")}
-    return Hello(**{**empty, **known})
-
-
-def test_a_good_client_is_served_throughout(
-    tier: Tier, seed: int, report: Any, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_a_good_client_is_served_throughout(tier: Tier, seed: int, report: Report, learner: StartLearner) -> None:
     connections = tier.size(300, 20_000, least=6000)
     warm_up = connections // 3  # tables and free lists reach their size
     step = tier.size(50, 100, least=100)
@@ -146,9 +147,8 @@ def test_a_good_client_is_served_throughout(
         try:
             for target in range(step, connections + 1, step):
                 attack.allow(target)
-                asked, held = time.monotonic(), agent.version
-                play(agent, 16)
-                agent.wait_version(held + 1, PATIENCE_S)
+                asked = time.monotonic()
+                drive(agent, steps=16)
                 slowest = max(slowest, time.monotonic() - asked)
                 if target % (4 * step) == 0:
                     with join(address, actor_id="joins-again") as another:
@@ -160,9 +160,7 @@ def test_a_good_client_is_served_throughout(
         finally:
             attack.stop()
         until(lambda: descriptors(process.pid) <= quiet, "the learner's descriptors")
-        version = agent.version
-        play(agent, 16)
-        agent.wait_version(version + 1, PATIENCE_S)
+        drive(agent, steps=16)
         assert agent.digest == process.ask("digest", agent.version)
         status = process.ask("status")
     third = len(sizes_kib) // 3
@@ -171,13 +169,13 @@ def test_a_good_client_is_served_throughout(
     report(
         connections=connections,
         per_second=round(connections / took),
-        versions=version,
+        versions=agent.version,
         slowest_answer_s=round(slowest, 3),
         descriptors=quiet,
         grown_kib=grown_kib,
         refused={k.removeprefix("refused."): n for k, n in status["counters"].items() if k.startswith("refused.")},
     )
-    assert version >= connections // step
+    assert agent.version >= connections // step
     assert "refused.internal" not in status["counters"]
     assert list(status["clients"]) == ["lab"]
     assert grown_kib < tier.size(10 * GROWTH_KIB, GROWTH_KIB, least=GROWTH_KIB)
@@ -185,7 +183,7 @@ def test_a_good_client_is_served_throughout(
         assert slowest < ANSWER_S
 
 
-def test_many_frames_for_the_publisher(learner: Callable[..., tuple[Child, str]]) -> None:
+def test_many_frames_for_the_publisher(learner: StartLearner) -> None:
     process, address = learner(steps_per_update=16, rollout_length=16)
     pub = process.ask("status")["pub"]
     with dial(pub) as connection:
@@ -212,7 +210,7 @@ ABORTS = "libzmq 4.3.5 aborts (!_io_error, its issue 4364) on a heartbeat of a c
 @pytest.mark.parametrize(
     "heartbeat", [pytest.param("theirs", marks=pytest.mark.xfail(strict=True, reason=ABORTS)), *(["ours"] if SOAK else [])]
 )
-def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: Callable[..., tuple[Child, str]]) -> None:
+def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: StartLearner) -> None:
     """While the gateway is busy, a peer sends many messages and resets its connection. With ``theirs``, it adds a PING."""
     process, address = learner()
     process.ask("hold")
@@ -231,17 +229,14 @@ def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: Callable[..., 
 
 @pytest.mark.soak
 @pytest.mark.skipif(not SOAK, reason="takes 8 s: RL4SYS_SOAK=1")
-def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
+def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: StartLearner) -> None:
     """A host's I/O thread is blocked while many versions arrive and the learner dies. The host must survive."""
     process, address = learner(steps_per_update=1, rollout_length=1)
     host = spawn("host", {"agent": agent_options(address)})
     host.hear()
     with join(address, client_id="lab", overflow="wait") as driver:
         host.ask("hold")
-        for _ in range(150):
-            held = driver.version
-            play(driver, 1)
-            driver.wait_version(held + 1, PATIENCE_S)
+        drive(driver, 150)
         process.kill()
     threading.Event().wait(7.0)  # long enough for a heartbeat timeout of libzmq
     host.ask("release")

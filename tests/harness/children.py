@@ -69,15 +69,7 @@ class Child(Resource):
     """A program that can be started again and again.
 
     Its standard input is a pipe that closes with its owner's process. The child should then exit, so that none outlives a killed
-    test run. Its output goes to ``NAME.out``.
-
-    Attributes:
-        name: Name for messages.
-        command: The program and its arguments. A change applies from the next start on.
-        started_ns: Monotonic time of the last start, in nanoseconds.
-        kills: Number of runs that `kill` ended.
-        retries: Number of runs that ended with `TRY_AGAIN`.
-    """
+    test run. Its output goes to ``NAME.out``."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None) -> None:
         self.name = name

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+CHILD_S = 20
 
 
 @contextmanager
@@ -41,7 +44,7 @@ def work_in_child(work: Callable[[], object]) -> int:
         try:
             work()
             code = 0
-        except BaseException:
+        except BaseException:  # pytest must not continue in the child
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -50,3 +53,14 @@ def work_in_child(work: Callable[[], object]) -> int:
 
 def exit_code_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def works_in_a_child(work: Callable[[], object]) -> bool:
+    """Call `work` in a forked child. Return True if it returns, and False if it raises or hangs."""
+
+    def limited() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_S)
+        work()
+
+    return exit_code_of(work_in_child(limited)) == 0

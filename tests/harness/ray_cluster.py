@@ -18,12 +18,7 @@ STORE_BYTES = 80 * 1024 * 1024
 
 
 class RayCluster:
-    """A cluster whose nodes can be lost. Learners get the resource ``edge``, so that they avoid the head.
-
-    Attributes:
-        address: The HOST:PORT of the head.
-        nodes: The ids of the nodes with ``edge``.
-    """
+    """A cluster whose nodes can be lost. Learners get the resource ``edge``, so that they avoid the head."""
 
     def __init__(self, nodes: int, *, edge: float, cpus: float = 1) -> None:
         self._process = subprocess.Popen(

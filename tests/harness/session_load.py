@@ -11,10 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
-from rl4sys_zmq.capacity.harness import SMALL, TrajectoryKind, make_segment
+from rl4sys_zmq.capacity.harness import SMALL, make_segment
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     Action,
@@ -36,7 +35,7 @@ from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment
 from rl4sys_zmq.wire.messages import FetchWeights, Hello, Welcome
 
-__all__ = ["SessionLoad", "SessionLoadOptions"]
+__all__ = ["SessionLoad"]
 
 TICK_S = 0.05
 """Time between two looks at the timers of all sessions, in seconds."""
@@ -46,48 +45,19 @@ MAX_FRAMES = 256
 MESSAGES_PER_TURN = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLoadOptions:
-    """The number of simulated actors and the segments that they send.
-
-    Attributes:
-        address: Address of the learner.
-        count: Number of actors.
-        client_id: Name of their client (a policy with its learner).
-        algorithm_name: Name of the client's algorithm; empty if the learner knows it.
-        kind: The segments that they send.
-        seed: Seed of the pauses, and part of the actors' names. Processes of one load need different seeds.
-    """
-
-    address: str
-    count: int
-    client_id: str = "lab"
-    algorithm_name: str = ""
-    kind: TrajectoryKind = SMALL
-    seed: int = 0
-
-
 class SessionLoad(Worker):
-    """A thread with the sockets and the sessions of many simulated actors.
+    """A thread with the sockets and the sessions of many simulated actors, which send `rate` segments per second each.
 
-    Other threads set `rate` and read the results. Stop it with `stop` and `join`.
-
-    Attributes:
-        rate: Segments per second that each actor sends; 0 to rest.
-        rate_in_use: The rate that the thread has read last. After a change of `rate`, segments at the old rate can leave until
-            this is the new one.
-        latencies_s: Time from the first send of each segment until its acknowledgement, in seconds.
-        published: Number of messages that all actors received from the learner's PUB socket.
-        errors: Texts of permanent refusals.
+    After a change of `rate`, segments at the old rate can leave until `rate_in_use` is the new one.
     """
 
-    def __init__(self, options: SessionLoadOptions) -> None:
-        super().__init__(f"rl4sys-load-{options.seed}")
+    def __init__(self, address: str, count: int, algorithm_name: str, seed: int) -> None:
+        super().__init__(f"rl4sys-load-{seed}")
         self.rate = self.rate_in_use = 0.0
         self.latencies_s: list[float] = []
         self.published = 0
         self.errors: list[str] = []
-        self._options = options
+        self._address, self._count, self._algorithm_name, self._seed = address, count, algorithm_name, seed
         self._actors: list[_SimulatedActor] = []
         self._by_socket: dict[Source, _SimulatedActor] = {}
         self._poller: Poller
@@ -143,30 +113,29 @@ class SessionLoad(Worker):
                     self._close(actor)
 
     def _create(self) -> None:
-        options, rng = self._options, random.Random(self._options.seed)
-        kind = options.kind
+        rng = random.Random(self._seed)
         spaces: dict[str, Any] = {
-            "observation_space": space_to_json(kind.observation_space),
-            "action_space": space_to_json(kind.action_space),
+            "observation_space": space_to_json(SMALL.observation_space),
+            "action_space": space_to_json(SMALL.action_space),
         }
         packed: dict[int, PackedSegment] = {}
-        for number in range(options.count):
-            name = f"simulated-{options.seed}-{number}"
+        for number in range(self._count):
+            name = f"simulated-{self._seed}-{number}"
             hello = Hello(
-                options.client_id,
+                "lab",
                 name,
                 first_incarnation(time.time(), rng),
                 0,
                 0,
                 0,
-                algorithm_name=options.algorithm_name,
+                algorithm_name=self._algorithm_name,
                 **spaces,
             )
-            self._actors.append(_SimulatedActor(hello, kind, packed, random.Random(rng.random())))
+            self._actors.append(_SimulatedActor(hello, packed, random.Random(rng.random())))
             self._connect(self._actors[-1])
 
     def _connect(self, actor: _SimulatedActor) -> None:
-        actor.dealer = Socket.dealer(self._options.address, send_hwm=8192)
+        actor.dealer = Socket.dealer(self._address, send_hwm=8192)
         self._register(actor, actor.dealer)
         self._perform(actor, actor.session.open(time.monotonic(), (0, 0)))
 
@@ -228,7 +197,7 @@ class SessionLoad(Worker):
 
     def _subscribe(self, actor: _SimulatedActor, welcome: Welcome) -> None:
         self._release(actor.sub)
-        learner = Address.parse(self._options.address)
+        learner = Address.parse(self._address)
         actor.sub = Socket.sub(welcome.pub.replace("*", learner.host), hwm=64)
         for kind in (WEIGHTS_TOPIC, BEACON_TOPIC):
             actor.sub.subscribe(kind + welcome.topic)
@@ -239,13 +208,13 @@ class SessionLoad(Worker):
 class _SimulatedActor:
     """One simulated actor: its session, its sockets, and the times of the segments that it has sent."""
 
-    def __init__(self, hello: Hello, kind: TrajectoryKind, packed: dict[int, PackedSegment], rng: random.Random) -> None:
+    def __init__(self, hello: Hello, packed: dict[int, PackedSegment], rng: random.Random) -> None:
         self.counters = Counters()
         self.session = ActorSession(hello, self.counters, rng)
         self.dealer: Socket | None = None
         self.sub: Socket | None = None
         self.submitted = 0
-        self._kind, self._packed, self._rng = kind, packed, rng
+        self._packed, self._rng = packed, rng
         self._sent: deque[tuple[int, float]] = deque()
         self._due_at = 0.0
         self._rate = 0.0
@@ -259,8 +228,8 @@ class _SimulatedActor:
             self._sent.append((self.submitted, now))
             self.submitted += 1
             self._due_at += 1 / rate
-            actions.append(self.session.take(now, [self._segment()], AHEAD * self._kind.steps))
-        actions.append(self.session.want(now, self.session.sent_steps + AHEAD * self._kind.steps))
+            actions.append(self.session.take(now, [self._segment()], AHEAD * SMALL.steps))
+        actions.append(self.session.want(now, self.session.sent_steps + AHEAD * SMALL.steps))
         return actions
 
     def acknowledged(self, now: float) -> list[float]:
@@ -273,5 +242,5 @@ class _SimulatedActor:
     def _segment(self) -> PackedSegment:
         generation = self.session.generation
         if generation not in self._packed:
-            self._packed[generation] = pack_segment(make_segment(self._kind, generation))
+            self._packed[generation] = pack_segment(make_segment(SMALL, generation))
         return self._packed[generation]

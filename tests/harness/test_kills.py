@@ -91,32 +91,12 @@ def test_no_progress_is_an_error_in_time(bench: Bench) -> None:
         bench.child.wait(0.1)
 
 
-def test_a_child_that_stands_still_goes_on(bench: Bench) -> None:
-    bench.child.start()
-    bench.loop.until(lambda: bench.acked() > 5, 10.0, "work")
-    bench.child.pause()
-    bench.loop.wait(0.02)
-    before = bench.acked()
-    bench.loop.wait(0.05)
-    assert bench.acked() == before
-    bench.child.resume()
-    bench.loop.until(lambda: bench.acked() > before, 10.0, "work again")
-
-
 def test_an_address_in_use_is_tried_again(bench: Bench, tmp_path: Path) -> None:
     bench.child.command.append(str(tmp_path / "tried"))
     bench.child.start()
     bench.loop.until(lambda: bench.acked() > 0, 10.0, "the second attempt")
     assert (bench.child.retries, bench.child.codes) == (1, [75])
     bench.loop.check()
-
-
-def test_a_child_runs_once(bench: Bench) -> None:
-    with pytest.raises(ProcessFailed, match="w is not running"):
-        bench.child.kill()
-    bench.child.start()
-    with pytest.raises(ProcessFailed, match="w is already running"):
-        bench.child.start()
 
 
 def test_nobody_is_left_behind(bench: Bench) -> None:
@@ -136,8 +116,3 @@ def test_a_spare_is_not_used_for_another_command(bench: Bench, tmp_path: Path) -
     bench.child.start()
     bench.loop.until(lambda: other.ids("acked") > 0, 10.0, "work in the other file")
     assert bench.acked() == 0
-
-
-def test_the_seed_decides(tmp_path: Path) -> None:
-    draws = [[KillLoop(seed=seed, folder=tmp_path).uniform(0.0, 1.0) for _ in range(2)] for seed in (1, 1, 2)]
-    assert draws[0] == draws[1] != draws[2]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from harness.children import PYTHONPATH
 from harness.trace import LEARNER_LAW, Event, TraceBroken, TraceTail, TraceWriter, read_trace
 from harness.trace_check import check_trace
 
@@ -118,9 +114,6 @@ def test_a_moment_counts_from_before_the_counters_were_read() -> None:
     check_trace([*good(), law(1, at=4)]).check(delivered=False)  # the acks came after this moment
 
 
-# ---- files
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "a0.jsonl", client="on") as writer:
         writer.submitted("1")
@@ -173,32 +166,3 @@ def test_a_tail_follows_and_waits_for_whole_lines(tmp_path: Path) -> None:
             file.write(b'"ids": ["3"]}\n')
         assert tail.ids("acked") == 3
         assert tail.last("acked")["ids"] == ["3"]
-
-
-WRITER = """
-import sys
-from harness.trace import TraceWriter
-writer = TraceWriter(sys.argv[1])
-number = 0
-while True:
-    writer.submitted(*(str(number + i) for i in range(200)))
-    number += 200
-"""
-
-
-def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a0.jsonl"
-    tail = TraceTail(path)
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    for life in (1, 2):
-        before = tail.count("submitted")
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], env=environment) as process:
-            deadline = time.monotonic() + 20.0
-            while tail.count("submitted") < before + 50 and time.monotonic() < deadline:
-                pass
-            process.kill()
-        events = read_trace(path)
-        assert {e.life for e in events} == set(range(1, life + 1))
-        names = [name for e in events if e.life == life for name in e.ids]
-        assert names == [str(i) for i in range(len(names))]
-        assert len(names) >= 50 * 200

@@ -31,17 +31,7 @@ class TraceBroken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a trace.
-
-    Attributes:
-        who: The process: the name of its file.
-        life: Number of the start of that process, from 1.
-        client: The client that it acts or learns for; empty for none.
-        at_ns: Time of the monotonic clock, which all processes of a machine share, in nanoseconds.
-        kind: ``life``, ``submitted``, ``kept``, ``acked``, ``applied``, ``law``, or the name of a note.
-        ids: Names of the segments concerned.
-        fields: All other fields.
-    """
+    """One line of a trace."""
 
     who: str
     life: int

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.forks import works_in_a_child
 
 from rl4sys_zmq.errors import CallRefused, CallTimeout, Closed, ConfigError, PayloadError, TransportError
 from rl4sys_zmq.liveness import Backoff
@@ -202,17 +201,11 @@ def test_a_forked_child_makes_its_own_connections(server: Server) -> None:
         pytest.skip("another process can't reach inproc")
     with Caller(server.address, timeout_s=WAIT_S) as client:
         assert client.call("echo", 1) == client.submit("echo", 1).result(WAIT_S) == 1
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            code = 1
-            try:
-                code = 0 if client.call("echo", 2) == client.submit("echo", 2).result(WAIT_S) == 2 else 2
-                client.close()
-                server.stop()
-            except BaseException:  # pytest must not continue in the child
-                code = 3
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def work() -> None:
+            assert client.call("echo", 2) == client.submit("echo", 2).result(WAIT_S) == 2
+            client.close()
+            server.stop()
+
+        assert works_in_a_child(work)
         assert client.call("echo", 3) == client.submit("echo", 3).result(WAIT_S) == 3

@@ -30,9 +30,10 @@ from rl4sys_zmq.errors import (
     PayloadError,
 )
 from rl4sys_zmq.rpc import BatchLimits, Caller, CallRefusedByCallback, Server, executor
-from rl4sys_zmq.rpc.call_queue import LONG_S
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.transports.context import open_sockets
+
+from .conftest import Blocker
 
 WAIT_S = 10.0
 
@@ -196,28 +197,7 @@ def test_what_must_run_once_is_not_asked_again_when_its_batch_raises(server: Ser
     assert ran == ["a", "bad", "again", "b", "again"]
 
 
-def test_a_batch_waits_for_more(server: Server) -> None:
-    sizes = []
-
-    def note(payloads: Any) -> Any:
-        sizes.append(len(payloads))
-        return payloads
-
-    server.register("note", note, batching=BatchLimits(max_size=4, max_wait_s=30.0))
-    server.start()
-    with client_of(server) as client:
-        assert [f.result(WAIT_S) for f in [client.submit("note", i) for i in range(8)]] == list(range(8))
-    assert sizes == [4, 4]
-
-
-def test_a_callback_that_blocks_holds_up_its_own_lane_alone(server: Server) -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def block(payload: Any) -> Any:
-        entered.set()
-        leave.wait(WAIT_S)
-        return payload
-
+def test_a_callback_that_blocks_holds_up_its_own_lane_alone(server: Server, block: Blocker) -> None:
     server.register("block", block)
     server.register("beside", lambda payload: payload, concurrency_group="block")
     server.register("quick", lambda payload: payload)
@@ -225,60 +205,47 @@ def test_a_callback_that_blocks_holds_up_its_own_lane_alone(server: Server) -> N
     with client_of(server) as client:
         blocked = client.submit("block", 1)
         beside = client.submit("beside", 2)
-        assert entered.wait(WAIT_S)
+        assert block.entered.wait(WAIT_S)
         for i in range(20):
             assert client.call("quick", i) == i
         with pytest.raises(CallTimeout, match="waiting for the answer") as late:
             client.call("block", 3, timeout_s=0.2)
         assert (late.value.method, late.value.timeout_s) == ("block", 0.2)
         assert not beside.done()
-        leave.set()
+        block.leave.set()
         assert (blocked.result(WAIT_S), beside.result(WAIT_S)) == (1, 2)
         assert client.call("quick", 4) == 4
     assert server.counters.get("takeovers") >= 1
 
 
-def test_what_its_caller_gave_up_is_not_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, leave, ran = threading.Event(), threading.Event(), []
-
-    def block(payload: Any) -> Any:
-        entered.set()
-        leave.wait(WAIT_S)
-        ran.append(payload)
-
+def test_what_its_caller_gave_up_is_not_run(server: Server, block: Blocker, monkeypatch: pytest.MonkeyPatch) -> None:
     server.register("block", block)
     server.start()
     with client_of(server) as client:
         first = client.submit("block", "first")
-        assert entered.wait(WAIT_S)
+        assert block.entered.wait(WAIT_S)
         with pytest.raises(CallTimeout):
             client.call("block", "given up", timeout_s=0.05)
         # The server counts from the arrival of the call, which can be later than the caller does.
         monkeypatch.setattr(executor, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 0.05))
-        leave.set()
+        block.leave.set()
         first.result(WAIT_S)
         client.call("block", "last")
-    assert ran == ["first", "last"]
+    assert block.ran == ["first", "last"]
 
 
-def test_too_many_waiting_calls_are_refused(server: Server) -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def block(payload: Any) -> Any:
-        entered.set()
-        leave.wait(WAIT_S)
-
+def test_too_many_waiting_calls_are_refused(server: Server, block: Blocker) -> None:
     server.register("block", block, max_queue=3)
     server.start()
     with client_of(server) as client:
         running = client.submit("block")
-        assert entered.wait(WAIT_S)
+        assert block.entered.wait(WAIT_S)
         futures = [client.submit("block") for _ in range(5)]
         for future in futures[3:]:
             with pytest.raises(CallRefused) as busy:
                 future.result(WAIT_S)
             assert busy.value.code == CallRefusalReason.BUSY
-        leave.set()
+        block.leave.set()
         for future in [running, *futures[:3]]:
             future.result(WAIT_S)
 
@@ -346,21 +313,15 @@ def test_subscribers_get_the_newest_in_order(server: Server) -> None:
     assert client.counters.get("callback_failed") == 1
 
 
-def test_stopping(server: Server) -> None:
-    leave, entered = threading.Event(), threading.Event()
-
-    def block(payload: Any) -> Any:
-        entered.set()
-        leave.wait(WAIT_S)
-
+def test_stopping(server: Server, block: Blocker) -> None:
     server.register("block", block)
     server.start()
     client = client_of(server)
     running, waiting = client.submit("block"), client.submit("block")
-    assert entered.wait(WAIT_S)
+    assert block.entered.wait(WAIT_S)
     with pytest.raises(CallbackStuck, match="block"):
         server.stop(0.2)
-    leave.set()
+    block.leave.set()
     server.stop()
     server.stop()
     with pytest.raises(Closed):
@@ -376,54 +337,6 @@ def test_stopping(server: Server) -> None:
     with pytest.raises(Closed):
         client.submit("block")
     client.close()
-
-
-def test_what_runs_while_the_server_stops_is_answered(server: Server) -> None:
-    leave, entered = threading.Event(), threading.Event()
-
-    def block(payload: Any) -> Any:
-        entered.set()
-        leave.wait(WAIT_S)
-        return payload
-
-    server.register("block", block)
-    server.start()
-    with client_of(server) as client:
-        running = client.submit("block", "answered")
-        assert entered.wait(WAIT_S)
-        while not server.status()["counters"].get("takeovers"):
-            client.call("$status")
-        with pytest.raises(CallbackStuck, match="block"):
-            server.stop(0.05)
-        leave.set()
-        server.stop()
-        assert running.result(WAIT_S) == "answered"
-
-
-def test_lanes_that_take_long_run_side_by_side(server: Server) -> None:
-    """The jobs of a concurrency group that is known to be slow do not delay other groups."""
-    together = threading.Barrier(3)
-
-    def meet(payload: Any) -> Any:
-        if payload == "slow":
-            threading.Event().wait(2 * LONG_S)
-        else:
-            together.wait(WAIT_S)
-        return payload
-
-    for concurrency_group in ("a", "b", "c"):
-        server.register(concurrency_group, meet)
-    server.start()
-    with client_of(server) as client:
-        for concurrency_group in ("a", "b", "c"):
-            client.call(concurrency_group, "slow")
-        for _ in range(20):
-            assert [f.result(WAIT_S) for f in [client.submit(concurrency_group, 1) for concurrency_group in ("a", "b", "c")]] == [
-                1,
-                1,
-                1,
-            ]
-        assert server.status()["counters"]["takeovers"] >= 3
 
 
 def test_a_callback_may_stop_its_server(server: Server) -> None:

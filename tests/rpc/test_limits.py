@@ -16,6 +16,8 @@ from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.rpc import Call, Reply, decode_call, encode_call, encode_reply
 
+from .conftest import Blocker
+
 WAIT_S = 10.0
 
 
@@ -101,45 +103,35 @@ def test_terms_may_have_arrays_and_numbers_that_are_none(transport: TransportUnd
                     client.call("fine", 1)
 
 
-def test_a_server_that_stops_names_the_callback_that_does_not(transport: TransportUnderTest) -> None:
-    release, entered = threading.Event(), threading.Event()
-
-    def block(payload: object) -> None:
-        entered.set()
-        release.wait(WAIT_S)
-
+def test_a_server_that_stops_names_the_callback_that_does_not(transport: TransportUnderTest, block: Blocker) -> None:
     server = Server(transport.address(), name="stuck")
     server.register("quick", lambda payload: payload, concurrency_group="arm")
     server.register("slow", block, concurrency_group="arm")
     server.start()
     with Caller(server.address, timeout_s=WAIT_S) as client:
-        waiting = client.submit("slow")
-        assert entered.wait(WAIT_S)
+        running = client.submit("slow", "answered")
+        assert block.entered.wait(WAIT_S)
         while not server.status()["counters"].get("takeovers"):
             client.call("$status")  # served by the thread that has taken over
         with pytest.raises(CallbackStuck, match=r"arm \(slow\)"):
             server.stop(timeout_s=0.2)
-        release.set()
+        block.leave.set()
         server.stop()
-        waiting.cancel()
+        assert running.result(WAIT_S) == "answered"
 
 
-def test_a_server_that_gave_up_on_a_callback_lets_go_of_its_address_when_that_returns(transport: TransportUnderTest) -> None:
-    release, entered = threading.Event(), threading.Event()
-
-    def block(payload: object) -> None:
-        entered.set()
-        release.wait(WAIT_S)
-
+def test_a_server_that_gave_up_on_a_callback_lets_go_of_its_address_when_that_returns(
+    transport: TransportUnderTest, block: Blocker
+) -> None:
     server = Server(transport.address(), name="stuck", pub=transport.address())
     server.register("slow", block)
     server.start()
     with Caller(server.address, timeout_s=WAIT_S) as client:
         waiting = client.submit("slow")
-        assert entered.wait(WAIT_S)
+        assert block.entered.wait(WAIT_S)
         with pytest.raises(CallbackStuck, match="slow"):
             server.stop(timeout_s=0.05)
-        release.set()
+        block.leave.set()
         waiting.result(WAIT_S)
     server._pool.join(WAIT_S)
     with Server(server.address, name="next", pub=server.pub_address) as other:

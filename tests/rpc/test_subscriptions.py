@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import zmq
+from harness.keys import KeyRing
+from kit import until
 
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout
 from rl4sys_zmq.rpc import Caller, Server
-from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.transports import MAX_FRAMES
 
 WAIT_S = 15.0
@@ -61,10 +62,7 @@ def test_a_message_with_too_many_frames_at_the_publisher_is_counted(tmp_path: Pa
         with zmq.Context() as foreign, foreign.socket(zmq.XSUB) as peer:
             peer.connect(server.pub_address)
             peer.send_multipart([b"x"] * (MAX_FRAMES + 1))
-            deadline = time.monotonic() + WAIT_S
-            while not server.counters.get("refused.frames"):
-                server.raise_if_dead()
-                assert time.monotonic() < deadline
+            until(lambda: server.counters.get("refused.frames"), "the refusal")
         server.raise_if_dead()
 
 
@@ -75,64 +73,60 @@ def test_beacons_come_while_long_jobs_change_the_leader(tmp_path: Path, monkeypa
         server.register("work", lambda payload: time.sleep(0.01))
         server.start()
         with Caller(server.address, timeout_s=WAIT_S) as client:
-            deadline = time.monotonic() + WAIT_S
-            while len(beacons) < 3 or not server.counters.get("takeovers"):
-                client.call("work")
-                assert time.monotonic() < deadline
+            until(
+                lambda: client.call("work") or (len(beacons) >= 3 and server.counters.get("takeovers")), "beacons and takeovers"
+            )
 
 
-def write_keys(folder: Path, *names: str) -> dict[str, str]:
-    """Write keys for a server and its callers, and the access list. Return the entry of each caller."""
-    server = ServerKeys(new_key_pair())
-    write_server_keys(folder / "learner.secret", server)
-    listed = {}
-    for name in names:
-        pair = new_key_pair()
-        listed[name] = f"[{name}]\nkey = '{pair.public}'\nclient_ids = ['*']\nroles = ['call', 'read_weights']\n"
-        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
-    (folder / "users.toml").write_text("".join(listed.values()))
-    return listed
+CALLER = ("call", "read_weights")
 
 
-def test_a_quota_delays_calls(tmp_path: Path) -> None:
-    folder = tmp_path / "keys"
-    listed = write_keys(folder, "busy")
-    (folder / "users.toml").write_text(listed["busy"] + "[busy.quota]\nmessages_per_s = 4\n")
-    with Server("tcp://127.0.0.1:0", name="keyed", keys=folder) as keyed:
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    return KeyRing(tmp_path / "keys")
+
+
+def reload(ring: KeyRing, server: Server) -> None:
+    """Write the list, and wait until the server has loaded it."""
+    watcher: Any = server._authenticator.watcher  # type: ignore[union-attr]
+    loads = watcher.loads
+    ring.write()
+    until(lambda: watcher.loads > loads, "the new list")
+
+
+def test_a_quota_delays_calls(ring: KeyRing) -> None:
+    ring.allow("busy", CALLER, ["*"], quota={"messages_per_s": 4})
+    ring.write()
+    with Server("tcp://127.0.0.1:0", name="keyed", keys=ring.folder) as keyed:
         keyed.register("echo", lambda payload: payload)
         keyed.start()
-        with Caller(keyed.address, timeout_s=WAIT_S, keys=folder / "busy.keys") as client:
+        with Caller(keyed.address, timeout_s=WAIT_S, keys=ring.file("busy")) as client:
             while not keyed.counters.get("refused.quota"):
                 assert client.call("echo", 1) == 1
             assert client.call("echo", 2) == 2
             assert client.stats()["again"] >= 1
 
 
-def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
-    folder = tmp_path / "keys"
-    listed = write_keys(folder, "stays", "goes")
-    heard: dict[str, queue.Queue[int]] = {name: queue.Queue() for name in listed}
-    with Server("tcp://127.0.0.1:0", name="keyed", pub="tcp://127.0.0.1:0", keys=folder) as keyed:
+def test_a_key_that_is_taken_off_the_list_hears_no_more(ring: KeyRing) -> None:
+    for name in ("stays", "goes"):
+        ring.allow(name, CALLER, ["*"])
+    ring.write()
+    heard: dict[str, queue.Queue[int]] = {name: queue.Queue() for name in ring.peers}
+    with Server("tcp://127.0.0.1:0", name="keyed", pub="tcp://127.0.0.1:0", keys=ring.folder) as keyed:
         keyed.start()
         keyed.publish("obs", 1)
         with (
-            Caller(keyed.address, keys=folder / "stays.keys") as stays,
-            Caller(keyed.address, keys=folder / "goes.keys") as goes,
+            Caller(keyed.address, keys=ring.file("stays")) as stays,
+            Caller(keyed.address, keys=ring.file("goes")) as goes,
         ):
             stays.subscribe("obs", lambda payload, number: heard["stays"].put(payload))
             goes.subscribe("obs", lambda payload, number: heard["goes"].put(payload))
             assert {held.get(timeout=WAIT_S) for held in heard.values()} == {1}
-            authenticator = keyed._authenticator
-            assert authenticator is not None
-            (folder / "users.toml").write_text(listed["stays"])
-            while authenticator.watcher.loads < 2:
-                keyed.raise_if_dead()
+            del ring.peers["goes"]
+            reload(ring, keyed)
             keyed.publish("obs", 2)
             assert heard["stays"].get(timeout=WAIT_S) == 2  # it sends a HELLO again, and gets the new channel
-            deadline = time.monotonic() + WAIT_S
-            while not keyed.counters.get("refused.forbidden"):  # the other caller also sends a HELLO again, sooner or later
-                assert time.monotonic() < deadline
-                keyed.raise_if_dead()
+            until(lambda: keyed.counters.get("refused.forbidden"), "the other caller's next HELLO")
             keyed.publish("obs", 3)
             assert heard["stays"].get(timeout=WAIT_S) == 3
             assert heard["goes"].empty()
@@ -140,27 +134,21 @@ def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
                 goes.call("$status", timeout_s=0.2)
 
 
-def test_the_newest_publication_needs_the_right_to_subscribe(tmp_path: Path) -> None:
-    folder = tmp_path / "keys"
-    listed = write_keys(folder, "reader")
-    with Server("tcp://127.0.0.1:0", name="keyed", pub="tcp://127.0.0.1:0", keys=folder) as keyed:
+def test_the_newest_publication_needs_the_right_to_subscribe(ring: KeyRing) -> None:
+    ring.allow("reader", CALLER, ["*"])
+    ring.write()
+    with Server("tcp://127.0.0.1:0", name="keyed", pub="tcp://127.0.0.1:0", keys=ring.folder) as keyed:
         keyed.start()
         keyed.publish("obs", 1)
-        with Caller(keyed.address, timeout_s=WAIT_S, keys=folder / "reader.keys") as reader:
+        with Caller(keyed.address, timeout_s=WAIT_S, keys=ring.file("reader")) as reader:
             assert reader.call("$latest", "obs")["payload"] == 1
-            authenticator = keyed._authenticator
-            assert authenticator is not None
-            (folder / "users.toml").write_text(listed["reader"].replace(", 'read_weights'", ""))
-            while authenticator.watcher.loads < 2:
-                keyed.raise_if_dead()
+            ring.allow("reader", ["call"], ["*"])
+            reload(ring, keyed)
             with pytest.raises(CallRefused, match="the key of reader does not have the role read_weights") as caught:
                 reader.call("$latest", "obs")
             assert caught.value.code is CallRefusalReason.FORBIDDEN
             refused, heard = keyed.counters.get("refused.forbidden"), queue.Queue[int]()
             reader.subscribe("obs", lambda payload, number: heard.put(payload))
-            deadline = time.monotonic() + WAIT_S
-            while keyed.counters.get("refused.forbidden") < refused + 2:  # it requests the newest, and subscribes
-                assert time.monotonic() < deadline
-                keyed.raise_if_dead()
+            until(lambda: keyed.counters.get("refused.forbidden") >= refused + 2, "a request of the newest, and a subscription")
             assert reader.call("$status")["topics"] == {"obs": 1}
             assert heard.empty()

@@ -44,8 +44,6 @@ class History:
         self._last: dict[Key, int] = {}
         self._rolled_back: set[int] = set()
 
-    # ---- the actors' side
-
     def submit(self, owner: str, segment: int) -> None:
         """Record that a host gave a segment to an actor's process or to its spool."""
         self._submitted.setdefault(owner, set()).add(segment)
@@ -77,8 +75,6 @@ class History:
         if seq >= self.lineage.marks.get(stream, 0) and (stream, seq) not in self._released:
             raise Violation("released", f"{stream} forgot {seq}")
         self._released.add((stream, seq))
-
-    # ---- the learner's side: its process and its journal
 
     def begin_life(self, lineage: Lineage | None) -> None:
         """Record that a learner starts. Give `lineage` if its journal is not the one that was written last."""
@@ -187,8 +183,6 @@ class History:
         if any((stream, seq) in self._fresh for seq in islice(range(written, durable), 3)):
             raise Violation("promised", f"{stream} was told that {durable} are durable, of which {written} are written")
 
-    # ---- the learner thread
-
     def observe(self, segment: int) -> None:
         if segment in self._observed:
             raise Violation("once", f"segment {segment} reached the algorithm again")
@@ -199,8 +193,6 @@ class History:
             raise Violation("order", f"{seq} of {stream} reached the algorithm after {self._last[stream]}")
         self._last[stream] = seq
         self._observed.add(segment)
-
-    # ---- the checks
 
     def check_owner(self, owner: str, held: int, said: int) -> None:
         """Check that an actor holds nothing any more, and that each of its segments was counted exactly once."""

@@ -54,26 +54,14 @@ class Actor:
 
 @dataclass(frozen=True)
 class Rates:
-    """The result of a mix.
-
-    Attributes:
-        useful: The useful steps per virtual second from each actor.
-        old: The share of them in segments that were begun with an older version than the one that they are trained with.
-    """
+    """The result of a mix."""
 
     useful: tuple[float, ...]
     old: float
 
 
 class Mix(Simulation):
-    """Actors that share one learner thread.
-
-    Attributes:
-        version: The number of batches that were trained.
-        training_s: The time for which the learner thread trains on a batch, in virtual seconds.
-        useful_steps: The useful steps from each actor.
-        old_steps: The number of them in segments that were begun with an older version.
-    """
+    """Actors that share one learner thread."""
 
     def __init__(
         self,

@@ -54,13 +54,7 @@ class Link:
 
 @dataclass(frozen=True)
 class ActorParts:
-    """The classes that an actor is built from.
-
-    Attributes:
-        session: The actor's side of the protocol.
-        spool: The queue.
-        reuse_incarnations: True to plant a bug: a restarted actor uses the incarnation of its predecessor.
-    """
+    """The classes that an actor is built from."""
 
     session: Callable[[Hello, Counters, random.Random], ActorSession] = ActorSession
     spool: Callable[[], SimSpool] = SimSpool
@@ -68,14 +62,7 @@ class ActorParts:
 
 
 class SimActor:
-    """A host that produces segments, with its queue and its session.
-
-    Attributes:
-        stream: The actor's id and the origin of its numbers.
-        owner: The owner of its segments: the process, or the spool.
-        pure: True if all its segments are in one stream that one journal counted.
-        ended: True if its process has ended permanently.
-    """
+    """A host that produces segments, with its queue and its session."""
 
     def __init__(self, sim: SimNetwork, index: int, number: int) -> None:
         self.index, self.number, self.ended = index, number, False

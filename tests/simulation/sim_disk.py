@@ -29,14 +29,7 @@ NOBODY = ClientRow("sim", 0, {}, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint.
-
-    Attributes:
-        number: The number of the checkpoint. It grows.
-        judged: The state: the segments with their verdicts, in order.
-        marks: The progress of each stream.
-        verdicts: The client's totals of the verdicts.
-    """
+    """One checkpoint."""
 
     number: int
     judged: tuple[tuple[int, str], ...]
@@ -46,14 +39,7 @@ class Checkpoint:
 
 @dataclass
 class SimDisk:
-    """A run directory.
-
-    Attributes:
-        journal_id: The id of the journal.
-        clients, streams, entries: The tables of the journal.
-        checkpoints: The checkpoints, oldest first.
-        sound: The number of checkpoints that were written since the last damage. The next damage needs two.
-    """
+    """A run directory."""
 
     journal_id: int
     clients: dict[str, ClientRow] = field(default_factory=dict)

@@ -218,8 +218,6 @@ class SimLearner:
         if not (rule == "internal" and self._fails):
             self._wrong.append((rule, detail))
 
-    # ---- ports
-
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         gone = self.is_gone(peer) and self._rng.random() < GONE
         self._out.append((peer, list(frames), not gone))
@@ -241,8 +239,6 @@ class SimLearner:
 
     def _pass(self, point: str) -> None:
         self.reach(point)
-
-    # ---- the calls of the journal
 
     def _watch_journal(self) -> None:
         """Record the content of a journal in memory, and the streams that are dropped from any journal."""
@@ -291,8 +287,6 @@ class SimLearner:
                 self._history.drop_stream((operation.actor_id, operation.origin))
             case StreamRow():
                 self._history.write_stream((operation.actor_id, operation.origin), operation.received)
-
-    # ---- inputs
 
     def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
         self.now = now
@@ -419,8 +413,6 @@ class SimLearner:
         for index in range(max(0, len(heads) - moved), len(heads)):
             steps, segment = int(heads[index]["steps"]), int(heads[index]["episode_id"])
             self._history.take(key, message.first_seq + index, segment, refused=steps > MAX_STEPS)
-
-    # ---- checks
 
     @property
     def busy(self) -> bool:

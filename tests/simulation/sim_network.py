@@ -20,18 +20,7 @@ __all__ = ["SimNetwork"]
 
 
 class SimNetwork:
-    """A queue of timed events, and a network whose messages a schedule may lose, repeat, damage, delay and reorder.
-
-    Attributes:
-        rng: The generator of all random choices.
-        schedule: The faults.
-        history: The record of the simulation.
-        now: The virtual time.
-        messages: The number of messages that were sent.
-        quiet: True after the end of the faults.
-        life: The number of starts of the learner.
-        actors: All actors. Two of them may have one name.
-    """
+    """A queue of timed events, and a network whose messages a schedule may lose, repeat, damage, delay and reorder."""
 
     def __init__(self, seed: int, schedule: Schedule | None, actor_parts: ActorParts) -> None:
         self.rng = random.Random(seed)

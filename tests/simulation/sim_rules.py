@@ -34,11 +34,7 @@ JUDGED = Verdict.FINAL
 
 
 class Violation(AssertionError):
-    """Raised when a rule is broken.
-
-    Attributes:
-        rule: One of `RULES`.
-    """
+    """Raised when a rule is broken."""
 
     def __init__(self, rule: str, detail: str) -> None:
         self.rule = rule

@@ -11,15 +11,7 @@ __all__ = ["SimSpool"]
 
 
 class SimSpool:
-    """A queue of segments, oldest first. The first `taken` of them have numbers, from `base_seq` on.
-
-    Attributes:
-        rows: Pairs of a segment and its packed form.
-        base_seq: The number of the oldest segment.
-        taken: The number of segments that have numbers.
-        reconciled: True if it is known which segments have numbers.
-        journal_id: The journal of the last WELCOME.
-    """
+    """A queue of segments, oldest first. The first `taken` of them have numbers, from `base_seq` on."""
 
     def __init__(self) -> None:
         self.rows: deque[tuple[int, PackedSegment]] = deque()

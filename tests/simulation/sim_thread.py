@@ -51,14 +51,7 @@ _FLAT = np.zeros(SPEC.size, dtype=np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSite:
-    """The surroundings of a learner thread.
-
-    Attributes:
-        key: The first frame of each of its messages.
-        disk: The disk with its checkpoints, or None.
-        is_full: Return whether the disk is full.
-        reach: Called with each crash point that is passed. It may raise.
-    """
+    """The surroundings of a learner thread."""
 
     key: bytes
     disk: SimDisk | None
@@ -67,16 +60,7 @@ class ThreadSite:
 
 
 class Given:
-    """A message with segments, decoded by a learner thread.
-
-    Attributes:
-        key: The stream.
-        skip: The number of segments that the thread must skip.
-        first_seq: The number of the first segment.
-        batch: The segments.
-        refused: The places of the segments that are refused.
-        load: The amount of data that the thread takes, counted from the frames alone.
-    """
+    """A message with segments, decoded by a learner thread."""
 
     def __init__(self, message: DeliverSegments) -> None:
         submit = decode(message.body)
@@ -90,17 +74,7 @@ class Given:
 
 
 class SimThread:
-    """One start of a learner thread: a `LearnerThreadHandle`.
-
-    Attributes:
-        inbox: The messages that it has not read.
-        words: The messages that the thread has sent and the core has not received.
-        progress: The marks of its state.
-        judged: The state at the last barrier, as (segment, verdict).
-        taken_messages: The number of messages with segments that it has read.
-        is_ready: True after it has sent the state that it starts from.
-        alive: True until `end` is called.
-    """
+    """One start of a learner thread: a `LearnerThreadHandle`."""
 
     crash = ""
     failure: ThreadFailed | None = None
@@ -123,8 +97,6 @@ class SimThread:
         self._batch_steps = 0
         self._said: list[tuple[Key, int, str]] = []
         self._demand = (0, 0)
-
-    # ---- the port
 
     def send(self, frames: Sequence[Frame]) -> bool:
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
@@ -151,8 +123,6 @@ class SimThread:
 
     def fail(self) -> None:
         self._say(ThreadFailed("ArithmeticError: planted", ""))
-
-    # ---- checkpoints
 
     def load(self, disk: SimDisk) -> ThreadReady:
         number = 0
@@ -190,8 +160,6 @@ class SimThread:
 
     def _checkpoint(self, number: int) -> Checkpoint:
         return Checkpoint(number, tuple(self.judged), self.progress.marks(), dict(self.progress.verdicts))
-
-    # ---- data
 
     @property
     def judged_now(self) -> list[tuple[int, str]]:

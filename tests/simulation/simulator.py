@@ -101,8 +101,6 @@ class Simulation(SimNetwork):
             self.at(self.rng.uniform(self.now, max(self.now, self.schedule.faults_s)), successor.produce)
         self.history.counts["relics"] += 1
 
-    # ---- the end
-
     def _end_faults(self) -> None:
         """End the faults, and let each actor send a few more segments, which must arrive too."""
         self.calm()
@@ -162,8 +160,6 @@ class Simulation(SimNetwork):
         learner.check_books()
         self.history.check_lineage(learner.judged, all_of_it=True)
         return learner
-
-    # ---- the learner
 
     def _start_learner(self, lineage: Lineage | None = None) -> None:
         """Start a learner process on the disk. Give `lineage` if the disk is not the one that the last process wrote."""
@@ -229,8 +225,6 @@ class Simulation(SimNetwork):
         learner = self._learner
         if learner is not None:
             self.deliver(learner.on_frames(self.now, peer, frames))
-
-    # ---- the disk
 
     def _stall(self) -> None:
         learner = self._learner

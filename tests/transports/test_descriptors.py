@@ -1,10 +1,12 @@
-"""The limit on connections: which ones are closed, and that finding them needs no descriptor."""
+"""Limits on descriptors: which connections are closed to keep some free, and how the limit is raised."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 
 import pytest
@@ -79,3 +81,17 @@ def test_descriptors_are_found_without_one(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "listdir", exhausted)
     assert open_descriptors() == listed
+
+
+PROGRAM = """
+import resource
+from rl4sys_zmq.transports import raise_descriptor_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))
+print(raise_descriptor_limit(100), raise_descriptor_limit(80), raise_descriptor_limit(1000))
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_limit_on_open_files_is_raised_softly() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["100", "100", "200", "200", "200"]

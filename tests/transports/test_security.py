@@ -265,9 +265,6 @@ def test_no_descriptors_left_is_one_event_and_passes() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ---- the handler
-
-
 def test_a_dead_handler_lets_nobody_in_and_hangs_nothing(
     house: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,9 +423,6 @@ def test_a_forked_child_makes_its_own_handler() -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]  # 3.12 warns of such forks
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-# ---- revoked keys, and grants
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])

@@ -320,46 +320,33 @@ HOST = """
 """
 
 
-@pytest.mark.parametrize("started", [True, False])
-def test_a_killed_host_takes_its_sidecar_along(router: Any, started: bool) -> None:
-    code = HOST.format(then="time.sleep(60)").replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))
-    with python(code, stdout=subprocess.PIPE) as host:
-        pid = int(host.stdout.readline())
-        if started:
-            assert receive(router)[1] == b"hello"
-        assert alive(pid)
-        host.kill()
-    until(lambda: not is_there(pid))
-
-
-def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> None:
-    code = HOST.format(then="import os; os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
-    with python(code.replace('"tcp://127.0.0.1:1"', repr(router.bound.uri)), stdout=subprocess.PIPE) as host:
-        pid, *pids = (int(host.stdout.readline()) for _ in range(3))
-        try:
-            assert receive(router)[1] == b"hello"
-            host.kill()
-            host.wait()
-            until(lambda: not is_there(pid))
-        finally:
-            os.kill(next(other for other in pids if other != host.pid), signal.SIGKILL)
-
-
-def test_a_killed_host_whose_end_of_the_pair_was_copied(router: Any) -> None:
-    then = """import subprocess
+HOLDERS = {
+    "nobody": "time.sleep(60)",
+    "a forked child": "import os; child = os.fork(); child and print(child, flush=True); time.sleep(60)",
+    "a program": """import subprocess
     held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.sidecar.fileno(),))
     print(held.pid, flush=True)
-    time.sleep(60)"""
-    code = HOST.format(then=then).replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))
+    time.sleep(60)""",
+}
+"""Who has a copy of the host's end of the socketpair: the code that a host runs."""
+
+
+@pytest.mark.parametrize(("holder", "started"), [("nobody", False), *((holder, True) for holder in HOLDERS)])
+def test_a_killed_host_takes_its_sidecar_along(router: Any, holder: str, started: bool) -> None:
+    code = HOST.format(then=HOLDERS[holder]).replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))
     with python(code, stdout=subprocess.PIPE) as host:
-        pid, holder = (int(host.stdout.readline()) for _ in range(2))
+        pid = int(host.stdout.readline())
+        held = int(host.stdout.readline()) if holder != "nobody" else 0
         try:
-            assert receive(router)[1] == b"hello"
+            if started:
+                assert receive(router)[1] == b"hello"
+            assert alive(pid)
             host.kill()
             host.wait()
             until(lambda: not is_there(pid))
         finally:
-            os.kill(holder, signal.SIGKILL)
+            if held:
+                os.kill(held, signal.SIGKILL)
 
 
 def test_a_forked_child_leaves_the_sidecar_alone(router: Any) -> None:

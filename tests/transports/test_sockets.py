@@ -227,9 +227,6 @@ def test_a_forgotten_socket_is_not_closed_by_the_collector() -> None:
     forgotten.close()
 
 
-# ---- binding
-
-
 @pytest.fixture
 def ipc() -> Iterator[Any]:
     with TransportUnderTest("ipc") as under_test:
@@ -295,16 +292,6 @@ def test_what_cannot_be_bound_says_what_to_do(address: str, says: str) -> None:
     with pytest.raises(TransportError, match=says):
         Socket.router(address)
     assert open_sockets() == before
-
-
-def test_rebinding_at_once(transport: TransportUnderTest) -> None:
-    """libzmq closes sockets in the background. A socket can bind the same address again at once."""
-    address = Socket.router(transport.address())
-    for _ in range(20):
-        bound = address.bound
-        address.close()
-        address = Socket.router(bound)
-    address.close()
 
 
 def test_a_port_held_by_another_program_is_in_use() -> None:

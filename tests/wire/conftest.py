@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.weights import PayloadEncoding, WeightsHeader
@@ -18,6 +21,14 @@ GENERATION = 1_700_000_000_000
 DIGEST = 0xFEDCBA9876543210
 LEDGER = 0x0123456789ABCDEF
 BOX, TWO = BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(2)
+
+
+@contextmanager
+def refusal(code: RefusalReason) -> Iterator[None]:
+    """Check that the block raises a `ProtocolError` with this code."""
+    with pytest.raises(ProtocolError) as caught:
+        yield
+    assert caught.value.code is code
 
 
 def segment(steps: int = 2, *, masks: bool = False, terminated: bool = True) -> Segment:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import segment_with
 
 from rl4sys_zmq import zstd
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
@@ -29,18 +30,14 @@ def segment(steps: int, *, pixels: int = 0, seed: int = 0, masks: bool = False, 
         obs = np.cumsum(rng.normal(0.0, 0.01, (steps, 8)), axis=0).astype(np.float32)
     versions = np.full(steps, 7, np.uint64)
     versions[steps // 2 :] += np.uint64(mixed)
-    return Segment(
-        obs,
-        rng.integers(0, 4, steps),
-        rng.standard_normal(steps).astype(np.float32),
-        np.full(steps, -1.386, np.float32),
-        versions,
-        np.ones((steps, 4), np.bool_) if masks else None,
-        1,
-        2,
-        3,
-        terminated=True,
-        truncated=False,
+    return segment_with(
+        steps,
+        observations=obs,
+        actions=rng.integers(0, 4, steps),
+        rewards=rng.standard_normal(steps).astype(np.float32),
+        log_probs=np.full(steps, -1.386, np.float32),
+        versions=versions,
+        masks=np.ones((steps, 4), np.bool_) if masks else None,
         episode_return=1.5,
         episode_length=steps,
     )

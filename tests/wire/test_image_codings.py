@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import segment_with
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageFormat, has_pillow
@@ -28,18 +29,15 @@ PNG, JPEG = ImageFormat("png"), ImageFormat("jpeg")
 def segment(steps: int = 8, *, row: Any = ROW, seed: int = 0, masks: bool = False) -> Segment:
     """Return a segment of slow waves: 8 steps take 108 KiB, 4 less than a large column has."""
     waves = np.sin(np.arange(np.prod(row)) / 70 + np.arange(steps + 1)[:, None] + seed)
-    return Segment(
-        (127 + 100 * waves).astype(np.uint8).reshape(steps + 1, *row),
-        np.arange(steps) % 4,
-        np.full(steps, seed, np.float32),
-        np.full(steps, -1.386, np.float32),
-        np.full(steps, 7, np.uint64),
-        np.ones((steps + 1, 4), np.bool_) if masks else None,
-        1,
-        2,
-        seed,
-        terminated=False,
-        truncated=True,
+    return segment_with(
+        steps,
+        "truncated",
+        observations=(127 + 100 * waves).astype(np.uint8).reshape(steps + 1, *row),
+        actions=np.arange(steps) % 4,
+        rewards=np.full(steps, seed, np.float32),
+        versions=np.full(steps, 7, np.uint64),
+        masks=np.ones((steps + 1, 4), np.bool_) if masks else None,
+        segment_index=seed,
         episode_return=1.5,
         episode_length=steps,
     )

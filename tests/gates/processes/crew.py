@@ -20,20 +20,10 @@ over, going = threading.Event(), threading.Event()
 
 
 class Member:
-    """One actor.
+    """One actor that tries to collect `hz` steps per second, as many as possible with 0."""
 
-    Attributes:
-        hz: The number of steps per second that it tries to collect; 0 for as many as possible, None for an actor that only
-            requests credit.
-        episode: The number of steps of an episode.
-        reward: The reward of each step. The learner thread quarantines a segment whose rewards are too large.
-        greedy: True if it always requests a million steps.
-    """
-
-    def __init__(
-        self, agent: RL4SysAgent, hz: float | None, episode: int = 50, reward: float = 1.0, *, greedy: bool = False
-    ) -> None:
-        self.agent, self.hz, self.episode, self.reward = agent, hz, episode, reward
+    def __init__(self, agent: RL4SysAgent, hz: float, episode: int = 50, *, greedy: bool = False) -> None:
+        self.agent, self.hz, self.episode = agent, hz, episode
         if greedy:
             sender: Any = agent._io._batch_sender
             sender.__class__ = Greedy
@@ -42,7 +32,7 @@ class Member:
         """Play episodes while the crew goes, until the process ends."""
         next_at = time.monotonic()
         while not over.is_set():
-            if self.hz is None or not going.is_set():
+            if not going.is_set():
                 over.wait(0.01)
                 continue
             traj = action = None
@@ -51,7 +41,7 @@ class Member:
                     next_at = max(next_at + 1 / self.hz, time.monotonic() - CATCH_UP_S)
                     over.wait(max(0.0, next_at - time.monotonic()))
                 traj, action = self.agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
-                action.update_reward(self.reward)
+                action.update_reward(1.0)
                 self.agent.add_to_trajectory(traj, action)
             if traj is not None:
                 self.agent.mark_end_of_trajectory(traj, action)

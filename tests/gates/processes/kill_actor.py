@@ -26,6 +26,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 LAW_EVERY_S = 0.2
 JOIN_S = 60.0
+MOST_STEPS = 4
 
 
 class ActionSelector:
@@ -101,7 +102,7 @@ class ActionSelector:
     def _episode(self) -> None:
         traj = action = None
         try:
-            for step in range(self._rng.randint(*self._options["steps"])):
+            for step in range(self._rng.randint(1, MOST_STEPS)):
                 traj, action = self.agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
                 action.update_reward(1.0)
                 self.agent.add_to_trajectory(traj, action)

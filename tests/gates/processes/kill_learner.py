@@ -10,7 +10,6 @@ time without progress), and the alarms.
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import logging
@@ -21,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from harness.children import SPARE, TRY_AGAIN
@@ -40,7 +38,9 @@ from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.gateway.gateway import Gateway
 from rl4sys_zmq.learner.training import train_loop
+from rl4sys_zmq.learner.training.building import build_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.private import write_folder
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 
 SAMPLE_S = 0.05
@@ -63,9 +63,6 @@ class Records:
         return self.last
 
 
-# ---- kill points
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -83,17 +80,13 @@ class Fuse:
             die()
 
 
-def before(owner: Any, name: str) -> Callable[[Fuse], None]:
-    return _point(owner, name, True)
+def before(owner: Any, function: Callable[..., Any]) -> Callable[[Fuse], None]:
+    """Return a point before a function, which is an attribute of `owner`. It is given itself, so that it follows a rename."""
+    return functools.partial(_wrap, owner, function.__name__, True)
 
 
-def after(owner: Any, name: str) -> Callable[[Fuse], None]:
-    return _point(owner, name, False)
-
-
-def _point(owner: Any, name: str, early: bool) -> Callable[[Fuse], None]:
-    getattr(owner, name)  # if the function of a point was renamed, every gate fails at once, the quick ones too
-    return functools.partial(_wrap, owner, name, early)
+def after(owner: Any, function: Callable[..., Any]) -> Callable[[Fuse], None]:
+    return functools.partial(_wrap, owner, function.__name__, False)
 
 
 def before_segments(fuse: Fuse) -> None:
@@ -122,28 +115,28 @@ def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:
 
 
 POINTS: dict[str, Callable[[Fuse], None]] = {
-    "checkpoint.begin": before(checkpoints, "write_folder"),
-    "checkpoint.fsync": before(os, "fsync"),
-    "checkpoint.rename": before(os, "rename"),
-    "checkpoint.renamed": after(os, "rename"),
-    "checkpoint.pruning": before(shutil, "rmtree"),
-    "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
-    "commit.applied": after(JournalTables, "apply"),
-    "commit.done": after(DiskJournal, "_transact"),
-    "marks.note": after(JournalMarksFileWriter, "note"),
-    "marks.renew": before(JournalMarksFileWriter, "renew"),
-    "trim": after(JournalTables, "_trim"),
-    "page": after(JournalTables, "page"),
-    "start.open": after(DiskJournal, "open"),
-    "start.bound": after(Gateway, "_bind"),
-    "start.build": before(train_loop, "build_algorithm"),
-    "start.loaded": after(train_loop.TrainLoop, "_resume"),
-    "start.rewind": after(ClientState, "rewind"),
+    "checkpoint.begin": before(checkpoints, write_folder),
+    "checkpoint.fsync": before(os, os.fsync),
+    "checkpoint.rename": before(os, os.rename),
+    "checkpoint.renamed": after(os, os.rename),
+    "checkpoint.pruning": before(shutil, shutil.rmtree),
+    "checkpoint.untold": after(checkpoints.CheckpointStore, checkpoints.CheckpointStore.write),
+    "commit.applied": after(JournalTables, JournalTables.apply),
+    "commit.done": after(DiskJournal, DiskJournal._transact),
+    "marks.note": after(JournalMarksFileWriter, JournalMarksFileWriter.note),
+    "marks.renew": before(JournalMarksFileWriter, JournalMarksFileWriter.renew),
+    "trim": after(JournalTables, JournalTables._trim),
+    "page": after(JournalTables, JournalTables.page),
+    "start.open": after(DiskJournal, DiskJournal.open),
+    "start.bound": after(Gateway, Gateway._bind),
+    "start.build": before(train_loop, build_algorithm),
+    "start.loaded": after(train_loop.TrainLoop, train_loop.TrainLoop._resume),
+    "start.rewind": after(ClientState, ClientState.rewind),
     "replay": before_segments,
-    "replayed": before(ClientState, "caught_up"),
-    "join": before(ActorSessionHandler, "_welcome"),
-    "joined": after(ActorSessionHandler, "_welcome"),
-    "submit": after(ActorSessionHandler, "_on_submit"),
+    "replayed": before(ClientState, ClientState.caught_up),
+    "join": before(ActorSessionHandler, ActorSessionHandler._welcome),
+    "joined": after(ActorSessionHandler, ActorSessionHandler._welcome),
+    "submit": after(ActorSessionHandler, ActorSessionHandler._on_submit),
 }
 
 
@@ -151,21 +144,6 @@ def light(point: str) -> None:
     """Set the point POINT:N at which this process kills itself."""
     name, _, count = point.partition(":")
     POINTS[name](Fuse(int(count or 1)))
-
-
-def obey_a_full_disk(marker: Path) -> None:
-    """Make checkpoints fail with ENOSPC while the marker file exists."""
-    call = getattr(checkpoints, "write_folder")
-
-    def full(*args: Any, **named: Any) -> None:
-        if marker.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
-        call(*args, **named)
-
-    setattr(checkpoints, "write_folder", full)  # noqa: B010 its arguments are not of interest here
-
-
-# ---- serving
 
 
 class Progress:
@@ -298,7 +276,6 @@ def main() -> int:
     register_algorithm("RECORD_NOTHING", FakeAlgorithm.factory(steps_per_update=1))
     if point := os.environ.get("RL4SYS_DIE_AT"):
         light(point)
-    obey_a_full_disk(Path(options["run_dir"]).with_name("full"))
     trace = TraceWriter(options["trace"])
     # On a busy machine, several threads of torch make each update tens of times slower.
     config = LearnerConfig(**{"bind": options["bind"], "run_dir": options["run_dir"], "torch_threads": 1, **options["config"]})

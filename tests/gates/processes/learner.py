@@ -1,19 +1,23 @@
-"""A learner with the fake algorithm, of any policy size. It reports its address, and answers commands."""
+"""A learner with the fake algorithm, of any policy size. It waits while its addresses are in use, and answers commands."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import Any
 
 from harness.talk import obey, options, say
 
 from rl4sys_zmq.delivery import weight_history
+from rl4sys_zmq.errors import AddressInUse
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.weights import encode_update
+
+WAIT_S = 20.0
 
 given = options()
 made: list[FakeAlgorithm] = []
@@ -30,9 +34,9 @@ class Forgetful(FakeAlgorithm):
 
 def build(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
     """Return a fake algorithm whose policy has a hidden layer of the given size."""
-    spec = mlp_spec(observation_space, action_space, "categorical", (given["hidden"],))
+    spec = mlp_spec(observation_space, action_space, "categorical", (given.get("hidden", 8),))
     kind = Forgetful if given.get("forgetful") else FakeAlgorithm
-    made.append(kind(spec, FakeParameters(**{**given["fake"], **parameters}), seed))
+    made.append(kind(spec, FakeParameters(**{**given.get("fake", {}), **parameters}), seed))
     return made[-1]
 
 
@@ -67,14 +71,35 @@ def hold() -> bool:
     return running.wait(60.0)
 
 
+def started() -> Learner:
+    """Return a started learner. Its addresses may still be in use by the process before it."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        learner = Learner(config)
+        try:
+            return learner.start()
+        except AddressInUse:
+            learner.close()
+            if time.monotonic() > deadline:
+                raise
+
+
+def drain(timeout_s: float) -> dict[str, Any]:
+    learner.drain(timeout_s=timeout_s)
+    return learner.status()
+
+
 count_snapshots()
 register_algorithm("FAKE", build)
-config = LearnerConfig(bind=given["bind"], **{"run_dir": None, **given["config"]})
-with Learner(config) as learner:
+# On a busy machine, several threads of torch make each update tens of times slower.
+config = LearnerConfig.from_mapping({"bind": given["bind"], "run_dir": None, "torch_threads": 1, **given.get("config", {})})
+with started() as learner:
     say({"address": learner.address, "pub": learner.pub_address})
     obey(
         digest=lambda version: learner.digest("lab", version),
         status=learner.status,
+        save=lambda: learner.save(timeout_s=60.0),
+        drain=drain,
         keys=keys,
         wait=lambda version: learner.wait(client_id="lab", version=version, timeout_s=60.0),
         hold=hold,

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from harness.session_load import SessionLoad, SessionLoadOptions
+from harness.session_load import SessionLoad
 from harness.talk import obey, options, say
 
 from rl4sys_zmq.transports import raise_descriptor_limit
@@ -22,7 +22,7 @@ pause = threading.Event()
 
 def join(count: int) -> int:
     seed = given["seed"] + len(loads)
-    loads.append(SessionLoad(SessionLoadOptions(address=given["address"], count=count, algorithm_name="FAKE", seed=seed)))
+    loads.append(SessionLoad(given["address"], count, "FAKE", seed))
     loads[-1].start()
     wait_for(lambda: loads[-1].joined == count)
     return sum(load.joined for load in loads)

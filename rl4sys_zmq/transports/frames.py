@@ -1,4 +1,4 @@
-"""The types of frames and messages, and the results of sending."""
+"""The types of frames and messages, their limits, and the results of sending."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
 """A message: a sequence of at least one frame. The package `transports` never interprets its contents."""
+
+# It limits what an actor can send to a learner.
+ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
+
+# All weights of a large policy fit.
+MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 # What `Socket.recv` returns by default, at most.
 MAX_FRAMES = 32

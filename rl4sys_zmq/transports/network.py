@@ -1,7 +1,7 @@
 """The seam of an actor's connecting sockets, which are in this process or in a sidecar.
 
 The host survives if libzmq aborts a sidecar. `LocalSocketFactory` creates sockets in this process,
-`sidecar_sockets.SidecarSocketFactory` in a sidecar.
+`sidecar.SidecarSocketFactory` in a sidecar.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
+from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES
 from rl4sys_zmq.transports.poller import HasFileno, Poller
-from rl4sys_zmq.transports.sockets import Socket
+from rl4sys_zmq.transports.sockets import Secure, Socket
 
 Keys = tuple[str, str, str]
 """The CURVE keys of a connecting socket as Z85 text: own public key, own secret key, and the learner's public key."""

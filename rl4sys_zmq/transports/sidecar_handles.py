@@ -29,7 +29,7 @@ from rl4sys_zmq.transports.sidecar_pipe import (
 )
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+    from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
 
 
 class SidecarSocket(Resource):

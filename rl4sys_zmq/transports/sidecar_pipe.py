@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
-from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, Frame, Frames
-from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
+from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAME_BYTES, Frame, Frames
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 

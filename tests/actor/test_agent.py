@@ -27,7 +27,7 @@ from rl4sys_zmq.errors import (
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.transports.wakeup import Wakeup
+from rl4sys_zmq.transports.poller import Wakeup
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, Space
 
 OBS = BoxSpace((4,))

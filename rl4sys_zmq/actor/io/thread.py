@@ -520,6 +520,6 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
 def _network(config: AgentConfig) -> SocketFactory:
     if not config.sidecar:
         return LocalSocketFactory()
-    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+    from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
 
     return SidecarSocketFactory()

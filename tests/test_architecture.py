@@ -98,7 +98,7 @@ SANS_IO = {
         "operator",
         "relays",
     },
-    "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
+    "delivery": {"credit", "intake", "session", "stream", "table", "transit", "weight_history"},
     "rpc": {"call_queue", "session"},
     "relay": {"core", "followed"},
     "liveness": {"liveness"},
@@ -114,7 +114,7 @@ IO = {
         for name in ("run.checkpoints", "gateway.gateway", "training.train_loop", "training.learner_thread")
     ),
     *(f"rl4sys_zmq.learner.engines.{name}" for name in ("checkpoint_thread", "process", "thread", "worker", "worker_link")),
-    "rl4sys_zmq.relay.thread",
+    "rl4sys_zmq.relay.relay",
     "rl4sys_zmq.resource",
 }
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
@@ -493,7 +493,7 @@ PLANTED = [
     ("transports/a.py", "_RECONNECT_MS = (50, 500)", "sets _RECONNECT_MS"),
     ("rpc/session.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/gateway/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    ("relay/core.py", "from rl4sys_zmq.relay.thread import RelayThread", "that do no I/O"),
+    ("relay/core.py", "from rl4sys_zmq.relay.relay import RelayThread", "that do no I/O"),
     ("learner/a.py", "def f():\n    import ray", "imports ray outside"),
     ("remote/a.py", "from rl4sys_zmq.remote.ray_driver import main", "imports ray_driver"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),

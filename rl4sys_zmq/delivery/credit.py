@@ -1,8 +1,11 @@
-"""The credit that one learner thread grants to its actors.
+"""The credit that one learner thread grants to its actors, and the detection of clients that are stalled in spite of it.
 
 Credit is a total since the numbering of an actor's segments began, not an increment, so a lost or repeated ack does no harm.
 An actor below its limit may send a whole segment, so the last segment can exceed the limit. The allocator therefore counts the
 steps received, not the steps granted.
+
+A client is stalled if its learner thread can use data, its actors request credit, but no data moves. This is a fault of this
+library, never of the network: after a lost message, the actor still has credit, or sends it again.
 """
 
 from __future__ import annotations
@@ -168,3 +171,40 @@ def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
     if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
         return 0.0
     return min(stream.unused_steps, 2 * stream.burst_steps)
+
+
+# The time without progress after which a client counts as stalled.
+STALL_S = 1.0
+
+
+def stall_reason(pool: CreditAllocator, live: Sequence[SegmentStream]) -> str:
+    """Return the reason why a client can make no progress, as text; empty if it can.
+
+    Call this only while the journal works, and while the learner thread runs and has received all replayed journal entries.
+    """
+    transit, usable = pool.transit, pool.usable_steps
+    if transit.messages_on_way or usable <= 0:
+        return ""  # the learner thread has something to do
+    if any(s.credit_steps > s.accepted_steps for s in live):
+        return ""  # an actor may send
+    wanting = [s for s in live if s.submits and s.want_steps > s.accepted_steps]
+    if not wanting:
+        return ""
+    return (
+        f"the learner thread can use {usable} more steps; {len(wanting)} of {len(live)} actors request credit, and none has any; "
+        f"{transit.waiting} are counted as waiting for the journal"
+    )
+
+
+class StallTimer:
+    """A stopwatch that measures for how long one client has been stalled."""
+
+    def __init__(self) -> None:
+        self._progress: object = None
+        self._since = 0.0
+
+    def look(self, now: float, progress: object, reason: str) -> float:
+        """Return the seconds since the first call that found the client stalled. `progress` differs after any progress."""
+        if not reason or progress != self._progress:
+            self._progress, self._since = progress if reason else None, now
+        return now - self._since

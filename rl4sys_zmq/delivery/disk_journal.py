@@ -26,7 +26,7 @@ from rl4sys_zmq.delivery.journal_file import (
     open_journal_file,
     reopen,
 )
-from rl4sys_zmq.delivery.journal_loss import JournalLoss
+from rl4sys_zmq.delivery.journal_marks import JournalLoss
 from rl4sys_zmq.delivery.journal_rows import (
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,

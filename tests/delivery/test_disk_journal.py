@@ -27,8 +27,7 @@ from rl4sys_zmq.delivery.journal import (
     MemoryJournal,
     StreamRow,
 )
-from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, Connect, connect
-from rl4sys_zmq.delivery.journal_lock import JournalLock
+from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, Connect, JournalLock, connect
 from rl4sys_zmq.delivery.journal_rows import stored_bytes
 from rl4sys_zmq.errors import JournalError, WorkerDied
 

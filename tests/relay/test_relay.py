@@ -32,7 +32,7 @@ from rl4sys_zmq.ops.doctor import diagnose
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.relay import Relay
-from rl4sys_zmq.relay.thread import RelayThread
+from rl4sys_zmq.relay.relay import RelayThread
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import read_learner_public, read_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -380,8 +380,8 @@ def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
 
 
 def test_a_child_that_completes_no_message_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.relay.thread.IDLE_CONNECTION_S", 0.5)
-    monkeypatch.setattr("rl4sys_zmq.relay.thread.TIDY_S", 0.1)
+    monkeypatch.setattr("rl4sys_zmq.relay.relay.IDLE_CONNECTION_S", 0.5)
+    monkeypatch.setattr("rl4sys_zmq.relay.relay.TIDY_S", 0.1)
     learner = site.learner(TCP)
     relay = site.relay(learner.address, TCP)
     driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))

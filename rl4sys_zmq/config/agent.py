@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Self
 
-from rl4sys_zmq.config.addresses import connect_uri, dialled
+from rl4sys_zmq.config.addresses import RelayAddress, check_relay_keys, connect_uri, dialled, relay_addresses
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
     OBSERVATION_SPACE,
@@ -32,17 +32,17 @@ from rl4sys_zmq.config.options import (
     path,
     with_source,
 )
-from rl4sys_zmq.config.relay_lists import RelayAddress, check_relay_keys, relay_addresses
 from rl4sys_zmq.config.rl4sys import (
+    FLAT_KEYS,
     IGNORED_BY_ACTORS,
     algorithm_name,
     algorithm_parameters,
     default_client_id,
     expand_sections,
     lift_actor_keys,
+    resolve_spaces,
 )
-from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
-from rl4sys_zmq.config.weights import WeightsConfig
+from rl4sys_zmq.config.section import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
 from rl4sys_zmq.logs import get_logger

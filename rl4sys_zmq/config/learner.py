@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
 
-from rl4sys_zmq.config.addresses import bind_uri, host_name
-from rl4sys_zmq.config.client import ClientConfig
+from rl4sys_zmq.config.addresses import RelayRule, bind_uri, check_relay_keys, host_name, relay_rules
+from rl4sys_zmq.config.client import ClientConfig, ResourcesConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
     InvalidValue,
@@ -33,11 +33,8 @@ from rl4sys_zmq.config.options import (
     with_source,
 )
 from rl4sys_zmq.config.relay import check_reachable, check_users_file
-from rl4sys_zmq.config.relay_lists import RelayRule, check_relay_keys, relay_rules
-from rl4sys_zmq.config.resources import ResourcesConfig
-from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, algorithm_parameters, translate_global
-from rl4sys_zmq.config.spaces import FLAT_KEYS
-from rl4sys_zmq.config.weights import WeightsConfig
+from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, FLAT_KEYS, algorithm_name, algorithm_parameters, translate_global
+from rl4sys_zmq.config.section import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 
 _INHERITED = (

@@ -1,4 +1,4 @@
-"""The base class of small groups of options."""
+"""The base class of groups of options, and the group that actors and learners share: `WeightsConfig`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from rl4sys_zmq.config.options import as_json, check_fields, mapping, parse_options
+from rl4sys_zmq.config.options import (
+    as_json,
+    check_fields,
+    checked_arguments,
+    integer,
+    mapping,
+    one_of,
+    option,
+    optional,
+    parse_options,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +47,28 @@ class ConfigSection:
     def to_json(self) -> dict[str, object]:
         """Return the options as JSON values that `from_mapping` can read."""
         return as_json(self)
+
+
+@checked_arguments
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig(ConfigSection):
+    """The options for the encoding of the weights that a learner sends to actors: the key ``weights`` in a configuration.
+
+    The learner takes each option from the first of these that sets it: its entry for the client,
+    the client's first actor, its own options, the default. An option that is None is not set.
+
+    Raises:
+        ConfigError: If the value of an option is invalid.
+    """
+
+    wire_dtype: str | None = option(optional(one_of("fp32", "bf16", "grid")), None)
+    """Precision of the weights that actors compute with. ``fp32``: the learner's float32 weights, unchanged. ``bf16``: rounded
+    to bfloat16. ``grid``: rounded to multiples of a power of two, chosen for each tensor. Numbers of a policy that are not
+    weights, such as statistics of observations and the amount of exploration, are never rounded."""
+    level: int | None = option(optional(integer(0, 1)), None)
+    """Encoding of each new version of the weights. 0: all weights; the fastest on a fast network. 1: the difference from an
+    earlier version, which has fewer bytes."""
+
+    def over(self, other: WeightsConfig) -> WeightsConfig:
+        """Return a copy in which options that are None take the value of `other`."""
+        return WeightsConfig.from_mapping({**other.to_json(), **self.to_json()})

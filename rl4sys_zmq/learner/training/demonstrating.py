@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import SupportsFloat
 
-from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
+from rl4sys_zmq.config.client import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
 from rl4sys_zmq.learner.registry.demonstrations import require_rewards, require_use

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
-    from rl4sys_zmq.security.authenticator import AccessListWatcher, Authenticator
+    from rl4sys_zmq.security.access import USERS_FILE, AccessList, Quota, TokenBucket, User, load_access
+    from rl4sys_zmq.security.authenticator import AccessListWatcher, Authenticator, WorkerAccess, WorkerKeys
     from rl4sys_zmq.security.authorizer import Authorizer
     from rl4sys_zmq.security.keys import (
         LEARNER_PUBLIC,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
         write_server_keys,
         write_user_keys,
     )
-    from rl4sys_zmq.security.quota import Quota, TokenBucket
-    from rl4sys_zmq.security.worker_keys import WorkerAccess, WorkerKeys
     from rl4sys_zmq.security.zap import Check, Denied, PeerCredentials, ZapDomain, register_domain
 
 __all__ = [
@@ -80,8 +78,8 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "access": ("USERS_FILE", "AccessList", "User", "load_access"),
-        "authenticator": ("AccessListWatcher", "Authenticator"),
+        "access": ("USERS_FILE", "AccessList", "Quota", "TokenBucket", "User", "load_access"),
+        "authenticator": ("AccessListWatcher", "Authenticator", "WorkerAccess", "WorkerKeys"),
         "authorizer": ("Authorizer",),
         "keys": (
             "LEARNER_PUBLIC",
@@ -100,8 +98,6 @@ __getattr__ = lazy_getattr(
             "write_server_keys",
             "write_user_keys",
         ),
-        "quota": ("Quota", "TokenBucket"),
-        "worker_keys": ("WorkerAccess", "WorkerKeys"),
         "zap": ("Check", "PeerCredentials", "Denied", "ZapDomain", "register_domain"),
     },
 )

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES, BoxSpace, ColumnSpec, DiscreteSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
-from rl4sys_zmq.values.column_spec import MAX_COLUMNS
-from rl4sys_zmq.values.segment import SOURCE_RULE, is_source
+from rl4sys_zmq.values.segment import MAX_COLUMNS, SOURCE_RULE, is_source
 from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.spaces import LeafSpace
 

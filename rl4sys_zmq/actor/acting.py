@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import AgentComponents, ThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnActionSelector
-from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
-from rl4sys_zmq.actor.overrides import ActionOverrider
+from rl4sys_zmq.actor.inputs import ActionOverrider, InputValidator, inputs_for
 from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import MAX_REQUESTED, RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale

@@ -26,7 +26,7 @@ from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.layout import action_dtype
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.overrides import ActionOverrider
+    from rl4sys_zmq.actor.inputs import ActionOverrider
 
 log = get_logger(__name__)
 

@@ -13,9 +13,9 @@ from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.learner.training.minari_episodes import read_minari
+from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, record_episode
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
-from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.values import ObservationSpace
 from rl4sys_zmq.values.observations import flat_space
 from rl4sys_zmq.values.spaces import FlatSpace

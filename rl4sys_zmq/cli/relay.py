@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import RelayConfig
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.logs import get_logger, outlive_output
 from rl4sys_zmq.relay import Relay
-from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import RESERVE, raise_descriptor_limit
 
 log = get_logger(__name__)

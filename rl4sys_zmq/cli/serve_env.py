@@ -10,7 +10,7 @@ import click
 
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
 from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
-from rl4sys_zmq.standard_streams import outlive_output
+from rl4sys_zmq.logs import outlive_output
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving import GymEnvServer

@@ -26,10 +26,9 @@ from rl4sys_zmq.delivery.journal_marks import (
 )
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalTables
 from rl4sys_zmq.errors import JournalError, JournalLost
-from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import create_private, make_private, sync_folder
-from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.resource import Resource, call_in_child
 
 
 class JournalLock(Resource):

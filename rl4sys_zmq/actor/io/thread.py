@@ -13,11 +13,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.actor.io.batch_sender import BatchSender
-from rl4sys_zmq.actor.io.host_link import HostLink
-from rl4sys_zmq.actor.io.segment_queue import Outbox, SegmentQueue
-from rl4sys_zmq.actor.io.session_parameters import SessionParameters
-from rl4sys_zmq.actor.io.throttle import REST_S, IOThrottle
+from rl4sys_zmq.actor.io.host_link import REST_S, HostLink, IOThrottle, SessionParameters
+from rl4sys_zmq.actor.io.segment_queue import BatchSender, Outbox, SegmentQueue
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters

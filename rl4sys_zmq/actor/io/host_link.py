@@ -1,4 +1,4 @@
-"""What an I/O thread and the host threads of its agent share: state, without sockets, and the time of the interpreter (GIL)."""
+"""State that an I/O thread and the host threads of its agent share, without sockets, and the pauses that free the GIL."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ CORE = (
         "version",
         "limits",
         "interfaces",
+        "immutable",
     ),
     ("values",),
     ("config", "wire", "weights"),

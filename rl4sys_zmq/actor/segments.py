@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.io.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
+from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
@@ -48,7 +49,7 @@ class AgentIdentity:
         self._counters.add(f"bad_input.{type(error).__name__}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class PolicyStamp:
     """The policy version and the agent that chose an action. All actions of one thread and version share one object.
 

@@ -28,11 +28,11 @@ import errno
 import struct
 import time
 import uuid
-from dataclasses import dataclass
 
 import zmq
 
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.context import context
 
@@ -57,7 +57,7 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _FORMAT = struct.Struct("=HI")
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class MonitorEvent:
     """One event of a socket's connection, such as a failed handshake.
 

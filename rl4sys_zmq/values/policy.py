@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.immutable import immutable, immutable_object
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.segment import ColumnSpec, check_columns
@@ -28,7 +29,7 @@ TENSOR_DTYPES = {np.dtype(dtype).name: np.dtype(dtype) for dtype in DTYPES}
 _WORD = 4
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class TensorSpec:
     """The description of one tensor of a policy: name, shape and dtype.
 
@@ -254,7 +255,7 @@ def _nodes(value: object, depth: int) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class PolicySnapshot:
     """The weights of one policy version, in read-only buffers.
 

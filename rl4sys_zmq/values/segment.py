@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import field, fields, make_dataclass, replace
 from math import prod
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.immutable import immutable, immutable_object
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values.spaces import DTYPES
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
@@ -30,7 +31,7 @@ RESERVED = frozenset({"observations", "actions", "rewards", "log_probs", "versio
 """The names of the standard columns of segments."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ColumnSpec:
     """The name, shape and dtype of one extra column that a policy records in segments (parts of episodes).
 
@@ -87,7 +88,7 @@ SOURCE_RULE = "expected 1 to 32 ASCII letters, digits, dots, hyphens and undersc
 _SOURCE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class Segment:
     """``T`` consecutive steps of one episode, as columns. Row ``t`` is one step.
 

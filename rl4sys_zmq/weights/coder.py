@@ -11,13 +11,13 @@ A whole state is sent as its plain elements, or as byte planes if these are much
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
 from rl4sys_zmq.weights.forms import BF16, FP32, IntegerMapping, WireDtype
@@ -80,7 +80,7 @@ class PayloadEncoding(IntEnum):
         return self < PayloadEncoding.SNAPSHOT
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Diff:
     """An encoded diff. If it is `predicted`, the receiver needs the state before the base too."""
 
@@ -89,7 +89,7 @@ class Diff:
     predicted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DecodedState:
     """The new state, ``[n]`` in a new buffer, and the values of all elements that can differ from the base."""
 
@@ -166,7 +166,7 @@ def decode_diff(
     return DecodedState(out, decoded.written if canonical_base is base else out)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class _DiffParts:
     """A `Diff` whose payload is a list of parts. The parts can be long, so they are joined only once, at the end."""
 

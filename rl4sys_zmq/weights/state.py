@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, WeightsError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes
 from rl4sys_zmq.weights.bits import BitReader
 from rl4sys_zmq.weights.coder import (
@@ -90,7 +90,7 @@ _WITH_STEP_TABLE = (PayloadEncoding.SPARSE, PayloadEncoding.PLANES)
 """The forms whose payload begins with a table of steps if the wire dtype is ``grid``."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EncodingOptions:
     """The options for encoding weight updates: number format, compression level, and the sizes of the policy's tensors.
 

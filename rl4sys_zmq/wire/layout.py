@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import DTYPES, BoxSpace, ColumnSpec, DiscreteSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.segment import MAX_COLUMNS, SOURCE_RULE, is_source
@@ -42,7 +42,7 @@ _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
 _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ColumnLayout:
     """One column of a segment.
 
@@ -58,7 +58,7 @@ class ColumnLayout:
     row_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SegmentLayout:
     """The columns of a segment. Many segments share one layout.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rl4sys_zmq.errors import LearnerUnavailable, RL4SysError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.wire.messages import Welcome
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SessionParameters:
     """The parameters of the session, from the learner's `Welcome`, which describes the fields, or the policy cache."""
 
@@ -28,11 +29,11 @@ class SessionParameters:
     @classmethod
     def of(cls, welcome: Welcome) -> SessionParameters:
         """Return the session parameters in `welcome`. `max_segment_steps` becomes at least 1."""
-        said = {name: getattr(welcome, name) for name in cls.__slots__}
+        said = {name: getattr(welcome, name) for name in cls.__match_args__}
         return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SegmentStartConditions:
     """The conditions under which a host thread can start a segment with ``overflow: wait``: the credit gate."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.io.host_link import SessionParameters
@@ -12,6 +11,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession
 from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import Segment
@@ -102,7 +102,7 @@ ENTRY_BYTES = 65_536
 """An upper limit on the size of a segment's header in a message, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class QueuedSegmentInfo:
     """The properties of one queued segment that decide when it is sent or dropped."""
 

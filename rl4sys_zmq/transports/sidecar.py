@@ -18,8 +18,6 @@ from typing import NoReturn
 from rl4sys_zmq.child_process import ChildProcess, end_text, start_with_socket
 from rl4sys_zmq.errors import Closed, ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
-from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES, Frames
@@ -33,165 +31,34 @@ from rl4sys_zmq.transports.sidecar_pipe import (
     SidecarCommandReader,
 )
 
-log = get_logger(__name__)
-
 # Longest time that the host waits for the end of a sidecar after `QUIT`. Then it kills the process.
 CLOSE_WAIT_S = 0.5
 
+_NO_OWNER = -1
+_KEY_BYTES = 40
 _MODULE = "rl4sys_zmq.transports.sidecar_process"
 
 
-class Sidecar(Resource):
-    """A host's handle of its sidecar: it starts the process, exchanges commands with it, detects its end, and ends it."""
-
-    def __init__(self) -> None:
-        """Start the process. Commands can be sent at once; the process reads them when it has started."""
-        self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
-        self._death: str | None = None
-        self._closed = False
-        self._pair, self._process = _start()
-        self.pid = self._process.pid
-        self._heard_at = time.monotonic()
-        self._answer_by: float | None = self._heard_at + SIDECAR_START_S
-
-    def fileno(self) -> int:
-        """Return the descriptor of the socketpair. When it is ready, call `exchange`."""
-        return self._pair.fileno()
-
-    @property
-    def unsent_bytes(self) -> int:
-        """The number of bytes that are queued because the socketpair is full."""
-        return self._output.nbytes
-
-    def check(self) -> None:
-        """Raise TransportError if an earlier call has found that the process has ended."""
-        if self._death is not None:
-            raise TransportError(self._death)
-
-    def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Queue a command for a socket (0: the sidecar itself), and write as many bytes as the socketpair accepts."""
-        self.check()
-        self._output.put(command, line, frames)
-        try:
-            self._output.flush(self._pair)
-        except ConnectionError:
-            self._die()
-
-    def exchange(self) -> list[SidecarCommand]:
-        """Write queued commands and read from the socketpair without blocking. Return the commands that were received."""
-        self.check()
-        heard: list[SidecarCommand] = []
-        progress = False
-        try:
-            self._output.flush(self._pair)
-            while (done := self._input.read(self._pair)) is not None:
-                progress = True
-                heard += done
-        except (EOFError, ConnectionError):
-            self._die()
-        except ProtocolError as exc:
-            self._die(f"it sent a malformed command ({exc.detail})")
-        self._watch(time.monotonic(), progress)
-        return heard
-
-    def _watch(self, now: float, progress: bool) -> None:
-        """Send `PING` to a sidecar that has been silent for `PING_S`, and kill it if it does not answer in time."""
-        if progress:
-            self._heard_at, self._answer_by = now, None
-        elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
-            self._answer_by = now + PING_TIMEOUT_S
-            self.send_command(SidecarCommandKind.PING, 0)
-        elif self._answer_by is not None and now >= self._answer_by:
-            self._die("it did not reply, and was killed")
-
-    def _die(self, reason: str = "") -> NoReturn:
-        self._pair.close()
-        if reason:
-            self._process.kill()
-        self._process.end(CLOSE_WAIT_S)
-        self._death = f"the sidecar (pid {self.pid}) ended: {reason or _end(self._process.returncode)}"
-        raise TransportError(self._death)
-
-    def close(self) -> None:
-        """End the process, by force if it has not ended after `CLOSE_WAIT_S`. Messages that it has not sent are discarded."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            deadline = time.monotonic() + CLOSE_WAIT_S
-            if self._death is None:
-                self._send_quit(deadline)
-                self._process.end(max(0.0, deadline - time.monotonic()))
-                self._death = "the sidecar is closed"
-        finally:
-            self._pair.close()
-
-    def abandon(self) -> None:
-        """Close a forked child's copy of the socketpair. The copy would keep the sidecar running after the end of the host."""
-        self._closed = True
-        self._pair.close()
-        self._process.returncode = 0  # the parent waits for the process
-
-    def _send_quit(self, deadline: float) -> None:
-        # The socketpair stays open: closing it would end the process before it has sent its last message.
-        room = select.poll()
-        room.register(self._pair, select.POLLOUT)
-        self._output.put(SidecarCommandKind.QUIT, 0)
-        with contextlib.suppress(ConnectionError):
-            while self._output.nbytes and (left_s := deadline - time.monotonic()) > 0:
-                room.poll(math.ceil(left_s * 1000))
-                self._output.flush(self._pair)
-
-
-def _start() -> tuple[socket.socket, ChildProcess]:
-    if not sys.executable:
-        raise TransportError("cannot start a sidecar: sys.executable is empty; set it to the Python interpreter to use")
-    try:
-        ours, theirs = socket.socketpair()
-    except OSError as exc:
-        raise TransportError(f"cannot start a sidecar: {exc.strerror}") from exc
-    try:
-        ours.setblocking(False)
-        process = start_with_socket(theirs, "-m", _MODULE, stdout=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError) as exc:
-        ours.close()
-        raise TransportError(f"cannot start a sidecar: {exc}") from exc
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    return ours, process
-
-
-def _end(code: int | None) -> str:
-    return "it closed the socketpair" if code is None else end_text(code)
-
-
-_NO_OWNER = -1
-_KEY_BYTES = 40
-
-
 class SidecarSocketFactory(SocketFactory, TrackedResource):
-    """A `SocketFactory` whose sockets are in a sidecar, which it starts.
+    """A `SocketFactory` whose sockets are in a sidecar: it starts the process, exchanges commands with it, and ends it.
 
     After the sidecar has ended, all methods of the factory, its sockets and its pollers except `close` and `unregister` raise
     `TransportError`. The factory does not start another sidecar. In a forked child every method except `close` raises.
     """
 
     def __init__(self) -> None:
-        """Start the sidecar, without waiting until it runs."""
+        """Start the process. Commands can be sent at once; the process reads them when it has started."""
         self.owner = threading.get_ident()
         self._connections: dict[int, SidecarSocket] = {}
         self._opened = 0
         self._closed = False
-        self.sidecar = Sidecar()
+        self._death: str | None = None
+        self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
+        self._pair, self._process = _start()
+        self.pid = self._process.pid  # of the sidecar
+        self._heard_at = time.monotonic()
+        self._answer_by: float | None = self._heard_at + SIDECAR_START_S
         track(self)
-
-    @property
-    def pid(self) -> int:
-        """The process id of the sidecar."""
-        return self.sidecar.pid
 
     def dealer(
         self,
@@ -225,21 +92,42 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._opened += 1
         line = SidecarSocket(self, self._opened, role, address)
         frames = [role.encode(), address.uri.encode(), LIMITS.pack(*limits), *(key.encode() for key in keys or ())]
-        self.send_command(SidecarCommandKind.OPEN, line.number, frames)
+        self._put(SidecarCommandKind.OPEN, line.number, frames)
         self._connections[line.number] = line
         return line
 
     # ---- for the sockets and pollers of this sidecar
 
+    def fileno(self) -> int:
+        """Return the descriptor of the socketpair. When it is ready, call `exchange`."""
+        return self._pair.fileno()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The number of bytes that are queued because the socketpair is full."""
+        return self._output.nbytes
+
     def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Send a command to a socket in the sidecar, or to the sidecar itself (0)."""
+        """Queue a command for a socket in the sidecar, and write as many bytes as the socketpair accepts."""
         self.check_owner()
-        self.sidecar.send_command(command, line, frames)
+        self._put(command, line, frames)
 
     def exchange(self) -> None:
         """Write queued data to the sidecar, and pass the commands received from it to their sockets. Never block."""
         self.check_owner()
-        for command in self.sidecar.exchange():
+        heard: list[SidecarCommand] = []
+        progress = False
+        try:
+            self._output.flush(self._pair)
+            while (done := self._input.read(self._pair)) is not None:
+                progress = True
+                heard += done
+        except (EOFError, ConnectionError):
+            self._die()
+        except ProtocolError as exc:
+            self._die(f"it sent a malformed command ({exc.detail})")
+        self._watch(time.monotonic(), progress)
+        for command in heard:
             if (line := self._connections.get(command.line)) is not None:
                 line.on_command(command)
 
@@ -249,9 +137,9 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
             return
         self.check_thread()
         self._connections.pop(number, None)
-        if not self._closed:
+        if not self._closed and self._death is None:
             with contextlib.suppress(TransportError):  # the sidecar has ended, so its sockets are closed
-                self.sidecar.send_command(SidecarCommandKind.CLOSE, number)
+                self._put(SidecarCommandKind.CLOSE, number)
 
     def check_thread(self) -> None:
         """Raise TransportError if the calling thread did not create this object, or the process is a forked child."""
@@ -265,9 +153,35 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self.check_thread()
         if self._closed:
             raise Closed("the sidecar is closed")
-        self.sidecar.check()
+        if self._death is not None:
+            raise TransportError(self._death)
 
-    # ---- closing
+    # ---- the process
+
+    def _put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
+        self._output.put(command, line, frames)
+        try:
+            self._output.flush(self._pair)
+        except ConnectionError:
+            self._die()
+
+    def _watch(self, now: float, progress: bool) -> None:
+        """Send `PING` to a sidecar that has been silent for `PING_S`, and kill it if it does not answer in time."""
+        if progress:
+            self._heard_at, self._answer_by = now, None
+        elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
+            self._answer_by = now + PING_TIMEOUT_S
+            self._put(SidecarCommandKind.PING, 0)
+        elif self._answer_by is not None and now >= self._answer_by:
+            self._die("it did not reply, and was killed")
+
+    def _die(self, reason: str = "") -> NoReturn:
+        self._pair.close()
+        if reason:
+            self._process.kill()
+        code = self._process.end(CLOSE_WAIT_S)
+        self._death = f"the sidecar (pid {self.pid}) ended: {reason or end_text(code)}"
+        raise TransportError(self._death)
 
     def close(self) -> None:
         """End the sidecar within about a second, by force if necessary. Messages that it has not sent are discarded."""
@@ -280,11 +194,50 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._closed = True
         self._connections.clear()
         try:
-            self.sidecar.close()
+            if self._death is None:
+                deadline = time.monotonic() + CLOSE_WAIT_S
+                self._send_quit(deadline)
+                self._process.end(max(0.0, deadline - time.monotonic()))
         finally:
+            self._pair.close()
             untrack(self)
 
     def abandon(self) -> None:
-        """Mark the factory as unusable in a forked child, and close the child's copy of the socketpair."""
+        """Mark the factory as unusable in a forked child, and close the child's copy of the socketpair.
+
+        The copy would keep the sidecar running after the end of the host.
+        """
         self.owner = _NO_OWNER
-        self.sidecar.abandon()
+        self._pair.close()
+        self._process.returncode = 0  # the parent waits for the process
+
+    def _send_quit(self, deadline: float) -> None:
+        # The socketpair stays open: closing it would end the process before it has sent its last message.
+        room = select.poll()
+        room.register(self._pair, select.POLLOUT)
+        self._output.put(SidecarCommandKind.QUIT, 0)
+        with contextlib.suppress(ConnectionError):
+            while self._output.nbytes and (left_s := deadline - time.monotonic()) > 0:
+                room.poll(math.ceil(left_s * 1000))
+                self._output.flush(self._pair)
+
+
+def _start() -> tuple[socket.socket, ChildProcess]:
+    if not sys.executable:
+        raise TransportError("cannot start a sidecar: sys.executable is empty; set it to the Python interpreter to use")
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as exc:
+        raise TransportError(f"cannot start a sidecar: {exc.strerror}") from exc
+    try:
+        ours.setblocking(False)
+        process = start_with_socket(theirs, "-m", _MODULE, stdout=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as exc:
+        ours.close()
+        raise TransportError(f"cannot start a sidecar: {exc}") from exc
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return ours, process

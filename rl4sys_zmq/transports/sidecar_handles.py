@@ -59,9 +59,7 @@ class SidecarSocket(Resource):
     @property
     def writable(self) -> bool:
         """True if `send` would accept a message."""
-        return (
-            self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.factory.sidecar.unsent_bytes < SEND_WINDOW_BYTES
-        )
+        return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.factory.unsent_bytes < SEND_WINDOW_BYTES
 
     def send(self, frames: Frames) -> SendResult:
         self._check()
@@ -195,8 +193,8 @@ class SidecarPoller(Resource):
         The exchange delivers the messages of the sidecar's sockets, and `_ready_lines` then finds them.
         """
         self._factory.check_owner()
-        pair = self._factory.sidecar.fileno()
-        self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._factory.sidecar.unsent_bytes else 0))
+        pair = self._factory.fileno()
+        self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._factory.unsent_bytes else 0))
         events = self._raw.poll(math.ceil(timeout_s * 1000))
         self._raw.unregister(pair)
         ready: set[ConnectingSocket | HasFileno | int] = set()

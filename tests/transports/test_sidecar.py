@@ -347,7 +347,7 @@ def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> N
 
 def test_a_killed_host_whose_end_of_the_pair_was_copied(router: Any) -> None:
     then = """import subprocess
-    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.sidecar.fileno(),))
+    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.fileno(),))
     print(held.pid, flush=True)
     time.sleep(60)"""
     code = HOST.format(then=then).replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))

@@ -8,11 +8,12 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import zmq
 
 from rl4sys_zmq.errors import Closed, TransportError
+from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.sockets import Socket
 
@@ -91,11 +92,14 @@ class HasFileno(Protocol):
         """Return the file descriptor to poll."""
 
 
-Source = Socket | HasFileno | int
+Source = Socket | ConnectingSocket | HasFileno | int
 
 
 class Poller(Resource):
-    """A poller for ZeroMQ sockets and file descriptors, its *sources*. Use it in the thread of the sockets."""
+    """A poller for ZeroMQ sockets and file descriptors, its *sources*. Use it in the thread of the sockets.
+
+    `SidecarPoller` is one for the sockets of a sidecar.
+    """
 
     def __init__(self) -> None:
         self._raw = zmq.Poller()
@@ -147,7 +151,7 @@ def _pollable(source: Source) -> zmq.Socket[bytes] | int:
     if isinstance(source, Socket):
         source.check_owner()
         return source.raw
-    return source if isinstance(source, int) else source.fileno()
+    return source if isinstance(source, int) else cast(HasFileno, source).fileno()
 
 
 T = TypeVar("T")

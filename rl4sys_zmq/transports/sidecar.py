@@ -21,7 +21,7 @@ from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_sile
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES, Frames
-from rl4sys_zmq.transports.network import Keys, SocketFactory, SocketPoller
+from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.transports.sidecar_handles import SidecarPoller, SidecarSocket
 from rl4sys_zmq.transports.sidecar_pipe import (
     LIMITS,
@@ -77,7 +77,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
     ) -> SidecarSocket:
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
-    def poller(self) -> SocketPoller:
+    def poller(self) -> SidecarPoller:
         return SidecarPoller(self)
 
     def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> SidecarSocket:

@@ -37,9 +37,9 @@ from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, Wakeup, explain
+from rl4sys_zmq.transports import Address, Poller, Wakeup, explain
 from rl4sys_zmq.transports.greeting import explain_silence
-from rl4sys_zmq.transports.network import Keys, LocalSocketFactory, SocketFactory, SocketPoller
+from rl4sys_zmq.transports.network import Keys, LocalSocketFactory, SocketFactory
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
@@ -97,7 +97,7 @@ class ActorIOThread(Worker):
         self._events_at = 0.0
         self._report_absence_at = float("inf")
         self._dealer: ConnectingSocket
-        self._poller: SocketPoller
+        self._poller: Poller
         self._stopping = False
 
     # ---- for host threads

@@ -1,11 +1,13 @@
-"""The base class of groups of options, and the group that actors and learners share: `WeightsConfig`."""
+"""The base classes of groups of options and of whole configurations, and the group that both sides share: `WeightsConfig`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
     as_json,
     check_fields,
@@ -47,6 +49,39 @@ class ConfigSection:
     def to_json(self) -> dict[str, object]:
         """Return the options as JSON values that `from_mapping` can read."""
         return as_json(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile(ConfigSection):
+    """The options of a process, which can be in a file of their own."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
+        """Read the configuration from a JSON or YAML file, also from one of the library RL4Sys.
+
+        Args:
+            path: The file.
+            **overrides: Options, by name, that override those of the file. For an actor, also by synonym, and its
+                ``algorithm_parameters`` are merged with those of the file; for a key in both, the override wins.
+
+        Raises:
+            ConfigError: If the file cannot be read, or a key or value is invalid.
+        """
+        return cls.from_mapping(read_mapping(path), source=str(path), **overrides)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
+        """Create a configuration from a mapping with the keys of a configuration file.
+
+        Args:
+            given: Values by key.
+            source: The name of the source in error messages.
+            **overrides: As for `load`.
+
+        Raises:
+            ConfigError: If a key or value is invalid.
+        """
+        raise NotImplementedError
 
 
 @checked_arguments

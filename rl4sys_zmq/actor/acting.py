@@ -115,11 +115,7 @@ class FallbackActions:
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
     """Return the first allowed discrete action, or a box's middle (in a dimension without bounds: the value nearest 0)."""
-    return assemble_action(spec.action_space, mask, _first_allowed, _middle)
-
-
-def _first_allowed(allowed: Sequence[int]) -> int:
-    return allowed[0]
+    return assemble_action(spec.action_space, mask, lambda allowed: allowed[0], _middle)
 
 
 def _bounds(space: BoxSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

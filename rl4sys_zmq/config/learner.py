@@ -62,10 +62,6 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
 
-def _inference(value: object) -> str:
-    return "auto" if value == "auto" else bind_uri(value)
-
-
 def ray_address(value: object) -> str:
     """Accept the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``."""
     if value in ("auto", "local"):
@@ -93,7 +89,7 @@ class LearnerConfig(ConfigFile):
     """The URI that actors connect to. Port 0 picks a free port."""
     pub: str | None = option(optional(bind_uri), None)
     """The URI at which weights are published. Default: the host or transport of `bind`, with a free port or name."""
-    inference: str | None = option(optional(_inference), None)
+    inference: str | None = option(optional(lambda value: "auto" if value == "auto" else bind_uri(value)), None)
     """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the host or transport
     of `bind`, with a free port or name. Default: no inference service."""
     advertise: str | None = option(optional(host_name), None)

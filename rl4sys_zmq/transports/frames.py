@@ -24,6 +24,11 @@ MAX_FRAMES = 32
 LARGE_FRAME_BYTES = 64 * 1024
 
 
+def frame_bytes(frame: Frame) -> int:
+    """Return the size of a frame in bytes. The ``len`` of a memoryview counts items, which can be larger than a byte."""
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
 class SendResult(Enum):
     """The result of `send`. In a condition only `OK` is true, so ``if not socket.send(frames)`` finds failures."""
 

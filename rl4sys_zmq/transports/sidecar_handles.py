@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportErr
 from rl4sys_zmq.liveness import PING_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
+from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames, frame_bytes
 from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.poller import HasFileno, Poller, Source
 from rl4sys_zmq.transports.sidecar_pipe import (
@@ -23,7 +23,6 @@ from rl4sys_zmq.transports.sidecar_pipe import (
     SidecarCommand,
     SidecarCommandKind,
     cost_bytes,
-    frame_bytes,
     size_fault,
 )
 

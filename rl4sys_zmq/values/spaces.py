@@ -261,12 +261,10 @@ class TextSpace(_BaseSpace):
         return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
+        fits = isinstance(value, str) and self.min_length <= len(value) <= self.max_length
+        if batch or (fits and set(value) <= set(self.characters)):
             return ""
         return f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
-
-    def _has(self, value: str) -> bool:
-        return set(value) <= set(self.characters)
 
 
 class _NestedSpace(_BaseSpace):

@@ -97,7 +97,7 @@ SANS_IO = {
         "operator",
         "relays",
     },
-    "delivery": {"credit", "intake", "session", "stream", "table", "transit", "weight_history"},
+    "delivery": {"credit", "intake", "session", "stream", "table", "weight_history"},
     "rpc": {"call_queue", "session"},
     "relay": {"core", "followed"},
     "liveness": {"liveness"},

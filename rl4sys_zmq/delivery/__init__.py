@@ -17,7 +17,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 from rl4sys_zmq.interfaces import Journal
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.delivery.credit import STALL_S, CreditAllocator, StallTimer, stall_reason
+    from rl4sys_zmq.delivery.credit import STALL_S, CreditAllocator, DataAmount, LearnerThreadBacklog, StallTimer, stall_reason
     from rl4sys_zmq.delivery.intake import ReplayPart, SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     )
     from rl4sys_zmq.delivery.stream import Key, SegmentStream
     from rl4sys_zmq.delivery.table import OpenedSession, StreamTable
-    from rl4sys_zmq.delivery.transit import DataAmount, LearnerThreadBacklog
 
 __all__ = [
     "FIELD_RATE",
@@ -84,7 +83,7 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "credit": ("STALL_S", "CreditAllocator", "StallTimer", "stall_reason"),
+        "credit": ("STALL_S", "CreditAllocator", "DataAmount", "LearnerThreadBacklog", "StallTimer", "stall_reason"),
         "intake": (
             "SubmitResult",
             "ReplayPart",
@@ -120,10 +119,6 @@ __getattr__ = lazy_getattr(
         "table": (
             "OpenedSession",
             "StreamTable",
-        ),
-        "transit": (
-            "DataAmount",
-            "LearnerThreadBacklog",
         ),
     },
 )

@@ -170,12 +170,7 @@ class ThreadCalls:
         self._owner = owner
         self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._lock = threading.Lock()
-        self._stopping = self._ended = self._released = False
-
-    @property
-    def stopping(self) -> bool:
-        """True after `stop` or `refuse_all`."""
-        return self._stopping
+        self.stopping = self._ended = self._released = False
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Let the thread call `function`, and return a future for the result.
@@ -187,7 +182,7 @@ class ThreadCalls:
 
         future: Future[T] = Future()
         with self._lock:
-            if self._stopping:
+            if self.stopping:
                 raise self.closed()
             self._calls.append((function, future))
         self.wakeup.set()
@@ -196,7 +191,7 @@ class ThreadCalls:
     def stop(self) -> None:
         """Ask the thread to end, without waiting."""
         with self._lock:
-            self._stopping = True
+            self.stopping = True
         self.wakeup.set()
 
     def serve(self) -> None:
@@ -213,7 +208,7 @@ class ThreadCalls:
     def refuse_all(self) -> None:
         """Refuse the functions that wait, and all later ones."""
         with self._lock:
-            self._stopping = self._ended = True
+            self.stopping = self._ended = True
             calls, self._calls = self._calls, []
             if self._released:
                 self.wakeup.close()

@@ -184,7 +184,7 @@ class Socket(Endpoint):
         made = cls(raw, role, address if binding is None else binding.address, binding)
         made._monitor = monitor
         # Ask the socket, not `secure`: if it has a ZAP domain, libzmq adds the sender's user id to each message.
-        made._authenticated = binding is not None and address.scheme != "inproc" and bool(raw.getsockopt_string(zmq.ZAP_DOMAIN))
+        made.authenticated = binding is not None and address.scheme != "inproc" and bool(raw.getsockopt_string(zmq.ZAP_DOMAIN))
         return made
 
 

@@ -33,13 +33,11 @@ class DataAmount:
     nbytes: int = 0  # size of the whole messages, in bytes
 
     def add(self, other: DataAmount) -> None:
-        """Add another amount, in place."""
         self.steps += other.steps
         self.items += other.items
         self.nbytes += other.nbytes
 
     def subtract(self, other: DataAmount) -> None:
-        """Subtract another amount, in place."""
         self.steps -= other.steps
         self.items -= other.items
         self.nbytes -= other.nbytes
@@ -78,7 +76,6 @@ class LearnerThreadBacklog:
 
     @property
     def messages_on_way(self) -> int:
-        """The number of messages in transit."""
         return len(self._queue)
 
     def accept(self, load: DataAmount) -> None:

@@ -34,7 +34,6 @@ class ClientAndStreamRows:
     streams: dict[RowKey, StreamRow] = field(default_factory=dict)
 
     def restored(self) -> JournalContent:
-        """Return the rows as a `JournalContent`."""
         return JournalContent(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
 
 
@@ -281,7 +280,6 @@ class JournalQueue:
         return iter(self._operations)
 
     def extend(self, operations: Iterable[Operation]) -> None:
-        """Append operations to the end of the queue."""
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:

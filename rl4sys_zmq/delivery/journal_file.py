@@ -61,7 +61,6 @@ class JournalLock(Resource):
             os.close(file)
 
     def close(self) -> None:
-        """Release the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             fcntl.flock(file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor

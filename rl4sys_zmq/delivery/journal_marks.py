@@ -39,7 +39,6 @@ class JournalMarksFileContent:
 
 
 def marks_path(journal: Path) -> Path:
-    """Return the path of the marks file of a journal."""
     return journal.with_suffix(".marks")
 
 
@@ -127,7 +126,6 @@ class JournalMarksFileWriter:
 
     @property
     def present(self) -> bool:
-        """True if the file is still at its path."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -135,7 +133,6 @@ class JournalMarksFileWriter:
         return (status.st_dev, status.st_ino) == self._identity
 
     def close(self) -> None:
-        """Close the file."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)

@@ -134,7 +134,6 @@ class JournalTables:
                 yield tuple(values)
 
     def replace(self, known: ClientAndStreamRows) -> None:
-        """Replace all clients and streams in the tables."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]

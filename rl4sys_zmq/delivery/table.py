@@ -206,7 +206,6 @@ class StreamTable:
         return stream.owner if stream is not None else ""
 
     def get(self, actor_id: str, origin: int) -> SegmentStream | None:
-        """Return a stream, or None."""
         return self._streams.get((actor_id, origin))
 
     def all(self) -> list[SegmentStream]:
@@ -214,12 +213,10 @@ class StreamTable:
         return list(self._streams.values())
 
     def current(self) -> list[SegmentStream]:
-        """Return the current stream of each actor."""
         return list(self._current.values())
 
     @property
     def pending(self) -> int:
-        """The number of pending segments of all actors."""
         return sum(s.pending for s in self._streams.values())
 
     def roll_back(self) -> int:
@@ -227,16 +224,13 @@ class StreamTable:
         return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[SegmentStream]:
-        """Return the current streams of the live actors."""
         return [self._current[actor_id] for actor_id in self._peers]
 
     @property
     def has_live(self) -> bool:
-        """True if at least one actor is live."""
         return bool(self._peers)
 
     def is_actor_live(self, actor_id: str) -> bool:
-        """Return True if an actor is live."""
         return actor_id in self._peers
 
     def is_live(self, stream: SegmentStream) -> bool:
@@ -331,7 +325,6 @@ class ActorSlots:
             self.spooled.add(stream.actor_id)
 
     def drop(self, actor_id: str) -> None:
-        """Remove an actor and free its slot."""
         self._live.discard(actor_id)
         self._silent.pop(actor_id, None)
         self._empty.pop(actor_id, None)

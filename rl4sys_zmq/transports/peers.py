@@ -34,7 +34,6 @@ class SubscriptionControl:
     """The control of subscriptions on an XPUB socket: a subscription takes effect only if `grant` allows it."""
 
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
-        self.cuts = 0  # connections that were closed for too many refused subscriptions
         self._raw = raw
         self._address = address
         self._asked: bytes | None = None
@@ -68,7 +67,7 @@ class SubscriptionControl:
             self._refused[fd] = count
             return
         del self._refused[fd]
-        self.cuts += cut_off(fd, self._address)
+        cut_off(fd, self._address)
 
 
 def user_of(frame: zmq.Frame) -> str:

@@ -132,7 +132,6 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
                 line.on_command(command)
 
     def close_connection(self, number: int) -> None:
-        """Close the socket with this number in the sidecar."""
         if self.owner == _NO_OWNER:
             return
         self.check_thread()

@@ -106,7 +106,6 @@ class SidecarSocket(Resource):
         return []
 
     def on_command(self, command: SidecarCommand) -> None:
-        """Process a command from the sidecar for this socket."""
         if command.kind in (SidecarCommandKind.MESSAGE, SidecarCommandKind.REFUSED):
             self._inbox.append(command)
         elif command.kind == SidecarCommandKind.TAKEN:

@@ -15,8 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.standard_streams import replace_streams
+from rl4sys_zmq.logs import get_logger, replace_streams
 
 log = get_logger(__name__)
 

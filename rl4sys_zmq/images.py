@@ -12,13 +12,13 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import RL4SysError
+from rl4sys_zmq.immutable import immutable
 
 __all__ = ["NEEDS_PILLOW", "BadImage", "ImageFormat", "ImageSize", "decode_images", "encode_images"]
 __all__ += ["has_pillow", "image_size", "jpeg_size"]
@@ -47,7 +47,7 @@ class BadImage(RL4SysError):
     """Bytes that cannot be decoded to the expected images."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ImageFormat:
     """The file format for encoding images.
 

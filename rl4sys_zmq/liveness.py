@@ -11,7 +11,8 @@ This module reads no clock and does no I/O. Callers pass the time in seconds, al
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+
+from rl4sys_zmq.immutable import immutable
 
 MISSED_MESSAGES = 3  # in a row, lost or late: then their sender counts as silent
 
@@ -81,7 +82,7 @@ def is_silent(now: float, received_s: float, timeout_s: float) -> bool:
     return now - received_s > timeout_s
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Backoff:
     """The lengths of the pauses between retries: `first_s` seconds, then doubled after each attempt, up to `most_s` seconds."""
 

@@ -1,14 +1,19 @@
-"""Base classes: `Resource`, an object that must be closed, and `Worker`, a thread that stores the exception that ended it."""
+"""Base classes: `Resource`, an object that must be closed, and `Worker`, a thread that stores the exception that ended it.
+
+`call_in_child` lets an object give up, in a forked child, what belongs to the parent.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from rl4sys_zmq.errors import WorkerDied
 from rl4sys_zmq.logs import get_logger
@@ -129,3 +134,22 @@ class Worker(ABC):
             self.error = error
             log.exception("thread %s failed", self.name)
             self.on_death(error)
+
+
+_calls: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
+
+
+def call_in_child(owner: T, call: Callable[[T], None]) -> None:
+    """Call `call` with `owner` in each child that this process forks from now on, as long as `owner` exists.
+
+    Use a function that does not refer to `owner`, such as a method of its class. An owner has one such function.
+    """
+    _calls[owner] = call
+
+
+def _call_all() -> None:
+    for owner, call in list(_calls.items()):
+        call(owner)
+
+
+os.register_at_fork(after_in_child=_call_all)

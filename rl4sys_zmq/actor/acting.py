@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import AgentComponents, ThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnActionSelector
-from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
-from rl4sys_zmq.actor.overrides import ActionOverrider
+from rl4sys_zmq.actor.inputs import ActionOverrider, InputValidator, inputs_for
 from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import MAX_REQUESTED, RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
@@ -116,11 +115,7 @@ class FallbackActions:
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
     """Return the first allowed discrete action, or a box's middle (in a dimension without bounds: the value nearest 0)."""
-    return assemble_action(spec.action_space, mask, _first_allowed, _middle)
-
-
-def _first_allowed(allowed: Sequence[int]) -> int:
-    return allowed[0]
+    return assemble_action(spec.action_space, mask, lambda allowed: allowed[0], _middle)
 
 
 def _bounds(space: BoxSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -16,8 +16,7 @@ from rl4sys_zmq.actor.acting import Baseline, choose_locally, idle_action
 from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnActionSelector
-from rl4sys_zmq.actor.inputs import inputs_for
-from rl4sys_zmq.actor.overrides import ActionOverrider
+from rl4sys_zmq.actor.inputs import ActionOverrider, inputs_for
 from rl4sys_zmq.actor.segments import AgentIdentity
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.io.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
+from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
@@ -26,7 +27,7 @@ from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.layout import action_dtype
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.overrides import ActionOverrider
+    from rl4sys_zmq.actor.inputs import ActionOverrider
 
 log = get_logger(__name__)
 
@@ -48,7 +49,7 @@ class AgentIdentity:
         self._counters.add(f"bad_input.{type(error).__name__}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class PolicyStamp:
     """The policy version and the agent that chose an action. All actions of one thread and version share one object.
 
@@ -120,64 +121,50 @@ def new_action_column(space: Space, rows: int) -> Tree:
     return np.empty((rows, *space.shape), dtype=action_dtype(space))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SegmentWriter:
     """The columns of one unfinished segment. Row ``t`` of all columns is one step.
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
     """
 
-    __slots__ = (
-        "_action_cells",
-        "_bootstrap",
-        "_log_prob_cells",
-        "_reward_cells",
-        "_space",
-        "actions",
-        "capped",
-        "episode_length",
-        "generation",
-        "left",
-        "limit",
-        "log_probs",
-        "masks",
-        "missing",
-        "observations",
-        "pending",
-        "rewards",
-        "rows",
-        "segment_index",
-        "source",
-        "stamp",
-        "steps",
-        "terminated",
-        "truncated",
-        "versions",
-    )
+    observation_space: InitVar[ObservationSpace]
+    _space: Space  # of the actions
+    limit: int  # number of steps at which the segment is complete
+    segment_index: int  # from 0 in the episode; an index is skipped where steps are missing
+    rows: int = field(init=False)  # number of rows for which the columns have memory
+    observations: Tree = field(init=False)  # the last row: the observation after the last step
+    actions: Tree = field(init=False)  # `[rows, *act]`, the raw actions
+    rewards: NDArray[np.float32] = field(init=False)  # NaN: missing
+    log_probs: NDArray[np.float32] = field(init=False)  # `[rows]` float32
+    versions: NDArray[np.uint64] = field(init=False)  # `[rows]`; unwritten rows have the version of the last written row
+    masks: NDArray[np.bool_] | None = field(default=None, init=False)  # `[rows + 1, n]` bool, None if no step has had a mask
+    stamp: PolicyStamp | None = field(default=None, init=False)
+    generation: int = field(default=0, init=False)
+    source: str = field(default="", init=False)
+    steps: int = field(default=0, init=False)
+    missing: int = field(default=0, init=False)
+    # sets rewards once the segment is closed or a row was read back
+    pending: LateRewardQueue | None = field(default=None, init=False)
+    # true once the segment has gone to the outbox or was dropped. Its rewards can no longer be set
+    left: bool = field(default=False, init=False)
+    terminated: bool = field(default=False, init=False)
+    truncated: bool = field(default=False, init=False)
+    capped: bool = field(default=False, init=False)  # the episode continues, but reached `max_traj_length` with this segment
+    episode_length: int | None = field(default=None, init=False)  # of the whole episode, if this is its last segment
+    _bootstrap: bool = field(default=False, init=False)
+    _action_cells: Any = field(init=False)
+    _log_prob_cells: Any = field(init=False)
+    _reward_cells: Any = field(init=False)
 
-    def __init__(self, observation_space: ObservationSpace, action_space: Space, max_steps: int, segment_index: int) -> None:
-        rows = min(max_steps, FIRST_ROWS)
-        self.limit = max_steps  # number of steps at which the segment is complete
-        self.rows = rows  # number of rows for which the columns have memory
-        self._space = action_space
-        self.observations = new_column(observation_space, rows + 1)  # the last row: the observation after the last step
-        self.actions: Tree = new_action_column(action_space, rows)  # `[rows, *act]`, the raw actions
-        self.rewards = NO_REWARDS[:rows].copy()  # NaN: missing; a third of the time of np.full
-        self.log_probs = np.empty(rows, dtype=np.float32)  # `[rows]` float32
-        self.versions = np.empty(rows, dtype=np.uint64)  # `[rows]`; unwritten rows have the version of the last written row
-        self.masks: NDArray[np.bool_] | None = None  # `[rows + 1, n]` bool, None if no step has had a mask
-        self._bootstrap = False
-        self.segment_index = segment_index  # from 0 in the episode; an index is skipped where steps are missing
+    def __post_init__(self, observation_space: ObservationSpace) -> None:
+        rows = self.rows = min(self.limit, FIRST_ROWS)
+        self.observations = new_column(observation_space, rows + 1)
+        self.actions = new_action_column(self._space, rows)
+        self.rewards = NO_REWARDS[:rows].copy()  # a third of the time of np.full
+        self.log_probs = np.empty(rows, dtype=np.float32)
+        self.versions = np.empty(rows, dtype=np.uint64)
         self._view()
-        self.stamp: PolicyStamp | None = None
-        self.generation = 0
-        self.source = ""
-        self.steps = 0
-        self.missing = 0
-        self.pending: LateRewardQueue | None = None  # sets rewards once the segment is closed or a row was read back
-        self.left = False  # true once the segment has gone to the outbox or was dropped. Its rewards can no longer be set
-        self.terminated = self.truncated = False
-        self.capped = False  # the episode continues, but reached `max_traj_length` with this segment
-        self.episode_length: int | None = None  # of the whole episode, if this is its last segment
 
     def write(self, step: EpisodeStep) -> None:
         row = self.steps
@@ -294,9 +281,9 @@ class SegmentWriter:
 
     def _view(self) -> None:
         """Create memoryviews of the columns: half the time of a write of a single number to an array."""
-        self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
-        self._log_prob_cells: Any = self.log_probs.data
-        self._reward_cells: Any = self.rewards.data
+        self._action_cells = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
+        self._log_prob_cells = self.log_probs.data
+        self._reward_cells = self.rewards.data
 
 
 def _grown(column: Any, rows: int) -> Any:

@@ -6,6 +6,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -40,6 +41,7 @@ class RequestedActions(deque[RL4SysAction]):
         self.newest = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RL4SysTrajectory:
     """One episode, which `RL4SysAgent.request_for_action` starts. Its steps are sent in segments while it runs.
 
@@ -51,43 +53,29 @@ class RL4SysTrajectory:
         completed: True after `mark_end_of_trajectory`. The next request then starts another trajectory.
     """
 
-    __slots__ = (
-        "cap_left",
-        "closed",
-        "completed",
-        "cut_index",
-        "episode_id",
-        "episodes",
-        "first",
-        "has_credit",
-        "last",
-        "marked",
-        "policy",
-        "requested",
-        "selected_under",
-        "state",
-        "steps_before",
-        "writer",
-    )
+    episodes: TrajectoryManager
+    episode_id: int
+    writer: SegmentWriter
+    cap_left: int  # counts down from `max_traj_length`
+    completed: bool = field(default=False, init=False)
+    # All below is internal.
+    closed: PendingEpisodeSegments = field(init=False)
+    steps_before: int = field(default=0, init=False)  # steps of earlier segments
+    last: RL4SysAction | None = field(default=None, init=False)
+    marked: RL4SysAction | None = field(default=None, init=False)  # the action with which the episode was ended
+    # chose the last action; with `swap: episode` it acts for the whole episode
+    policy: Policy | None = field(default=None, init=False)
+    # the agent's policy at that time: `policy` is valid while it is the same
+    selected_under: Policy | None = field(default=None, init=False)
+    state: Any = field(default=None, init=False)  # of a policy with extra columns, after the last added action
+    cut_index: int = field(default=-2, init=False)  # of the last cut segment; nothing was cut so far
+    has_credit: bool = field(default=False, init=False)  # the learner has permitted the steps of the open segment
+    # not added so far, also those of the ended trajectory that this one follows
+    requested: RequestedActions = field(default_factory=RequestedActions, init=False)
+    first: RL4SysAction | None = field(default=None, init=False)  # the first action that was requested for this trajectory itself
 
-    def __init__(self, episodes: TrajectoryManager, episode_id: int, writer: SegmentWriter, cap: int) -> None:
-        self.episodes = episodes
-        self.episode_id = episode_id
-        self.completed = False
-        # All below is internal.
-        self.steps_before = 0  # steps of earlier segments
-        self.writer = writer
-        self.closed = PendingEpisodeSegments(episode_id)
-        self.last: RL4SysAction | None = None
-        self.marked: RL4SysAction | None = None  # the action with which the episode was ended
-        self.policy: Policy | None = None  # chose the last action; with `swap: episode` it acts for the whole episode
-        self.selected_under: Policy | None = None  # the agent's policy at that time: `policy` is valid while it is the same
-        self.state: Any = None  # of a policy with extra columns, after the last added action
-        self.cap_left = cap  # counts down from `max_traj_length`
-        self.cut_index = -2  # of the last cut segment; nothing was cut so far
-        self.has_credit = False  # the learner has permitted the steps of the open segment
-        self.requested = RequestedActions()  # not added so far, also those of the ended trajectory that this one follows
-        self.first: RL4SysAction | None = None  # the first action that was requested for this trajectory itself
+    def __post_init__(self) -> None:
+        self.closed = PendingEpisodeSegments(self.episode_id)
 
     def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
         """Return the observation and mask of the first action that was not added; the given ones if there is none."""

@@ -24,10 +24,10 @@ from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.engine import REPORT_S, ActorReport
 from rl4sys_zmq.limits import RECENT_EPISODES
+from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.ops.episodes import make_environment, mask_in
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.values import DiscreteSpace, observation_space_from, space_from
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import have_same_form

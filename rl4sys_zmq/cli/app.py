@@ -32,9 +32,8 @@ from rl4sys_zmq.errors import (
     SpoolError,
     TransportError,
 )
-from rl4sys_zmq.logs import printable
+from rl4sys_zmq.logs import printable, replace_streams
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.standard_streams import replace_streams
 from rl4sys_zmq.version import package_version
 
 FAILED, USAGE, ALARMS = 1, 2, 3

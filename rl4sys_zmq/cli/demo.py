@@ -27,11 +27,11 @@ from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.fleet.process import actor_environment
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.standard_streams import outlive_output
 
 POLL_S = 0.1
 LINES_S = 1.0

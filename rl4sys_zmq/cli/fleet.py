@@ -29,7 +29,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet import ActorEngine, Fleet, FleetConfig, FleetStatus, ProcessEngine, SizeLimits
 from rl4sys_zmq.fleet.engine import TERMINATE_S
 from rl4sys_zmq.fleet.process import actor_environment
-from rl4sys_zmq.standard_streams import outlive_output
+from rl4sys_zmq.logs import outlive_output
 
 POLL_S = 0.1
 SHOW_S, JSON_S, VERBOSE_S, LINES_S = 0.25, 1.0, 5.0, 60.0

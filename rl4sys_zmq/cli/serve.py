@@ -25,13 +25,12 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
 from rl4sys_zmq.learner.run.resume import ACCEPT_LOSS, AUTO, CHECKPOINTS, JOURNAL, NEVER, has_state, state_dir
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.logs import get_logger, outlive_output
 from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.initial_weights import check_weights_source
 from rl4sys_zmq.private import make_private, open_private
-from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import raise_descriptor_limit
 
 log = get_logger(__name__)

@@ -12,9 +12,8 @@ import click
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
 from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
 from rl4sys_zmq.config import RelayConfig
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.logs import get_logger, outlive_output
 from rl4sys_zmq.relay import Relay
-from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import RESERVE, raise_descriptor_limit
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.learner.training.demonstrating import read_minari
+from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.ops.curves import WINDOW
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, play_episode, record_episode
 from rl4sys_zmq.ops.report import byte_text, span_text
@@ -25,7 +26,6 @@ from rl4sys_zmq.policies import StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import ONNX, SPEC, encode_policy, write_policy
 from rl4sys_zmq.policies.graphs.export import encode_onnx
 from rl4sys_zmq.replay.demonstrations import write_demonstrations
-from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.values.observations import flat_space
 from rl4sys_zmq.values.spaces import FlatSpace
 

@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
+    from rl4sys_zmq.config.addresses import RelayAddress, RelayRule
     from rl4sys_zmq.config.agent import AgentConfig
-    from rl4sys_zmq.config.client import ClientConfig
-    from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
-    from rl4sys_zmq.config.evaluation import EvaluationConfig
+    from rl4sys_zmq.config.client import ClientConfig, DemonstrationsConfig, EvaluationConfig, ResourcesConfig
     from rl4sys_zmq.config.learner import LearnerConfig
     from rl4sys_zmq.config.relay import RelayConfig
-    from rl4sys_zmq.config.relay_lists import RelayAddress, RelayRule
-    from rl4sys_zmq.config.resources import ResourcesConfig
-    from rl4sys_zmq.config.weights import WeightsConfig
+    from rl4sys_zmq.config.section import WeightsConfig
 
 __all__ = [
     "AgentConfig",
@@ -42,13 +39,10 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "agent": ("AgentConfig",),
-        "client": ("ClientConfig",),
-        "demonstrations": ("DemonstrationsConfig",),
-        "evaluation": ("EvaluationConfig",),
+        "addresses": ("RelayAddress", "RelayRule"),
+        "client": ("ClientConfig", "DemonstrationsConfig", "EvaluationConfig", "ResourcesConfig"),
         "learner": ("LearnerConfig",),
         "relay": ("RelayConfig",),
-        "relay_lists": ("RelayAddress", "RelayRule"),
-        "resources": ("ResourcesConfig",),
-        "weights": ("WeightsConfig",),
+        "section": ("WeightsConfig",),
     },
 )

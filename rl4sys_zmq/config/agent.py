@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Self
 
-from rl4sys_zmq.config.addresses import connect_uri, dialled
-from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.addresses import RelayAddress, check_relay_keys, connect_uri, dialled, relay_addresses
 from rl4sys_zmq.config.options import (
     OBSERVATION_SPACE,
     PARAMETER_HINT,
     SPACE,
-    as_json,
-    check_fields,
     checked_arguments,
     compression,
     flag,
@@ -32,17 +28,17 @@ from rl4sys_zmq.config.options import (
     path,
     with_source,
 )
-from rl4sys_zmq.config.relay_lists import RelayAddress, check_relay_keys, relay_addresses
 from rl4sys_zmq.config.rl4sys import (
+    FLAT_KEYS,
     IGNORED_BY_ACTORS,
     algorithm_name,
     algorithm_parameters,
     default_client_id,
     expand_sections,
     lift_actor_keys,
+    resolve_spaces,
 )
-from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
-from rl4sys_zmq.config.weights import WeightsConfig
+from rl4sys_zmq.config.section import ConfigFile, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
 from rl4sys_zmq.logs import get_logger
@@ -58,7 +54,7 @@ _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig:
+class AgentConfig(ConfigFile):
     """The configuration of one actor process, which acts with a policy and sends its experience to a learner.
 
     Instead of the two spaces, the sizes ``input_size`` and ``act_dim`` and the flag ``continuous`` can be given, as arguments
@@ -186,7 +182,7 @@ class AgentConfig:
     """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
-        check_fields(self)
+        super().__post_init__()
         flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
         resolve_spaces(self, flat)
         if self.sidecar and self.address.startswith("inproc:"):
@@ -246,34 +242,8 @@ class AgentConfig:
         return connect_uri(self.train_server_address)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
-        """Read the configuration from a JSON or YAML file.
-
-        The keys are at the top level, or in the sections ``network_architecture``, ``training`` and ``communication`` that
-        files of the library RL4Sys have.
-
-        Args:
-            path: The file.
-            **overrides: Options, by name or synonym. They override the options of the file. ``algorithm_parameters`` are merged
-                with those of the file; for a key in both, the override wins.
-
-        Raises:
-            ConfigError: If the file cannot be read, or a key or value is invalid.
-        """
-        return cls.from_mapping(read_mapping(path), source=str(path), **overrides)
-
-    @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Create a configuration from a mapping with the keys of a configuration file.
-
-        Args:
-            given: Values by key.
-            source: The name of the source in error messages.
-            **overrides: As for `load`.
-
-        Raises:
-            ConfigError: If a key or value is invalid.
-        """
+        """Create a configuration from a mapping, as `ConfigFile` describes."""
         with with_source(source):
             values = _canonical(given)
         over = _canonical(overrides)
@@ -284,10 +254,6 @@ class AgentConfig:
         with with_source(source):
             parameters = {**_parameters(values), **_parameters(over)}
             return cls(**parse_options(cls, {**values, **over, "algorithm_parameters": parameters}, extra=_FLAT))  # type: ignore[arg-type]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the configuration as JSON values that `from_mapping` can read."""
-        return as_json(self)
 
 
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:

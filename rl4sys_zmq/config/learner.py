@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
 
-from rl4sys_zmq.config.addresses import bind_uri, host_name
-from rl4sys_zmq.config.client import ClientConfig
-from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.addresses import RelayRule, bind_uri, check_relay_keys, host_name, relay_rules
+from rl4sys_zmq.config.client import ClientConfig, ResourcesConfig
 from rl4sys_zmq.config.options import (
     InvalidValue,
-    as_json,
-    check_fields,
     check_value,
     checked_arguments,
     device_name,
@@ -33,11 +29,8 @@ from rl4sys_zmq.config.options import (
     with_source,
 )
 from rl4sys_zmq.config.relay import check_reachable, check_users_file
-from rl4sys_zmq.config.relay_lists import RelayRule, check_relay_keys, relay_rules
-from rl4sys_zmq.config.resources import ResourcesConfig
-from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, algorithm_parameters, translate_global
-from rl4sys_zmq.config.spaces import FLAT_KEYS
-from rl4sys_zmq.config.weights import WeightsConfig
+from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, FLAT_KEYS, algorithm_name, algorithm_parameters, translate_global
+from rl4sys_zmq.config.section import ConfigFile, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 
 _INHERITED = (
@@ -69,10 +62,6 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
 
-def _inference(value: object) -> str:
-    return "auto" if value == "auto" else bind_uri(value)
-
-
 def ray_address(value: object) -> str:
     """Accept the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``."""
     if value in ("auto", "local"):
@@ -88,7 +77,7 @@ def ray_address(value: object) -> str:
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class LearnerConfig:
+class LearnerConfig(ConfigFile):
     """The configuration of one learner process, which receives data from actors, trains policies and publishes their weights.
 
     Raises:
@@ -100,7 +89,7 @@ class LearnerConfig:
     """The URI that actors connect to. Port 0 picks a free port."""
     pub: str | None = option(optional(bind_uri), None)
     """The URI at which weights are published. Default: the host or transport of `bind`, with a free port or name."""
-    inference: str | None = option(optional(_inference), None)
+    inference: str | None = option(optional(lambda value: "auto" if value == "auto" else bind_uri(value)), None)
     """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the host or transport
     of `bind`, with a free port or name. Default: no inference service."""
     advertise: str | None = option(optional(host_name), None)
@@ -210,7 +199,7 @@ class LearnerConfig:
     reads a file; it is not a key of the file. The learner logs them when it starts."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.journal == "sqlite" and self.run_dir is None:
             raise ConfigError("journal: sqlite needs a run directory; set run_dir", key="journal")
         if self.resume not in ("auto", "never") and not self.durable:
@@ -242,30 +231,8 @@ class LearnerConfig:
         return replace(entry, **inherited)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
-        """Read the configuration from a JSON or YAML file, or from the global ``config.json`` of the library RL4Sys.
-
-        Args:
-            path: The file.
-            **overrides: Options that override those of the file.
-
-        Raises:
-            ConfigError: If the file cannot be read, or a key or value is invalid.
-        """
-        return cls.from_mapping(read_mapping(path), source=str(path), **overrides)
-
-    @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Create a configuration from a mapping with the keys of a configuration file.
-
-        Args:
-            given: Values by key.
-            source: The name of the source in error messages.
-            **overrides: As for `load`.
-
-        Raises:
-            ConfigError: If a key or value is invalid.
-        """
+        """Create a configuration from a mapping, as `ConfigFile` describes."""
         with with_source(source):
             if "ignored" in given:
                 raise ConfigError("ignored: this is a result of reading a file, not a key; remove it", key="ignored")
@@ -279,7 +246,7 @@ class LearnerConfig:
 
     def to_json(self) -> dict[str, object]:
         """Return the configuration as JSON values that `from_mapping` can read."""
-        return {key: value for key, value in as_json(self).items() if key != "ignored"}
+        return {key: value for key, value in super().to_json().items() if key != "ignored"}
 
 
 def _without_spaces(

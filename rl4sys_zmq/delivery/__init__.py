@@ -17,7 +17,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 from rl4sys_zmq.interfaces import Journal
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.delivery.credit import CreditAllocator
+    from rl4sys_zmq.delivery.credit import STALL_S, CreditAllocator, DataAmount, LearnerThreadBacklog, StallTimer, stall_reason
     from rl4sys_zmq.delivery.intake import SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
         SessionTemporarilyRefused,
         StreamRestarted,
     )
-    from rl4sys_zmq.delivery.stall import STALL_S, StallTimer, stall_reason
     from rl4sys_zmq.delivery.stream import Key, SegmentStream
     from rl4sys_zmq.delivery.table import StreamTable
-    from rl4sys_zmq.delivery.transit import DataAmount, LearnerThreadBacklog
 
 __all__ = [
     "FIELD_RATE",
@@ -83,7 +81,7 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "credit": ("CreditAllocator",),
+        "credit": ("STALL_S", "CreditAllocator", "DataAmount", "LearnerThreadBacklog", "StallTimer", "stall_reason"),
         "intake": (
             "SubmitResult",
             "replay_entry",
@@ -111,19 +109,10 @@ __getattr__ = lazy_getattr(
             "SessionState",
             "SessionTemporarilyRefused",
         ),
-        "stall": (
-            "STALL_S",
-            "StallTimer",
-            "stall_reason",
-        ),
         "stream": (
             "Key",
             "SegmentStream",
         ),
         "table": ("StreamTable",),
-        "transit": (
-            "DataAmount",
-            "LearnerThreadBacklog",
-        ),
     },
 )

@@ -1,18 +1,120 @@
-"""The credit that one learner thread grants to its actors.
+"""The credit that one learner thread grants to its actors, and the detection of clients that are stalled in spite of it.
 
 Credit is a total since the numbering of an actor's segments began, not an increment, so a lost or repeated ack does no harm.
 An actor below its limit may send a whole segment, so the last segment can exceed the limit. The allocator therefore counts the
 steps received, not the steps granted.
+
+`LearnerThreadBacklog` counts the accepted data on the way to the learner thread. Data is *waiting* from its acceptance until the
+gateway sends it, and then *in transit* until the learner thread reports that it has received the message. Each amount is added
+and later subtracted unchanged, so that the counts stay exact.
+
+A client is stalled if its learner thread can use data, its actors request credit, but no data moves. This is a fault of this
+library, never of the network: after a lost message, the actor still has credit, or sends it again.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.stream import SegmentStream
-from rl4sys_zmq.delivery.transit import LearnerThreadBacklog
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import Ack
+
+
+@dataclass(slots=True)
+class DataAmount:
+    """An amount of data."""
+
+    steps: int = 0  # number of environment steps, without the steps of refused segments
+    items: int = 0  # number of segments, without refused segments
+    nbytes: int = 0  # size of the whole messages, in bytes
+
+    def add(self, other: DataAmount) -> None:
+        self.steps += other.steps
+        self.items += other.items
+        self.nbytes += other.nbytes
+
+    def subtract(self, other: DataAmount) -> None:
+        self.steps -= other.steps
+        self.items -= other.items
+        self.nbytes -= other.nbytes
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.items or self.nbytes)
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps in {self.items} segments of {self.nbytes} bytes"
+
+
+class LearnerThreadBacklog:
+    """The data between the gateway and one learner thread."""
+
+    def __init__(self) -> None:
+        self.waiting = DataAmount()  # accepted, but not sent so far, because the journal must commit it first
+        self.in_transit = DataAmount()  # sent, but not reported as received so far
+        self.taken = DataAmount()  # received by the learner thread since its start
+        self.messages = 0  # number of messages that the learner thread has received since its start
+        self._queue: deque[DataAmount] = deque()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that wait or are in transit."""
+        return self.waiting.steps + self.in_transit.steps
+
+    @property
+    def items(self) -> int:
+        """The number of segments that wait or are in transit."""
+        return self.waiting.items + self.in_transit.items
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that wait or are in transit."""
+        return self.waiting.nbytes + self.in_transit.nbytes
+
+    @property
+    def messages_on_way(self) -> int:
+        return len(self._queue)
+
+    def accept(self, load: DataAmount) -> None:
+        """Count accepted data as waiting."""
+        self.waiting.add(load)
+
+    def send(self, load: DataAmount, *, waited: bool) -> None:
+        """Count one message sent to the learner thread. If it `waited`, `accept` has counted it; replayed data has not waited."""
+        if waited:
+            self.waiting.subtract(load)
+        self.in_transit.add(load)
+        self._queue.append(load)
+
+    def take(self, messages: int) -> None:
+        """Record the learner thread's report that it has received `messages` messages since its start.
+
+        Raises:
+            ProtocolError: If the number is more than the number of messages sent, or less than in an earlier report.
+        """
+        fresh = messages - self.messages
+        if not 0 <= fresh <= len(self._queue):
+            problem = f"{messages} messages reported as received; {self.messages} were before, {len(self._queue)} are on the way"
+            raise ProtocolError(RefusalReason.RANGE, problem)
+        for _ in range(fresh):
+            load = self._queue.popleft()
+            self.in_transit.subtract(load)
+            self.taken.add(load)
+        self.messages = messages
+
+    def correct_waiting(self) -> DataAmount | None:
+        """Set a wrong count of waiting data to zero, since it would reduce the actors' credit for good. Return it, or None.
+
+        Call this only while the journal has nothing to commit or to replay, so that no data can be waiting.
+        """
+        if not self.waiting:
+            return None
+        wrong, self.waiting = self.waiting, DataAmount()
+        return wrong
+
 
 # Segments that actors may have waiting for one learner thread, those included that the journal is writing. With a quarter of
 # it, one fast actor had to wait for credit.
@@ -168,3 +270,40 @@ def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
     if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
         return 0.0
     return min(stream.unused_steps, 2 * stream.burst_steps)
+
+
+# The time without progress after which a client counts as stalled.
+STALL_S = 1.0
+
+
+def stall_reason(pool: CreditAllocator, live: Sequence[SegmentStream]) -> str:
+    """Return the reason why a client can make no progress, as text; empty if it can.
+
+    Call this only while the journal works, and while the learner thread runs and has received all replayed journal entries.
+    """
+    transit, usable = pool.transit, pool.usable_steps
+    if transit.messages_on_way or usable <= 0:
+        return ""  # the learner thread has something to do
+    if any(s.credit_steps > s.accepted_steps for s in live):
+        return ""  # an actor may send
+    wanting = [s for s in live if s.submits and s.want_steps > s.accepted_steps]
+    if not wanting:
+        return ""
+    return (
+        f"the learner thread can use {usable} more steps; {len(wanting)} of {len(live)} actors request credit, and none has any; "
+        f"{transit.waiting} are counted as waiting for the journal"
+    )
+
+
+class StallTimer:
+    """A stopwatch that measures for how long one client has been stalled."""
+
+    def __init__(self) -> None:
+        self._progress: object = None
+        self._since = 0.0
+
+    def look(self, now: float, progress: object, reason: str) -> float:
+        """Return the seconds since the first call that found the client stalled. `progress` differs after any progress."""
+        if not reason or progress != self._progress:
+            self._progress, self._since = progress if reason else None, now
+        return now - self._since

@@ -13,8 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, JournalEntry, JournalHealth, JournalPage, StreamRow
-from rl4sys_zmq.delivery.journal_backlog import JournalQueue, Operation
-from rl4sys_zmq.delivery.journal_cache import RowChanges
+from rl4sys_zmq.delivery.journal_cache import (
+    CountSegmentsLostByJournal,
+    DeleteCoveredEntries,
+    DropClient,
+    DropClientEntries,
+    DropStream,
+    JournalQueue,
+    Operation,
+    PageRequest,
+    RetireActorStreams,
+    RowChanges,
+    Write,
+)
 from rl4sys_zmq.delivery.journal_file import (
     NO_RECOVERY,
     Connect,
@@ -26,17 +37,7 @@ from rl4sys_zmq.delivery.journal_file import (
     open_journal_file,
     reopen,
 )
-from rl4sys_zmq.delivery.journal_loss import JournalLoss
-from rl4sys_zmq.delivery.journal_rows import (
-    CountSegmentsLostByJournal,
-    DeleteCoveredEntries,
-    DropClient,
-    DropClientEntries,
-    DropStream,
-    PageRequest,
-    RetireActorStreams,
-    Write,
-)
+from rl4sys_zmq.delivery.journal_marks import JournalLoss
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl4sys_zmq.delivery.credit import DataAmount
 from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.stream import SegmentStream
-from rl4sys_zmq.delivery.transit import DataAmount
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode

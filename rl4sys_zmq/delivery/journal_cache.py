@@ -1,14 +1,16 @@
-"""The in-memory copy of a journal's rows about clients and streams, with the changes of the present transaction."""
+"""The memory of a journal's thread: the rows of clients and streams with their changes, and the operations that wait."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, JournalEntry, StreamRow
 
 # SQLite would convert a larger sum to a float.
 MOST = (1 << 63) - 1
@@ -32,7 +34,6 @@ class ClientAndStreamRows:
     streams: dict[RowKey, StreamRow] = field(default_factory=dict)
 
     def restored(self) -> JournalContent:
-        """Return the rows as a `JournalContent`."""
         return JournalContent(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
 
 
@@ -177,3 +178,178 @@ class JournalCache:
 
 def _sum(a: int, b: int) -> int:
     return min(a + b, MOST)
+
+
+GROUP_ITEMS = 512
+# Bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log.
+GROUP_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DropStream:
+    """Remove a stream and its entries (`Journal.drop_stream`)."""
+
+    client_id: str
+    actor_id: str
+    origin: int
+    expires: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DropClient:
+    """Remove a client, its streams and its entries."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropClientEntries:
+    """Remove all entries of a client, but keep its totals and the sequence numbers of its actors."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetireActorStreams:
+    """Release the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
+
+    client_id: str
+    actor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountSegmentsLostByJournal:
+    """Count segments as accepted that this journal lacks (`Journal.add_gap`)."""
+
+    client_id: str
+    count: int
+    stream: StreamRow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCoveredEntries:
+    """Remove entries that a checkpoint covers: of each stream ((actor_id, origin), mark), those with all segments below the
+    mark.
+    """
+
+    client_id: str
+    marks: tuple[tuple[tuple[str, int], int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Read a `JournalPage` (`Journal.read`)."""
+
+    client_id: str
+    token: int
+    after_row: int
+    max_bytes: int
+
+
+Write = (
+    JournalEntry
+    | ClientRow
+    | StreamRow
+    | DropStream
+    | DropClient
+    | DropClientEntries
+    | RetireActorStreams
+    | CountSegmentsLostByJournal
+    | DeleteCoveredEntries
+)
+
+
+def stored_bytes(entry: JournalEntry) -> int:
+    """Return the size of an entry in its table, in bytes."""
+    return entry.nbytes + 4 + 8 * len(entry.frames)
+
+
+Operation = Write | PageRequest
+
+
+class JournalQueue:
+    """The queued operations of a journal, in the order of their calls. An operation stays in the queue until it is done."""
+
+    def __init__(self) -> None:
+        self._operations: deque[Operation] = deque()
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._operations)
+
+    def extend(self, operations: Iterable[Operation]) -> None:
+        self._operations.extend(operations)
+
+    def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
+        """Return the next transaction: the writes at the front of the queue that fit, or one read; [] if the first does not
+        fit.
+        """
+        group: list[Operation] = []
+        size = 0
+        for operation in islice(self._operations, GROUP_ITEMS):
+            if isinstance(operation, PageRequest):
+                return group or [operation]
+            if isinstance(operation, JournalEntry):
+                nbytes = stored_bytes(operation)
+                taken = used_bytes + size
+                if (group and size + nbytes > GROUP_BYTES) or (taken and taken + nbytes > max_bytes):
+                    break
+                size += nbytes
+            group.append(operation)
+        return group
+
+    def relief(self) -> list[Operation]:
+        """Return operations that can be done although entries before them do not fit: one read, or operations that free room.
+
+        - The removal of all entries of a client comes first, together with the client's operations queued before it. Together
+          they need no additional room.
+        - A trim is always possible, because its entries are committed already.
+        - The removal of a stream must wait for operations on the same stream before it. The retirement of an actor must wait
+          for operations on any of its streams before it.
+        - A client's reads must wait behind a removal that waits, and behind the retirement of an actor.
+        """
+        if given_up := self._given_up():
+            return given_up
+        changed: set[tuple[str, str, int]] = set()
+        named: set[tuple[str, str]] = set()
+        held: set[str] = set()
+        frees: list[Operation] = []
+        for operation in self._operations:
+            if isinstance(operation, PageRequest) and operation.client_id not in held:
+                return [operation]
+            if isinstance(operation, DeleteCoveredEntries):
+                frees.append(operation)
+            elif isinstance(operation, RetireActorStreams):
+                held.add(operation.client_id)  # a read behind it confirms that it is done
+                if (operation.client_id, operation.actor_id) not in named:
+                    frees.append(operation)
+            elif isinstance(operation, (JournalEntry, StreamRow)):
+                changed.add((operation.client_id, operation.actor_id, operation.origin))
+                named.add((operation.client_id, operation.actor_id))
+            elif isinstance(operation, DropStream):
+                if (operation.client_id, operation.actor_id, operation.origin) in changed:
+                    held.add(operation.client_id)
+                else:
+                    frees.append(operation)
+        return frees[:GROUP_ITEMS]
+
+    def _given_up(self) -> list[Operation]:
+        """Return the first operation that deletes all entries of a client, after the earlier writes of that client; or []."""
+        for place, drop in enumerate(self._operations):
+            if isinstance(drop, DropClient | DropClientEntries):
+                before = islice(self._operations, place)
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, PageRequest))
+                return [*own, drop]
+        return []
+
+    def done(self, group: Sequence[Operation]) -> None:
+        """Remove operations that are done. They must be in the order of the queue."""
+        operations = self._operations
+        if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
+            for _ in group:
+                operations.popleft()
+            return
+        gone = {id(operation) for operation in group}
+        self._operations = deque(operation for operation in operations if id(operation) not in gone)

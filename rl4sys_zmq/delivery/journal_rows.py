@@ -6,13 +6,23 @@ import json
 import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache
+from rl4sys_zmq.delivery.journal_cache import (
+    ClientAndStreamRows,
+    CountSegmentsLostByJournal,
+    DeleteCoveredEntries,
+    DropClient,
+    DropClientEntries,
+    DropStream,
+    JournalCache,
+    PageRequest,
+    RetireActorStreams,
+    Write,
+)
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import Frame
 
@@ -40,85 +50,6 @@ _SCHEMA = (
     "CREATE INDEX entries_by_client ON entries (client_id)",
 )
 _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
-
-
-@dataclass(frozen=True, slots=True)
-class DropStream:
-    """Remove a stream and its entries (`Journal.drop_stream`)."""
-
-    client_id: str
-    actor_id: str
-    origin: int
-    expires: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class DropClient:
-    """Remove a client, its streams and its entries."""
-
-    client_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class DropClientEntries:
-    """Remove all entries of a client, but keep its totals and the sequence numbers of its actors."""
-
-    client_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RetireActorStreams:
-    """Release the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
-
-    client_id: str
-    actor_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class CountSegmentsLostByJournal:
-    """Count segments as accepted that this journal lacks (`Journal.add_gap`)."""
-
-    client_id: str
-    count: int
-    stream: StreamRow | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteCoveredEntries:
-    """Remove entries that a checkpoint covers: of each stream ((actor_id, origin), mark), those with all segments below the
-    mark.
-    """
-
-    client_id: str
-    marks: tuple[tuple[tuple[str, int], int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """Read a `JournalPage` (`Journal.read`)."""
-
-    client_id: str
-    token: int
-    after_row: int
-    max_bytes: int
-
-
-Write = (
-    JournalEntry
-    | ClientRow
-    | StreamRow
-    | DropStream
-    | DropClient
-    | DropClientEntries
-    | RetireActorStreams
-    | CountSegmentsLostByJournal
-    | DeleteCoveredEntries
-)
-
-
-def stored_bytes(entry: JournalEntry) -> int:
-    """Return the size of an entry in its table, in bytes."""
-    return entry.nbytes + 4 + 8 * len(entry.frames)
 
 
 def _pack(frames: Sequence[Frame]) -> bytes:
@@ -203,7 +134,6 @@ class JournalTables:
                 yield tuple(values)
 
     def replace(self, known: ClientAndStreamRows) -> None:
-        """Replace all clients and streams in the tables."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]

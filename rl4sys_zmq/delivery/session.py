@@ -29,6 +29,7 @@ from rl4sys_zmq.delivery.incarnation import next_incarnation
 from rl4sys_zmq.delivery.resend_timer import ResendTimer
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.liveness import (
     HEARTBEAT_LIMITS_S,
     HEARTBEAT_S,
@@ -87,49 +88,49 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SendMessage:
     """Action: send a message on the DEALER socket."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SessionJoined:
     """Event: the learner accepted the session. ``welcome.gap`` counts acknowledged segments that its journal lacks."""
 
     welcome: Welcome
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SessionRefused:
     """Event: the learner refused the session permanently, or ended it, because the client failed or the actor lacks a right."""
 
     refused: Refused
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SessionTemporarilyRefused:
     """Event: the learner refuses this actor for a time. The session retries by itself."""
 
     refused: Refused
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Reconnect:
     """Action: replace the sockets, because no message arrived for `silence_s` seconds."""
 
     silence_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class StreamRestarted:
     """Event: the learner discarded its record of this actor, so segments are numbered anew. Those in doubt are not sent again."""
 
     in_doubt: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ReplaceSockets:
     """Action: replace the sockets, because this start took a higher incarnation. So no reply to the lower one can arrive."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rl4sys_zmq.delivery.actor_slots import ActorSlots
 from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
 from rl4sys_zmq.delivery.journal import StreamRow
 from rl4sys_zmq.delivery.stream import Key, SegmentStream
@@ -207,7 +206,6 @@ class StreamTable:
         return stream.owner if stream is not None else ""
 
     def get(self, actor_id: str, origin: int) -> SegmentStream | None:
-        """Return a stream, or None."""
         return self._streams.get((actor_id, origin))
 
     def all(self) -> list[SegmentStream]:
@@ -215,12 +213,10 @@ class StreamTable:
         return list(self._streams.values())
 
     def current(self) -> list[SegmentStream]:
-        """Return the current stream of each actor."""
         return list(self._current.values())
 
     @property
     def pending(self) -> int:
-        """The number of pending segments of all actors."""
         return sum(s.pending for s in self._streams.values())
 
     def roll_back(self) -> int:
@@ -228,16 +224,13 @@ class StreamTable:
         return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[SegmentStream]:
-        """Return the current streams of the live actors."""
         return [self._current[actor_id] for actor_id in self._peers]
 
     @property
     def has_live(self) -> bool:
-        """True if at least one actor is live."""
         return bool(self._peers)
 
     def is_actor_live(self, actor_id: str) -> bool:
-        """Return True if an actor is live."""
         return actor_id in self._peers
 
     def is_live(self, stream: SegmentStream) -> bool:
@@ -298,3 +291,55 @@ class StreamTable:
                 earlier.setdefault(stream.actor_id, []).append(stream)
         latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in earlier.values())
         return {stream.key for streams in latest for stream in streams}
+
+
+class ActorSlots:
+    """The slots for the actors of one client.
+
+    An actor has a slot while it is *live* (connected), and keeps it for `lease_s` seconds of silence after that. A stream is
+    *empty* if its actor is not live and no segment was ever received: to discard it loses no data. No method iterates over all
+    actors.
+    """
+
+    def __init__(self, max_actors: int, lease_s: float) -> None:
+        self._max_actors, self._lease_s = max_actors, lease_s
+        self._live: set[str] = set()
+        self._silent: dict[str, SegmentStream] = {}  # in the order in which the actors became silent; so is `_empty`
+        self._empty: dict[str, SegmentStream] = {}
+        self.spooled: set[str] = set()  # ids of the actors that keep their segments in a spool
+
+    def occupy(self, stream: SegmentStream) -> None:
+        """Give a slot to the actor of a stream, which is now live."""
+        self.drop(stream.actor_id)
+        self._live.add(stream.actor_id)
+        if stream.spooled:
+            self.spooled.add(stream.actor_id)
+
+    def leave(self, stream: SegmentStream) -> None:
+        """Record that the actor of a stream is no longer live. Its lease begins."""
+        self.drop(stream.actor_id)
+        self._silent[stream.actor_id] = stream
+        if not stream.received:
+            self._empty[stream.actor_id] = stream
+        if stream.spooled:
+            self.spooled.add(stream.actor_id)
+
+    def drop(self, actor_id: str) -> None:
+        self._live.discard(actor_id)
+        self._silent.pop(actor_id, None)
+        self._empty.pop(actor_id, None)
+        self.spooled.discard(actor_id)
+
+    def full(self, now: float) -> bool:
+        """Return True if no slot is free. First, release the slots whose leases are over."""
+        while self._silent and len(self._live) + len(self._silent) >= self._max_actors:
+            actor_id, stream = next(iter(self._silent.items()))
+            if not is_silent(now, stream.last_seen, self._lease_s):
+                return True
+            del self._silent[actor_id]
+        return len(self._live) >= self._max_actors
+
+    def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
+        """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor."""
+        empty = (stream for stream in self._empty.values() if stream.spooled or not spooled)
+        return next(empty, None)

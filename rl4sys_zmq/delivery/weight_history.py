@@ -94,7 +94,6 @@ class WeightHistory:
 
     @property
     def versions(self) -> int:
-        """The number of versions whose weights are kept."""
         return len(self._ring)
 
     @property

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
-from rl4sys_zmq.config.evaluation import EvaluationConfig
+from rl4sys_zmq.config.client import EvaluationConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.logs import get_logger

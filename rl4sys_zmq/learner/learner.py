@@ -15,7 +15,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.config.options import TIMEOUT_S, check_value
 from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal_loss import JournalLoss
+from rl4sys_zmq.delivery.journal_marks import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import check_engines

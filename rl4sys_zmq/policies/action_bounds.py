@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.values import BoxSpace
 
 Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
@@ -19,7 +19,7 @@ NEAREST_1 = 1.0 - 1e-15
 """The largest tanh of a raw action that `unbounder` returns. So the raw action of a bound is finite: about 17."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class ActionBounds:
     """The bounds of a continuous action space, and the numbers that map a raw sample into them, ``[n]`` in the dtype `work`."""
 

@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 
 from rl4sys_zmq.errors import ConfigError, PolicyFolderError, ProtocolError, WeightsError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.private import sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
 from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySnapshot, PolicySpec
@@ -76,7 +77,7 @@ _ORIGIN_TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class StoredPolicy:
     """The contents of a policy folder.
 

@@ -5,15 +5,14 @@ Each decision is a problem of one step, as of a bandit: its reward depends on it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.immutable import immutable
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class OffPolicyValue:
     """Estimates of the mean reward that a policy would get.
 

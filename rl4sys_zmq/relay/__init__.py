@@ -1,6 +1,6 @@
 """The relay: a process that receives the weights of policies from a learner or another relay, and passes them on.
 
-`Relay` is the object that you start, query and close. `thread` has the sockets, and `core` decides, without I/O. `followed`
+`Relay` is the object that you start, query and close. Its thread has the sockets, and `core` decides, without I/O. `followed`
 holds the weights of one client.
 """
 

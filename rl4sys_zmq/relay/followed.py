@@ -12,7 +12,7 @@ from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.transports import MAX_FRAME_BYTES
 from rl4sys_zmq.values import TensorSpec
-from rl4sys_zmq.values.tensors import FLOAT32, other_bytes, other_tensors
+from rl4sys_zmq.values.policy import FLOAT32, other_bytes, other_tensors
 from rl4sys_zmq.weights import TRAILER_BYTES, EncodingOptions, WeightsHeader, apply_update
 from rl4sys_zmq.wire import tensors_from_document
 from rl4sys_zmq.wire.messages import Beacon, Frame, WeightsSource

@@ -1,18 +1,296 @@
-"""`Relay` starts the relay's thread and its key check, and closes them."""
+"""The relay: its thread with the sockets, ROUTER and XPUB for the children, DEALER and SUB towards the upstream."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import RelayConfig
-from rl4sys_zmq.errors import Closed, LearnerUnavailable
+from rl4sys_zmq.errors import Closed, LearnerUnavailable, RL4SysError
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.memory_watch import MemoryLimitThread
-from rl4sys_zmq.relay.thread import RelayThread
-from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.security import AccessList, Authenticator, read_user_keys
+from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
+from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client, read_user_keys
+from rl4sys_zmq.transports import (
+    MAX_FRAMES,
+    Address,
+    ConnectionLimitThread,
+    Poller,
+    SendResult,
+    Socket,
+    ThreadCalls,
+    TooManyFrames,
+    explain,
+    subscribed_topics,
+)
+from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire.messages import Frame
+
+PUB_HWM = 32
+"""Further publications are lost for a slow child, which then fetches."""
+REPLY_HWM, REQUEST_HWM = 4, 16
+"""For each child: replies that wait for it, and requests that wait for the relay."""
+SUB_HWM = 64
+BURST = 256
+"""Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
+MAX_WAIT_S = 1.0
+TIDY_S = 5.0
+"""The interval between two searches for connections of children that complete no message."""
+
+T = TypeVar("T")
+
+
+class RelayThread(Worker):
+    """The thread of a relay, which uses the sockets and runs the `RelayCore`."""
+
+    def __init__(self, config: RelayConfig, authenticator: Authenticator | None, upstream_keys: UserKeys | None) -> None:
+        super().__init__("rl4sys-relay")
+        self.address = self.pub_address = ""  # until the sockets are bound
+        self._config, self._authenticator = config, authenticator
+        self._upstream = Address.parse(config.upstream)
+        self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None
+        self._calls = ThreadCalls("relay")
+        self._open = threading.Event()
+        self._bind_error: RL4SysError | None = None
+        self._started_at = time.monotonic()
+        self._sub: Socket | None = None
+        self._sockets: list[Socket] = []
+        self._heard_at: dict[int, float] = {}  # the last complete message of each connection of the ROUTER, by descriptor
+        self._tidy_at = 0.0
+        authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
+        callbacks = RelayCallbacks(
+            send=self._send,
+            cut=self._cut,
+            publish=self._publish,
+            ask=self._ask,
+            listen=self._listen,
+            subscribe=self._subscribe,
+            unsubscribe=self._unsubscribe,
+            redial=self._redial,
+            status=self.status,
+        )
+        self.core = RelayCore(config, authorizer, callbacks)
+        self._limit = ConnectionLimitThread(self.core.counters)
+
+    # ---- for other threads
+
+    def wait_open(self) -> None:
+        self._open.wait()
+        if self._bind_error is not None:
+            raise self._bind_error
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` in the relay's thread, and return a future for the result."""
+        return self._calls.call(function)
+
+    def stop(self) -> None:
+        self._calls.stop()
+
+    def on_death(self, error: BaseException) -> None:
+        """Release the threads that wait in `wait_open`, after the thread has failed."""
+        self._open.set()
+
+    def release(self) -> None:
+        """Close the descriptor that wakes the thread: now, or at its end if it still runs. Call `stop` first."""
+        self._calls.release(alive=self.alive)
+
+    # ---- the thread
+
+    def run(self) -> None:
+        try:
+            with Poller() as self._poller:
+                if self._bind():
+                    self._poller.register(self._calls.wakeup)
+                    self._limit.start()
+                    self._open.set()
+                    self._loop()
+        finally:
+            self._limit.stop()
+            self._limit.join()
+            for socket in self._sockets:
+                socket.close()
+            self._open.set()
+            self._calls.refuse_all()
+
+    def _bind(self) -> bool:
+        """Create the sockets. Return False after an error, which `wait_open` then raises."""
+        config, core = self._config, self.core
+        secure = self._authenticator.secure if self._authenticator is not None else None
+        try:
+            self._router = self._add(
+                Socket.router(
+                    config.bind,
+                    send_hwm=REPLY_HWM,
+                    recv_hwm=REQUEST_HWM,
+                    max_frame_bytes=MAX_REQUEST_BYTES,
+                    secure=secure,
+                )
+            )
+            bound = self._router.bound
+            beside = bound.with_port(0).uri if bound.scheme == "tcp" else f"{bound.uri}.pub"
+            self._xpub = self._add(Socket.xpub(config.pub or beside, hwm=PUB_HWM, secure=secure, grants=True))
+            self._dealer = self._add(Socket.dealer(self._upstream, secure=self._secure_upstream, watch=True))
+        except RL4SysError as exc:
+            self._bind_error = exc
+            return False
+        pub = self._xpub.bound
+        self.address, self.pub_address = bound.uri, pub.uri
+        core.address = f"tcp://{config.advertise}:{bound.port}" if config.advertise and bound.scheme == "tcp" else bound.uri
+        core.pub = f"tcp://{config.advertise or '*'}:{pub.port}" if pub.scheme == "tcp" else pub.uri
+        return True
+
+    def _add(self, socket: Socket) -> Socket:
+        self._sockets.append(socket)
+        self._poller.register(socket)
+        return socket
+
+    def _remove(self, socket: Socket) -> None:
+        self._poller.unregister(socket)
+        self._sockets.remove(socket)
+        socket.close()
+
+    def _loop(self) -> None:
+        core = self.core
+        while not self._calls.stopping:
+            self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
+            self._calls.serve()
+            for _ in range(BURST):
+                if self._sub is None or (frames := self._recv(self._sub)) is None:
+                    break
+                if frames:
+                    core.on_published(frames, time.monotonic())
+            for _ in range(BURST):
+                if (frames := self._recv(self._dealer, MAX_MESSAGE_FRAMES)) is None:
+                    break
+                if frames:
+                    core.on_upstream(frames, time.monotonic())
+            self._read_children()
+            self._read_subscriptions()
+            now = time.monotonic()
+            core.tick(now, time.time(), self._read_events())
+            if now >= self._tidy_at:
+                self._tidy_at = now + TIDY_S
+                self._limit.raise_if_dead()
+                self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
+
+    def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
+        """Return the frames of a message, `[]` if it had too many, or None if no message is waiting."""
+        try:
+            return socket.recv(max_frames)
+        except TooManyFrames as exc:
+            self.core.counters.add(f"refused.{exc.code.value}")
+            return []
+
+    def _read_children(self) -> None:
+        for _ in range(BURST):
+            if (frames := self._recv(self._router)) is None:
+                return
+            if not frames:
+                continue
+            now = self._heard_at[self._router.descriptor()] = time.monotonic()
+            key = self._router.user if self._router.authenticated else None
+            self.core.on_child(bytes(frames[0]), key, frames[1:], now)
+
+    def _read_subscriptions(self) -> None:
+        """Accept new subscriptions of children that may read the weights."""
+        for topic in subscribed_topics(self._xpub, self.core.counters, BURST):
+            client = self.core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
+            if client is not None:
+                self._xpub.grant(topic)
+                self.core.on_subscribed(client, topic)
+
+    def _read_events(self) -> str:
+        """Return the reason for which the connection to the upstream fails, as text; empty if there is none."""
+        problem = ""
+        for event in self._dealer.events():
+            if event.is_failure:
+                self.core.counters.add(f"connections.{event.name}")
+                problem = explain(event, "actor")
+        return problem
+
+    def _silent_connections(self, now: float, silent_s: float) -> list[int]:
+        """Return the children's connections that have completed no message for `silent_s` seconds."""
+        self._heard_at = {fd: self._heard_at.get(fd, now) for fd in self._router.connections()}
+        return [fd for fd, heard_at in self._heard_at.items() if now - heard_at >= silent_s]
+
+    def _cut_all(self, descriptors: Sequence[int]) -> int:
+        count = sum(self._router.cut(fd) for fd in descriptors)
+        if count:
+            self.core.counters.add("connections.cut", count)
+        return count
+
+    # ---- the callbacks of the core
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
+        return self._router.send([peer, *frames])
+
+    def _cut(self) -> bool:
+        return self._router.cut_off()
+
+    def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
+        self._xpub.send([topic, *frames])
+
+    def _ask(self, frames: Sequence[Frame]) -> None:
+        if not self._dealer.send(frames):
+            self.core.counters.add("sends_refused.full")  # the core repeats its requests
+
+    def _listen(self, pub: str, topics: Sequence[bytes]) -> None:
+        if self._sub is not None:
+            self._remove(self._sub)
+            self._sub = None
+        try:
+            address = Address.parse(pub)
+            if address.host == "*":
+                address = Address("tcp", self._upstream.host, address.port)
+            self._sub = self._add(Socket.sub(address, hwm=SUB_HWM, secure=self._secure_upstream))
+        except RL4SysError:  # an address that this machine cannot reach; the core tries again
+            self.core.counters.add("refused.pub")
+            return
+        for topic in topics:
+            self._sub.subscribe(topic)
+
+    def _subscribe(self, topic: bytes) -> None:
+        if self._sub is not None:
+            self._sub.subscribe(topic)
+
+    def _unsubscribe(self, topic: bytes) -> None:
+        if self._sub is not None:
+            self._sub.unsubscribe(topic)
+
+    def _redial(self) -> None:
+        self._remove(self._dealer)
+        self._dealer = self._add(Socket.dealer(self._upstream, secure=self._secure_upstream, watch=True))
+
+    # ---- calls that other threads make through `call`
+
+    def relieve(self, *, all_connections: bool) -> int:
+        """Close connections of children to free the memory of incomplete messages, and return how many were closed."""
+        if not all_connections:
+            return self._cut_all(self._silent_connections(time.monotonic(), BUSY_CONNECTION_S))
+        return self._cut_all(self._router.connections()) + sum(self._xpub.cut(fd) for fd in self._xpub.connections())
+
+    def status(self) -> dict[str, Any]:
+        """Return the relay's status as a JSON document. Only the relay's thread itself can call this."""
+        now = time.monotonic()
+        return {
+            "relay": True,
+            "address": self.address,
+            "pub": self.pub_address,
+            "version": package_version(),
+            "pid": os.getpid(),
+            "uptime_s": round(now - self._started_at, 3),
+            "security": self._authenticator.report() if self._authenticator is not None else None,
+            **self.core.report(now),
+        }
+
 
 CALL_TIMEOUT_S = 5.0
 JOIN_S = 5.0

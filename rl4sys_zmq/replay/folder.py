@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, StoreFileError
-from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.replay.layout import ArraySpec
+from rl4sys_zmq.resource import call_in_child
 from rl4sys_zmq.values import DTYPES
 
 FORMAT = 1

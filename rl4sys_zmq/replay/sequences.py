@@ -19,7 +19,7 @@ from rl4sys_zmq.replay.priorities import Draws, PrioritisedReplay, PriorityOptio
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
-from rl4sys_zmq.values.column_spec import ColumnSpec
+from rl4sys_zmq.values.segment import ColumnSpec
 from rl4sys_zmq.values.trees import Tree
 
 _REWARDS, _SEGMENT = "rewards", "/segment"

@@ -19,8 +19,7 @@ from typing import Any
 from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value, mapping, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed
-from rl4sys_zmq.forks import call_in_child
-from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.resource import Resource, call_in_child
 from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, Subscription
 from rl4sys_zmq.rpc.session import HELLO, CallerSession
 from rl4sys_zmq.security import curve_client, read_user_keys

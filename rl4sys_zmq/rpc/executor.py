@@ -29,7 +29,7 @@ class CallExecutor:
         """Run a job, and return the frames of the reply to each of its calls. Calls whose timeout has passed do not run."""
         requests, now = job.requests, time.monotonic()
         try:
-            late = {request for request in requests if _expired(request, now)}
+            late = {request for request in requests if (now - request.arrived_s) * 1000 > request.call.timeout_ms}
             results = iter(_results(job.method.run, [r for r in requests if r not in late] if late else requests))
             return [self._too_late(r.call) if r in late else self._answer(r.call, next(results)) for r in requests]
         except BaseException as exc:  # noqa: BLE001 (an unforeseen error in the user's objects must not end a thread)
@@ -74,10 +74,6 @@ def per_call(run: Callable[[Tree], Tree]) -> Handler:
         return [run(payload) for payload in payloads]
 
     return handler
-
-
-def _expired(request: QueuedCall, now: float) -> bool:
-    return (now - request.arrived_s) * 1000 > request.call.timeout_ms
 
 
 def _results(run: Handler, requests: list[QueuedCall]) -> list[Tree | BaseException]:

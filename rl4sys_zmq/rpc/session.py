@@ -22,6 +22,7 @@ from rl4sys_zmq.errors import (
     RL4SysError,
 )
 from rl4sys_zmq.liveness import CALL_RESEND, SILENCE_S, SLOWEST_BYTES_S, is_silent
+from rl4sys_zmq.transports.frames import frame_bytes
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
@@ -134,7 +135,7 @@ class CallerSession:
         # numbers, so the reply of one that runs arrives on the new connection after the next resend.
         if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
             return False
-        size = sum([_size(frame) for p in self._sendable() for frame in p.frames])
+        size = sum([frame_bytes(frame) for p in self._sendable() for frame in p.frames])
         if not is_silent(now, self._received_s, SILENCE_S + size / SLOWEST_BYTES_S):
             return False
         self._received_s = now
@@ -255,10 +256,6 @@ def _is_welcome(payload: Tree) -> bool:
     """Return True if a payload is a valid reply to ``$hello``: it has the fields that a `CallerSession` reads."""
     kinds = {"max_frame_bytes": int, "since": int, "pub": str, "channel": bytes}
     return isinstance(payload, dict) and all(type(payload.get(name)) is kind for name, kind in kinds.items())
-
-
-def _size(frame: Frame) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def _error(pending: CallHandle, address: str, reply: Reply) -> CallError | None:

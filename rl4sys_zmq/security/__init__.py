@@ -1,12 +1,10 @@
 """Users and their keys: authentication of connections, authorization of messages, and quotas.
 
 - `keys`: CURVE key pairs, their files, and the socket options for CURVE.
-- `access`: the access list ``users.toml``.
+- `access`: the access list ``users.toml``, with quotas and the token buckets that enforce them.
 - `zap`: authentication of connections for libzmq, in one thread per process.
-- `authenticator`: the keys and the access list of one server.
+- `authenticator`: the keys and the access list of one server; keys for remote workers.
 - `authorizer`: authorization of each message, for learners and services.
-- `worker_keys`: keys for remote workers.
-- `quota`: the limits of a user, and token buckets for rates.
 
 Two related modules are outside this package, because the configuration and the journal also need them: `rl4sys_zmq.loopback`
 and `rl4sys_zmq.private`.
@@ -19,8 +17,8 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
-    from rl4sys_zmq.security.authenticator import Authenticator
+    from rl4sys_zmq.security.access import USERS_FILE, AccessList, Quota, TokenBucket, User, load_access
+    from rl4sys_zmq.security.authenticator import Authenticator, WorkerAccess, WorkerKeys
     from rl4sys_zmq.security.authorizer import Authorizer
     from rl4sys_zmq.security.keys import (
         LEARNER_PUBLIC,
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
         write_server_keys,
         write_user_keys,
     )
-    from rl4sys_zmq.security.quota import Quota, TokenBucket
-    from rl4sys_zmq.security.worker_keys import WorkerAccess, WorkerKeys
     from rl4sys_zmq.security.zap import Denied, register_domain
 
 __all__ = [
@@ -76,8 +72,8 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "access": ("USERS_FILE", "AccessList", "User", "load_access"),
-        "authenticator": ("Authenticator",),
+        "access": ("USERS_FILE", "AccessList", "Quota", "TokenBucket", "User", "load_access"),
+        "authenticator": ("Authenticator", "WorkerAccess", "WorkerKeys"),
         "authorizer": ("Authorizer",),
         "keys": (
             "LEARNER_PUBLIC",
@@ -96,8 +92,6 @@ __getattr__ = lazy_getattr(
             "write_server_keys",
             "write_user_keys",
         ),
-        "quota": ("Quota", "TokenBucket"),
-        "worker_keys": ("WorkerAccess", "WorkerKeys"),
         "zap": ("Denied", "register_domain"),
     },
 )

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.security.access import AccessList, User
-from rl4sys_zmq.security.quota import UserBuckets
+from rl4sys_zmq.security.access import AccessList, User, UserBuckets
 from rl4sys_zmq.wire.messages import Hello
 
 READ_ROLE = "read_weights"

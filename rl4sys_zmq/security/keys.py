@@ -25,7 +25,7 @@ from zmq.utils import z85
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.private import make_private, sync_folder
 from rl4sys_zmq.transports.network import curve
-from rl4sys_zmq.transports.options import Secure
+from rl4sys_zmq.transports.sockets import Secure
 
 LEARNER_SECRET, LEARNER_PUBLIC = "learner.secret", "learner.public"
 KEY_CHARS = 40

@@ -23,9 +23,8 @@ from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
-from rl4sys_zmq.transports.poller import Poller
+from rl4sys_zmq.transports.poller import Poller, Wakeup
 from rl4sys_zmq.transports.sockets import Socket
-from rl4sys_zmq.transports.wakeup import Wakeup
 
 log = get_logger(__name__)
 

@@ -14,8 +14,8 @@ from rl4sys_zmq.errors import ConfigError, MaskError
 from rl4sys_zmq.policies import AssessingPolicy, ExtraColumnPolicy, Policy, RandomSource, bind, build_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySnapshot, PolicySpec, other_bytes
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
+from rl4sys_zmq.values.policy import TENSOR_DTYPES
 from rl4sys_zmq.values.spaces import LeafSpace
-from rl4sys_zmq.values.tensors import TENSOR_DTYPES
 from rl4sys_zmq.values.trees import Tree, copy_tree, flatten
 from rl4sys_zmq.wire import spec_body, spec_from_document, spec_to_document
 

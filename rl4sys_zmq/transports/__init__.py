@@ -16,6 +16,7 @@ from rl4sys_zmq.transports.context import context, open_sockets, raise_descripto
 from rl4sys_zmq.transports.descriptors import RESERVE, ConnectionLimitThread
 from rl4sys_zmq.transports.frames import (
     LARGE_FRAME_BYTES,
+    MAX_FRAME_BYTES,
     MAX_FRAMES,
     Frame,
     Frames,
@@ -23,13 +24,9 @@ from rl4sys_zmq.transports.frames import (
     TooManyFrames,
 )
 from rl4sys_zmq.transports.monitor import MonitorEvent, explain
-from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
-from rl4sys_zmq.transports.peers import MAX_UNGRANTED
-from rl4sys_zmq.transports.poller import Poller, Source
-from rl4sys_zmq.transports.sockets import Socket
-from rl4sys_zmq.transports.subscriptions import read_subscription, subscribed_topics
-from rl4sys_zmq.transports.thread_calls import ThreadCalls
-from rl4sys_zmq.transports.wakeup import Wakeup
+from rl4sys_zmq.transports.peers import MAX_UNGRANTED, read_subscription, subscribed_topics
+from rl4sys_zmq.transports.poller import Poller, Source, ThreadCalls, Wakeup
+from rl4sys_zmq.transports.sockets import Secure, Socket
 
 __all__ = [
     "Address",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.immutable import immutable
 
 SOCKET_NAME_BYTES = 12
 SCHEMES = ("tcp", "ipc", "inproc")
@@ -16,7 +17,7 @@ SCHEMES = ("tcp", "ipc", "inproc")
 MAX_IPC_PATH_BYTES = 107
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Address:
     """An address to which a socket binds or connects. `parse` creates one from text.
 

@@ -48,7 +48,6 @@ class ConnectionLimitThread(Worker):
             self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def stop(self) -> None:
-        """Ask the thread to end, without waiting."""
         self._stopping.set()
 
     def look(self, limit: int) -> None:

@@ -39,44 +39,29 @@ class Endpoint(TrackedResource):
         self.owner = threading.get_ident()  # the identifier of the thread that created the socket
         self.role = role  # ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``
         self.raw = raw  # the socket of pyzmq
-        self._address = address
+        self.address = address  # to which the socket connects or is bound; with the actual port, path or name if bound
         self._binding = binding
         self._fewest = 2 if role == "router" else 1
         # on an `authenticated` socket: the user id that the key check (`rl4sys_zmq.security.zap`) has given to the sender of
         # the last received message. Empty if that message is an unsubscription that the end of a connection caused. Always
         # empty on other sockets.
         self.user = ""
-        self._authenticated = False
+        self.authenticated = False  # libzmq checks the keys of all peers: on a bound tcp or ipc socket with a ZAP domain
         self._first: zmq.Frame | None = None
         self._heard: dict[int, int] = {}
         self._monitor: Monitor | None = None
         self._grants: SubscriptionControl | None = None
-        self._closed = False
+        self.closed = False
         self._timeout_ms = -1
         self._linger_ms = 0
         track(self)
 
     @property
-    def address(self) -> Address:
-        """The address to which the socket connects or is bound. A bound address has the actual port, path or name."""
-        return self._address
-
-    @property
     def bound(self) -> Address:
         """The bound address, to which peers can connect. Raise TransportError if the socket connects rather than binds."""
         if self._binding is None:
-            raise TransportError(f"this {self.role} connects to {self._address.uri}; it is not bound")
-        return self._address
-
-    @property
-    def closed(self) -> bool:
-        """True if `close` was called."""
-        return self._closed
-
-    @property
-    def authenticated(self) -> bool:
-        """True if libzmq checks the keys of all peers: on a bound tcp or ipc socket with a ZAP domain."""
-        return self._authenticated
+            raise TransportError(f"this {self.role} connects to {self.address.uri}; it is not bound")
+        return self.address
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking.
@@ -89,7 +74,7 @@ class Endpoint(TrackedResource):
                 calls.
             Closed: If the socket is closed.
         """
-        if self.owner != threading.get_ident() or self._closed:
+        if self.owner != threading.get_ident() or self.closed:
             self.check_owner()
         last = len(frames) - 1
         if last + 1 < self._fewest:
@@ -111,7 +96,7 @@ class Endpoint(TrackedResource):
                 # must still be sent, or libzmq would discard the next message instead.
             except zmq.ZMQError as exc:
                 if exc.errno != errno.EHOSTUNREACH:
-                    raise TransportError(f"cannot send on the {self.role} at {self._address.uri}: {exc.strerror}") from exc
+                    raise TransportError(f"cannot send on the {self.role} at {self.address.uri}: {exc.strerror}") from exc
                 return SendResult.GONE
         return result
 
@@ -154,12 +139,12 @@ class Endpoint(TrackedResource):
         return self._recv(max_frames, 0)
 
     def _recv(self, max_frames: int, flags: int) -> list[Frame] | None:
-        if self.owner != threading.get_ident() or self._closed:
+        if self.owner != threading.get_ident() or self.closed:
             self.check_owner()
         try:
             frame = self._first = self.raw.recv(flags, copy=False)
             frames = [_owned(frame)]
-            if self._authenticated:
+            if self.authenticated:
                 self.user = user_of(frame)
             if self._grants is not None and not frame.more:
                 self._grants.note(frame)
@@ -172,7 +157,7 @@ class Endpoint(TrackedResource):
         except zmq.Again:
             return None
         except zmq.ZMQError as exc:
-            raise TransportError(f"cannot receive on the {self.role} at {self._address.uri}: {exc.strerror}") from exc
+            raise TransportError(f"cannot receive on the {self.role} at {self.address.uri}: {exc.strerror}") from exc
         if count > max_frames:
             raise TooManyFrames(count, max_frames, bytes(frames[0]))
         return frames
@@ -215,11 +200,11 @@ class Endpoint(TrackedResource):
 
     def cut(self, descriptor: int) -> bool:
         """Close the connection with this descriptor. Return False if it has already ended, or is no connection to this socket."""
-        return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self._address)
+        return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self.address)
 
     def connections(self) -> list[int]:
         """Return the file descriptors of all connections to this bound socket; [] on inproc, or without ``/proc``."""
-        return connections(self._address) if self._binding is not None else []
+        return connections(self.address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
         """Return the events of the connections since the last call, without blocking. Only with ``watch=True``.
@@ -247,13 +232,13 @@ class Endpoint(TrackedResource):
 
         Messages that are still queued are discarded, except on a push socket that was created with a time to linger.
         """
-        if self._closed:
+        if self.closed:
             return
         if self.owner == _NO_OWNER:
-            self._closed = True
+            self.closed = True
             return
         self.check_owner()
-        self._closed = True
+        self.closed = True
         self._first = None
         try:
             if self._monitor is not None:
@@ -295,12 +280,12 @@ class Endpoint(TrackedResource):
             if self.owner == _NO_OWNER:
                 raise TransportError(f"this {self.role} was inherited by a fork; create a new one in the child")
             raise TransportError(f"this {self.role} belongs to another thread; create, use and close a socket in one thread")
-        if self._closed:
-            raise Closed(f"the {self.role} at {self._address.uri} is closed")
+        if self.closed:
+            raise Closed(f"the {self.role} at {self.address.uri} is closed")
 
     def __repr__(self) -> str:
-        state = "closed, was at" if self._closed else "bound to" if self._binding else "connecting to"
-        return f"<{self.role} {state} {self._address.uri}>"
+        state = "closed, was at" if self.closed else "bound to" if self._binding else "connecting to"
+        return f"<{self.role} {state} {self.address.uri}>"
 
 
 def _shared(frame: Frame) -> Frame | zmq.Frame:

@@ -1,4 +1,4 @@
-"""The types of frames and messages, and the results of sending."""
+"""The types of frames and messages, their limits, and the results of sending."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ Frame = bytes | memoryview
 Frames = Sequence[Frame]
 """A message: a sequence of at least one frame. The package `transports` never interprets its contents."""
 
+# It limits what an actor can send to a learner.
+ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
+
+# All weights of a large policy fit.
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
 # What `Socket.recv` returns by default, at most.
 MAX_FRAMES = 32
 
 # The smallest frame that `recv` returns as a view of libzmq's buffer. `recv` copies smaller frames.
 LARGE_FRAME_BYTES = 64 * 1024
+
+
+def frame_bytes(frame: Frame) -> int:
+    """Return the size of a frame in bytes. The ``len`` of a memoryview counts items, which can be larger than a byte."""
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 class SendResult(Enum):

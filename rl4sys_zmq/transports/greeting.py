@@ -13,9 +13,9 @@ import socket
 import stat
 import threading
 import time
-from dataclasses import dataclass
 
 from rl4sys_zmq.errors import RL4SysError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.transports.address import Address
 
 GREETING_BYTES = 64
@@ -44,7 +44,7 @@ class LearnerUnreachable(RL4SysError):
         super().__init__(f"{cause}; {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ZmtpGreeting:
     """The first 64 bytes that a ZeroMQ socket sends on a connection."""
 

@@ -2,21 +2,22 @@
 
 The table lists the events of each side, with libzmq 4.3.5 over tcp. ``..`` means that the events repeat with each reconnect.
 
-=======================================  ==============================================
-========================================= cause                                    the learner's side (bound)
-the actor's side (connecting) =======================================  ==============================================
-========================================= no failure                               accepted, handshake_succeeded
-connected, handshake_succeeded the actor has another learner's key      accepted, handshake_failed.protocol
-connected, handshake_failed.no_detail 0x11000001, disconnected ..                     32 (EPIPE), disconnected .. the key is
-denied (ZAP 400)              handshake_failed.auth 400, disconnected         handshake_failed.auth 400, disconnected the check
-raised (ZAP 500)               handshake_failed.auth 500, disconnected         handshake_failed.auth 500, disconnected NULL
-actor, CURVE learner                handshake_failed.protocol 0x11000002,           the same, disconnected disconnected CURVE
-actor, NULL learner                the same                                        the same, disconnected no ZAP handler
-handshake_failed.no_detail 14 (EFAULT),          handshake_failed.no_detail 32, disconnected ..
-disconnected .. a check that takes more than 3 s         handshake_failed.no_detail 11 (EAGAIN),
-handshake_failed.no_detail 11, disconnected ..                                 disconnected ..
-=======================================  ==============================================
-=========================================
+=======================================  ==============================================  =========================================
+cause                                    the learner's side (bound)                      the actor's side (connecting)
+=======================================  ==============================================  =========================================
+no failure                               accepted, handshake_succeeded                   connected, handshake_succeeded
+the actor has another learner's key      accepted, handshake_failed.protocol             connected, handshake_failed.no_detail
+                                         0x11000001, disconnected ..                     32 (EPIPE), disconnected ..
+the key is denied (ZAP 400)              handshake_failed.auth 400, disconnected         handshake_failed.auth 400, disconnected
+the check raised (ZAP 500)               handshake_failed.auth 500, disconnected         handshake_failed.auth 500, disconnected
+NULL actor, CURVE learner                handshake_failed.protocol 0x11000002,           the same, disconnected
+                                         disconnected
+CURVE actor, NULL learner                the same                                        the same, disconnected
+no ZAP handler                           handshake_failed.no_detail 14 (EFAULT),          handshake_failed.no_detail 32,
+                                         disconnected ..                                 disconnected ..
+a check that takes more than 3 s         handshake_failed.no_detail 11 (EAGAIN),         handshake_failed.no_detail 11,
+                                         disconnected ..                                 disconnected ..
+=======================================  ==============================================  =========================================
 
 After ``handshake_failed.auth`` and after ``handshake_failed.protocol`` 0x11000002, libzmq never reconnects, and `send` of the
 dealer returns FULL for ever. The actor must create a new socket (`MonitorEvent.is_final`). inproc has no events.
@@ -28,11 +29,11 @@ import errno
 import struct
 import time
 import uuid
-from dataclasses import dataclass
 
 import zmq
 
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.context import context
 
@@ -57,7 +58,7 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _FORMAT = struct.Struct("=HI")
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class MonitorEvent:
     """One event of a socket's connection, such as a failed handshake.
 

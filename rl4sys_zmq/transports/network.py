@@ -1,15 +1,12 @@
 """The seam of an actor's connecting sockets, which are in this process or in a sidecar.
 
 The host survives if libzmq aborts a sidecar. `LocalSocketFactory` creates sockets in this process,
-`sidecar_sockets.SidecarSocketFactory` in a sidecar.
+`sidecar.SidecarSocketFactory` in a sidecar.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
-from types import TracebackType
-from typing import Protocol, Self, cast
 
 import zmq
 
@@ -17,32 +14,12 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
-from rl4sys_zmq.transports.poller import HasFileno, Poller
-from rl4sys_zmq.transports.sockets import Socket
+from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES
+from rl4sys_zmq.transports.poller import Poller
+from rl4sys_zmq.transports.sockets import Secure, Socket
 
 Keys = tuple[str, str, str]
 """The CURVE keys of a connecting socket as Z85 text: own public key, own secret key, and the learner's public key."""
-
-
-class SocketPoller(Protocol):
-    """A poller for the sockets of one `SocketFactory` and for file descriptors, its *sources*. It behaves as `Poller`."""
-
-    def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source (a socket or a descriptor), or change the condition to wait for: data to read, or room to write."""
-
-    def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
-        """Stop waiting for a source (a socket or a descriptor). Call this before the source is closed."""
-
-    def poll(self, timeout_s: float | None) -> Collection[object]:
-        """Wait until a source is ready, for at most `timeout_s` seconds, and return the sources that are ready."""
-
-    def close(self) -> None:
-        """Remove all sources. The sources themselves stay open."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
 class SocketFactory(Resource):
@@ -70,7 +47,7 @@ class SocketFactory(Resource):
         """Create a connecting SUB, as `Socket.sub` does. With `keys`, the connection uses CURVE."""
 
     @abstractmethod
-    def poller(self) -> SocketPoller:
+    def poller(self) -> Poller:
         """Create a poller for the sockets of this factory and for file descriptors."""
 
 
@@ -96,8 +73,8 @@ class LocalSocketFactory(SocketFactory):
     ) -> ConnectingSocket:
         return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
 
-    def poller(self) -> SocketPoller:
-        return cast(SocketPoller, Poller())  # all connections of this network are sockets
+    def poller(self) -> Poller:
+        return Poller()
 
     def close(self) -> None: ...
 

@@ -1,8 +1,9 @@
-"""The peers of a bound socket: find the user that sent a frame, allow a subscription, close one connection."""
+"""The peers of a bound socket: find the user that sent a frame, read and allow subscriptions, close one connection."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import socket
@@ -10,11 +11,17 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import zmq
 
+from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
+from rl4sys_zmq.transports.frames import Frames, TooManyFrames
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.transports.sockets import Socket
 
 _TCP_TIMES = struct.Struct("=I4xI")  # tcpi_last_data_sent, tcpi_last_data_recv, at 44 in Linux's tcp_info
 
@@ -27,7 +34,6 @@ class SubscriptionControl:
     """The control of subscriptions on an XPUB socket: a subscription takes effect only if `grant` allows it."""
 
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
-        self.cuts = 0  # connections that were closed for too many refused subscriptions
         self._raw = raw
         self._address = address
         self._asked: bytes | None = None
@@ -61,7 +67,7 @@ class SubscriptionControl:
             self._refused[fd] = count
             return
         del self._refused[fd]
-        self.cuts += cut_off(fd, self._address)
+        cut_off(fd, self._address)
 
 
 def user_of(frame: zmq.Frame) -> str:
@@ -157,3 +163,30 @@ def descriptor_of(frame: zmq.Frame) -> int:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
         return -1
+
+
+def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
+    """Decode a subscription message: True for a subscription or False for an unsubscription, and the topic prefix; else None."""
+    if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
+        return None
+    notice = bytes(frames[0])
+    return notice[0] == 1, notice[1:]
+
+
+def subscribed_topics(xpub: Socket, counters: Counters, most: int | None = None) -> Iterator[bytes]:
+    """Receive at most `most` messages that wait in an XPUB socket, and yield the topic prefix of each new subscription.
+
+    All other messages are discarded. A subscriber can send anything, so a message with too many frames is only counted
+    (``refused.frames``). With ``grants=True``, call `Socket.grant` before the next topic is taken.
+    """
+    for _ in itertools.count() if most is None else range(most):
+        try:
+            frames = xpub.recv()
+        except TooManyFrames as exc:
+            counters.add(f"refused.{exc.code.value}")
+            continue
+        if frames is None:
+            return
+        subscription = read_subscription(frames)
+        if subscription is not None and subscription[0]:
+            yield subscription[1]

@@ -9,13 +9,12 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportError
-from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.liveness import PING_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
+from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames, frame_bytes
 from rl4sys_zmq.transports.monitor import MonitorEvent
-from rl4sys_zmq.transports.poller import HasFileno
+from rl4sys_zmq.transports.poller import HasFileno, Poller, Source
 from rl4sys_zmq.transports.sidecar_pipe import (
     MAX_MESSAGE_BYTES,
     RECEIVE_WINDOW_BYTES,
@@ -24,12 +23,11 @@ from rl4sys_zmq.transports.sidecar_pipe import (
     SidecarCommand,
     SidecarCommandKind,
     cost_bytes,
-    frame_bytes,
     size_fault,
 )
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+    from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
 
 
 class SidecarSocket(Resource):
@@ -59,9 +57,7 @@ class SidecarSocket(Resource):
     @property
     def writable(self) -> bool:
         """True if `send` would accept a message."""
-        return (
-            self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.factory.sidecar.unsent_bytes < SEND_WINDOW_BYTES
-        )
+        return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.factory.unsent_bytes < SEND_WINDOW_BYTES
 
     def send(self, frames: Frames) -> SendResult:
         self._check()
@@ -110,7 +106,6 @@ class SidecarSocket(Resource):
         return []
 
     def on_command(self, command: SidecarCommand) -> None:
-        """Process a command from the sidecar for this socket."""
         if command.kind in (SidecarCommandKind.MESSAGE, SidecarCommandKind.REFUSED):
             self._inbox.append(command)
         elif command.kind == SidecarCommandKind.TAKEN:
@@ -147,33 +142,33 @@ class _Interest(NamedTuple):
     write: bool
 
 
-class SidecarPoller(Resource):
+class SidecarPoller(Poller):
     """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2)."""
 
     def __init__(self, factory: SidecarSocketFactory) -> None:
         self._factory = factory
-        self._raw = select.poll()
+        self._poll = select.poll()
         self._connections: dict[SidecarSocket, _Interest] = {}
-        self._sources: dict[int, HasFileno | int] = {}
+        self._descriptors: dict[int, Source] = {}
 
-    def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
+    def register(self, source: Source, *, read: bool = True, write: bool = False) -> None:
         self._factory.check_owner()
         if isinstance(source, SidecarSocket) and source.factory is self._factory:
             self._connections[source] = _Interest(read, write)
             return
         fd = _descriptor(source)
-        self._raw.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
-        self._sources[fd] = source if isinstance(source, int) else _with_descriptor(source)
+        self._poll.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
+        self._descriptors[fd] = source
 
-    def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
+    def unregister(self, source: Source) -> None:
         if isinstance(source, SidecarSocket):
             self._connections.pop(source, None)
             return
         fd = _descriptor(source)
-        if self._sources.pop(fd, None) is not None:
-            self._raw.unregister(fd)
+        if self._descriptors.pop(fd, None) is not None:
+            self._poll.unregister(fd)
 
-    def poll(self, timeout_s: float | None) -> set[ConnectingSocket | HasFileno | int]:
+    def poll(self, timeout_s: float | None) -> set[Source]:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             ready = self._ready_lines()
@@ -184,32 +179,32 @@ class SidecarPoller(Resource):
                 return ready
 
     def close(self) -> None:
-        for fd in self._sources:
-            self._raw.unregister(fd)
-        self._sources.clear()
+        for fd in self._descriptors:
+            self._poll.unregister(fd)
+        self._descriptors.clear()
         self._connections.clear()
 
-    def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
+    def _wait(self, timeout_s: float) -> set[Source]:
         """Wait once for the file descriptors and the sidecar, exchange data with it, and return the ready descriptors.
 
         The exchange delivers the messages of the sidecar's sockets, and `_ready_lines` then finds them.
         """
         self._factory.check_owner()
-        pair = self._factory.sidecar.fileno()
-        self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._factory.sidecar.unsent_bytes else 0))
-        events = self._raw.poll(math.ceil(timeout_s * 1000))
-        self._raw.unregister(pair)
-        ready: set[ConnectingSocket | HasFileno | int] = set()
+        pair = self._factory.fileno()
+        self._poll.register(pair, select.POLLIN | (select.POLLOUT if self._factory.unsent_bytes else 0))
+        events = self._poll.poll(math.ceil(timeout_s * 1000))
+        self._poll.unregister(pair)
+        ready: set[Source] = set()
         for fd, event in events:
             if fd == pair:
                 continue
             if event & select.POLLNVAL:
                 raise TransportError("cannot poll: unregister a source before closing it")
-            ready.add(self._sources[fd])
+            ready.add(self._descriptors[fd])
         self._factory.exchange()
         return ready
 
-    def _ready_lines(self) -> set[ConnectingSocket | HasFileno | int]:
+    def _ready_lines(self) -> set[Source]:
         return {
             line
             for line, interest in self._connections.items()
@@ -217,11 +212,9 @@ class SidecarPoller(Resource):
         }
 
 
-def _with_descriptor(source: ConnectingSocket | HasFileno) -> HasFileno:
+def _descriptor(source: Source) -> int:
+    if isinstance(source, int):
+        return source
     if not hasattr(source, "fileno"):
         raise TransportError(f"{source!r} cannot be polled with a sidecar's connections; create it with the same sidecar")
-    return cast(HasFileno, source)
-
-
-def _descriptor(source: ConnectingSocket | HasFileno | int) -> int:
-    return source if isinstance(source, int) else _with_descriptor(source).fileno()
+    return cast(HasFileno, source).fileno()

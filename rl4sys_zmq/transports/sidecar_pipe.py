@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
-from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, Frame, Frames
-from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
+from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAME_BYTES, Frame, Frames, frame_bytes
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
@@ -206,8 +205,3 @@ class SidecarCommandReader:
             return None
         frame, self._large = self._large.toreadonly(), None
         return frame
-
-
-def frame_bytes(frame: Frame) -> int:
-    """Return the size of a frame in bytes. The ``len`` of a memoryview counts items, which can be larger than a byte."""
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)

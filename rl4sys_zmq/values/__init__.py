@@ -9,10 +9,18 @@
 - `trees`: functions for nested dicts, lists and tuples of arrays.
 """
 
-from rl4sys_zmq.values.column_spec import ColumnSpec
 from rl4sys_zmq.values.features import feature_size
-from rl4sys_zmq.values.policy import ACTIVATIONS, MAX_BLOB_BYTES, FlatWeights, PolicySnapshot, PolicySpec
-from rl4sys_zmq.values.segment import NO_EXTRAS, Segment, evaluation_of
+from rl4sys_zmq.values.policy import (
+    ACTIVATIONS,
+    MAX_BLOB_BYTES,
+    FlatWeights,
+    PolicySnapshot,
+    PolicySpec,
+    TensorSpec,
+    other_bytes,
+    other_views,
+)
+from rl4sys_zmq.values.segment import NO_EXTRAS, ColumnSpec, Segment, evaluation_of
 from rl4sys_zmq.values.space_conversion import observation_space_from, space_from, space_to_json
 from rl4sys_zmq.values.spaces import (
     DTYPES,
@@ -25,7 +33,6 @@ from rl4sys_zmq.values.spaces import (
     Space,
     TupleSpace,
 )
-from rl4sys_zmq.values.tensors import TensorSpec, other_bytes, other_views
 
 __all__ = [
     "ACTIVATIONS",

@@ -8,7 +8,6 @@ independent of each other, so the log-probability of an action is the sum of tho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
+from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import ActionSpace, BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace
 from rl4sys_zmq.values.trees import Tree
@@ -30,7 +30,7 @@ Joined actions contain the index of an option as float32, which is exact up to 2
 """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class ActionLeaf:
     """One array of an action.
 
@@ -45,7 +45,7 @@ class ActionLeaf:
     lowest: NDArray[np.int64] | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class ChoiceGroup:
     """The ``G`` choices of an action that have the same number of options, so that they can be computed together.
 
@@ -59,7 +59,7 @@ class ChoiceGroup:
     logits: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class ActionLayout:
     """The choices and numbers of the actions of one space, and their order.
 

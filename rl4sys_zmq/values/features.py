@@ -5,7 +5,6 @@ Actors and learners use the same functions, so their features are equal bit for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -14,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ObservationError
+from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace, ObservationSpace
 from rl4sys_zmq.values.trees import Tree
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class FeatureLeaf:
     """The features of one array of an observation.
 
@@ -46,7 +46,7 @@ class FeatureLeaf:
         return index + self.offsets
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class FeatureLayout:
     """The ``F`` features of an observation.
 

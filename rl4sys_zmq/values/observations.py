@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import BadInput, ConfigError, ObservationError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values.spaces import (
     BoxSpace,
     DictSpace,
@@ -23,7 +23,7 @@ from rl4sys_zmq.values.spaces import (
 from rl4sys_zmq.values.trees import Structure, Tree, flatten, leaf_paths, unflatten, unflatten_each
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SpaceLeaves:
     """The arrays that form an element of one space, in the order of sorted dict keys.
 

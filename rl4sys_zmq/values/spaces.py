@@ -7,7 +7,7 @@ policy are elements of a `Space`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import prod
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values.arrays import cast_exactly
 
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
@@ -93,7 +94,7 @@ class _ArraySpace(_BaseSpace):
         return ""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class BoxSpace(_ArraySpace):
     """The space of arrays of one shape and dtype, with a lower and an upper bound for each array element.
 
@@ -151,7 +152,7 @@ class BoxSpace(_ArraySpace):
         return np.asarray(bound, object if self.dtype in ("<i8", "<u8") else np.float64)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DiscreteSpace(_BaseSpace):
     """The space of the `n` integers from `start` to ``start + n - 1``."""
 
@@ -187,7 +188,7 @@ class DiscreteSpace(_BaseSpace):
         return "" if fits else f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class MultiDiscreteSpace(_ArraySpace):
     """The space of arrays of integers. Array element ``i`` is one of the ``nvec[i]`` integers from ``start[i]`` on.
 
@@ -216,7 +217,7 @@ class MultiDiscreteSpace(_ArraySpace):
         _check_range(self, self.nvec, self.start)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class MultiBinarySpace(_ArraySpace):
     """The space of arrays of zeros and ones. `n` is the number of array elements (one dimension), or the shape."""
 
@@ -237,7 +238,7 @@ class MultiBinarySpace(_ArraySpace):
         return "|i1"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class TextSpace(_BaseSpace):
     """The space of strings that have `min_length` to `max_length` characters, each from `characters`."""
 
@@ -260,12 +261,10 @@ class TextSpace(_BaseSpace):
         return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
+        fits = isinstance(value, str) and self.min_length <= len(value) <= self.max_length
+        if batch or (fits and set(value) <= set(self.characters)):
             return ""
         return f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
-
-    def _has(self, value: str) -> bool:
-        return set(value) <= set(self.characters)
 
 
 class _NestedSpace(_BaseSpace):
@@ -299,7 +298,7 @@ class _NestedSpace(_BaseSpace):
                 raise ConfigError(f"a {self.KIND} space has {number} {what}; the limit is {limit}", key=key)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DictSpace(_NestedSpace):
     """The space of dicts with fixed keys. Each key has a space, which contains the values of that key.
 
@@ -333,7 +332,7 @@ class DictSpace(_NestedSpace):
         return _first(s.mismatch(value[k], f"{path}[{k!r}]", batch) for k, s in self.spaces.items())
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class TupleSpace(_NestedSpace):
     """The space of tuples of a fixed length. Item ``i`` is an element of ``spaces[i]``."""
 
@@ -356,7 +355,7 @@ class TupleSpace(_NestedSpace):
         return _first(s.mismatch(v, f"{path}[{i}]", batch) for i, (s, v) in pairs)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class OneOfSpace(_NestedSpace):
     """The space of pairs: an index ``i``, and an element of ``spaces[i]``."""
 
@@ -378,7 +377,7 @@ class OneOfSpace(_NestedSpace):
         return f"{path or 'the value'} is {value!r:.60}; expected a pair of a number below {len(self.spaces)} and an element"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SequenceSpace(_NestedSpace):
     """The space of sequences of any length whose items are elements of one space.
 
@@ -407,7 +406,7 @@ class SequenceSpace(_NestedSpace):
         return _first(self.space.mismatch(v, f"{path}[{i}]") for i, v in enumerate(value))
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GraphSpace(_NestedSpace):
     """The space of graphs. A graph is a tuple of nodes, edges and edge links. Edges and edge links can be None.
 

@@ -127,20 +127,16 @@ def map_tree(
     if isinstance(tree, Mapping):
         numbered = type(next(iter(tree), None)) is int
         for key in tree:
-            if not (_is_number(key) if numbered else _is_name(key)):
+            if numbered:
+                valid = type(key) is int and -(1 << 63) <= key < 1 << 64
+            else:
+                valid = isinstance(key, str) and len(key) <= MAX_KEY and is_text(key)
+            if not valid:
                 expected = f"strings of at most {MAX_KEY} characters, or all of them integers of at most 64 bits"
                 raise error(path, f"{key!r:.60} is not a key; keys must be {expected}")
         return {key if numbered else str(key): map_tree(fn, held, error, deeper, (path, key)) for key, held in tree.items()}
     mapped = [map_tree(fn, held, error, deeper, (path, index)) for index, held in enumerate(tree)]
     return tuple(mapped) if isinstance(tree, tuple) else mapped
-
-
-def _is_name(key: object) -> bool:
-    return isinstance(key, str) and len(key) <= MAX_KEY and is_text(key)
-
-
-def _is_number(key: object) -> bool:
-    return type(key) is int and -(1 << 63) <= key < 1 << 64
 
 
 def keys_of(path: Path) -> list[Any]:

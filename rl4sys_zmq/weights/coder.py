@@ -1,27 +1,39 @@
-"""Exact diffs between two states, encoded in few bytes at high speed.
+"""Whole states, and exact diffs between two states, encoded in few bytes at high speed.
 
 Each weight is mapped to an integer (`forms`). A diff consists of the differences of these integers. Blocks of elements that do
 not change are left out. If few elements change, the diff has positions and small numbers (`integers`). If more than 60 % change,
-it has byte planes (`planes`) of the differences, or of the differences minus those of the last version, if these are shorter. In
+it has byte planes of the differences, or of the differences minus those of the last version, if these are shorter. In
 between it has the shorter of both. If the result is longer than the plain differences, the plain differences are sent.
+
+A whole state is sent as its plain elements, or as byte planes if these are much shorter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import FlatWeights
-from rl4sys_zmq.weights import blocks, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.forms import FP32, IntegerMapping
-from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, symbols_of, unpack_integers
-from rl4sys_zmq.weights.planes import Words
+from rl4sys_zmq.weights.forms import BF16, FP32, IntegerMapping, WireDtype
+from rl4sys_zmq.weights.integers import (
+    SPARSE_SHARE_OF_UNITS,
+    Words,
+    active_blocks,
+    is_sparse,
+    pack_integers,
+    pack_planes,
+    pieces,
+    read_blocks,
+    symbols_of,
+    unpack_integers,
+    unpack_planes,
+)
 
 Payload = bytes | memoryview
 
@@ -68,7 +80,7 @@ class PayloadEncoding(IntEnum):
         return self < PayloadEncoding.SNAPSHOT
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Diff:
     """An encoded diff. If it is `predicted`, the receiver needs the state before the base too."""
 
@@ -77,7 +89,7 @@ class Diff:
     predicted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DecodedState:
     """The new state, ``[n]`` in a new buffer, and the values of all elements that can differ from the base."""
 
@@ -105,7 +117,7 @@ def encode_diff(
     count = int(np.count_nonzero(different))
     if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
         return Diff(PayloadEncoding.UNCHANGED, b"")
-    where, head = blocks.active(different, count)
+    where, head = active_blocks(different, count)
     if where is None:
         coded = _encode(canonical_base, new, form, before, different, count)
     else:
@@ -143,7 +155,7 @@ def decode_diff(
     if codec not in (PayloadEncoding.SPARSE, PayloadEncoding.PLANES):
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
-    where = blocks.read(reader, base.size)
+    where = read_blocks(reader, base.size)
     if where is None:
         decoded = _decode(reader, codec, canonical_base, form, before)
         return decoded if canonical_base is base else _fresh(decoded.flat)
@@ -154,7 +166,7 @@ def decode_diff(
     return DecodedState(out, decoded.written if canonical_base is base else out)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class _DiffParts:
     """A `Diff` whose payload is a list of parts. The parts can be long, so they are joined only once, at the end."""
 
@@ -210,7 +222,7 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
             now -= was
         return _wrapped(now, form)
 
-    packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
+    packed = pack_planes(map(difference, pieces(base.size)), base.size, form.word)
     return _DiffParts(PayloadEncoding.PLANES, packed, predicted=before is not None)
 
 
@@ -267,7 +279,7 @@ def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerMapping) -
 
 
 def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> FlatWeights:
-    differences = planes.unpack(reader, base.size, form.word)
+    differences = unpack_planes(reader, base.size, form.word)
     reader.end()
     out = np.empty_like(base)
     for piece, difference in differences:
@@ -287,3 +299,52 @@ def _raw_form(form: IntegerMapping) -> IntegerMapping:
 
 def _wrapped(integers: Integers, form: IntegerMapping) -> Words:
     return integers.astype(form.word, copy=False)
+
+
+SNAPSHOT_GAIN = 0.6
+"""A whole state is sent compressed if that reduces its size to at most this share.
+
+Otherwise the saved bytes are not worth the time that every actor needs for decompression.
+"""
+SNAPSHOT_SAMPLE = 1024
+"""The approximate size, in elements, of the sample that is compressed first to decide if compressing all can be worth it."""
+
+
+def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> tuple[PayloadEncoding, Payload]:
+    """Return the form and the payload of a state whose values are values of `dtype`. One of ``GRID`` is sent as float32."""
+    every = 1 + flat.size // SNAPSHOT_SAMPLE
+    sample = flat[::every]
+    if compress and len(_planes_of(sample, dtype)) <= SNAPSHOT_GAIN * dtype.itemsize * sample.size:
+        packed = _planes_of(flat, dtype)
+        if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
+            return PayloadEncoding.SNAPSHOT_PLANES, packed
+    if dtype is WireDtype.BF16:
+        return PayloadEncoding.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
+    return PayloadEncoding.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
+
+
+def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
+    """Return the state of `size` elements that `encode_snapshot` encoded, in a new buffer or in the buffer of the payload."""
+    if codec == PayloadEncoding.SNAPSHOT_PLANES:
+        form, reader = _form(dtype), BitReader(payload)
+        parts = unpack_planes(reader, size, form.word)
+        reader.end()
+        flat = np.empty(size, dtype=np.float32)
+        for piece, words in parts:
+            flat[piece] = form.flat(words)
+        return flat
+    if len(payload) != dtype.itemsize * size:
+        raise bad(f"a snapshot has {len(payload)} bytes for {size} elements")
+    if dtype is WireDtype.BF16:
+        return (np.frombuffer(payload, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")
+
+
+def _form(dtype: WireDtype) -> IntegerMapping:
+    return BF16 if dtype is WireDtype.BF16 else FP32
+
+
+def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
+    form = _form(dtype)
+    words: Iterator[Words] = (form.integers(flat[piece]).astype(form.word, copy=False) for piece in pieces(flat.size))
+    return b"".join(pack_planes(words, flat.size, form.word))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.weights.coder import PayloadEncoding
 from rl4sys_zmq.weights.forms import WireDtype
 
@@ -24,7 +24,7 @@ _CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class WeightsHeader:
     """The header of a weight update.
 

@@ -20,9 +20,8 @@ import numpy as np
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes, other_views
 from rl4sys_zmq.weights.bits import bad
-from rl4sys_zmq.weights.coder import Payload, PayloadEncoding, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import Payload, PayloadEncoding, decode_diff, decode_snapshot, encode_diff, encode_snapshot
 from rl4sys_zmq.weights.forms import WireDtype
-from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 
 _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
 from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_header
@@ -40,14 +41,14 @@ _CHECKERS: dict[object, Checker] = {
 _SIGNED = {"max_policy_lag", "pacing_lag"}
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class _FieldRule:
     name: str
     check: Checker
     required: bool
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class _MessageFields:
     header: tuple[_FieldRule, ...]
     sequenced: bool

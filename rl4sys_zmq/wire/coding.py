@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq import zstd
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import BadImage, decode_images, image_size
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.wire.messages import Frame, Submit
 
 MAX_PLAIN_BYTES = 64 << 20
@@ -46,7 +46,7 @@ Section = tuple[int, int]
 """Size of a column in a frame, and size of an element, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EncodedImages:
     """A column of images as PNG or JPEG files, in place of the pixels.
 

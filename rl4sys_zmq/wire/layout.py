@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -25,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import DTYPES, BoxSpace, ColumnSpec, DiscreteSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
-from rl4sys_zmq.values.column_spec import MAX_COLUMNS
-from rl4sys_zmq.values.segment import SOURCE_RULE, is_source
+from rl4sys_zmq.values.segment import MAX_COLUMNS, SOURCE_RULE, is_source
 from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.spaces import LeafSpace
 
@@ -43,7 +42,7 @@ _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
 _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ColumnLayout:
     """One column of a segment.
 
@@ -59,7 +58,7 @@ class ColumnLayout:
     row_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SegmentLayout:
     """The columns of a segment. Many segments share one layout.
 

@@ -10,8 +10,10 @@ unless their description says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, NewType
+
+from rl4sys_zmq.immutable import immutable
 
 Frame = bytes | memoryview
 AnyBytes = NewType("AnyBytes", bytes)
@@ -56,7 +58,7 @@ class ToActor:
 # ---- actor to learner
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Hello(ToLearner):
     """A request of an actor to open or reopen its session. An empty field means that the actor accepts the learner's value.
 
@@ -101,7 +103,7 @@ class Hello(ToLearner):
     relay: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Submit(ToLearner):
     """Segments of an actor with consecutive sequence numbers.
 
@@ -129,7 +131,7 @@ class Submit(ToLearner):
     digests: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Heartbeat(ToLearner):
     """A regular sign of life of an actor.
 
@@ -142,7 +144,7 @@ class Heartbeat(ToLearner):
     want_steps: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FetchWeights(ToLearner):
     """A request of an actor for the current weights. The answer is `WeightsReply`.
 
@@ -158,21 +160,21 @@ class FetchWeights(ToLearner):
     client_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class StatusRequest(ToLearner):
     """A request for the learner's status, without a session. The answer is `StatusReply`."""
 
     KIND: ClassVar[int] = 5
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Bye(ToLearner):
     """The last message of an incarnation of an actor."""
 
     KIND: ClassVar[int] = 6
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class OperatorCommand(ToLearner):
     """An operator's command about one client, without a session. The answer is `OperatorCommandDone` or `Refused`.
 
@@ -191,7 +193,7 @@ class OperatorCommand(ToLearner):
     values: Document = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FollowWeights(ToLearner):
     """A request for the addresses of a client's weights: from a relay to a learner, or from an actor or a relay to a relay.
 
@@ -215,7 +217,7 @@ class FollowWeights(ToLearner):
 # ---- learner to actor
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Welcome(ToActor):
     """The answer to an accepted `Hello`. It opens the session and contains all settings that the actor needs.
 
@@ -277,7 +279,7 @@ class Welcome(ToActor):
     body: tuple[Frame, ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Ack(ToActor):
     """The learner's progress with one stream, and the actor's credit.
 
@@ -310,7 +312,7 @@ class Ack(ToActor):
     verdicts: Document
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Refused(ToActor):
     """The answer to a message or handshake that is not accepted.
 
@@ -332,7 +334,7 @@ class Refused(ToActor):
     incarnation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class WeightsReply(ToActor):
     """The answer to `FetchWeights`: one or more weight updates, to be applied in order.
 
@@ -346,7 +348,7 @@ class WeightsReply(ToActor):
     tags: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class StatusReply(ToActor):
     """The answer to `StatusRequest`."""
 
@@ -354,7 +356,7 @@ class StatusReply(ToActor):
     report: Document
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Beacon(ToActor):
     """The newest version of one policy. With it, actors notice that they have missed updates.
 
@@ -375,7 +377,7 @@ class Beacon(ToActor):
     tag: AnyBytes = AnyBytes(b"")
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class WeightsSource(ToActor):
     """The answer to `FollowWeights`: the topic and the socket at which a learner or a relay publishes a client's weights.
 
@@ -397,7 +399,7 @@ class WeightsSource(ToActor):
     pub: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class OperatorCommandDone(ToActor):
     """The answer to an `OperatorCommand`. It is sent once the result would survive the end of the process.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageFormat, encode_images, image_size
+from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, EncodedImages, Section, code, is_shorter
 from rl4sys_zmq.wire.layout import describe, parse_layout
@@ -65,7 +66,7 @@ class SegmentFlag:
     EVALUATION = 32  # not to be trained on; only together with RETURN
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@immutable_object
 class PackedSegment:
     """A segment as bytes, ready to be sent.
 

@@ -17,8 +17,8 @@ from rl4sys_zmq.values import (
     space_from,
     space_to_json,
 )
+from rl4sys_zmq.values.policy import FLOAT32
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
-from rl4sys_zmq.values.tensors import FLOAT32
 from rl4sys_zmq.wire.messages import Frame
 
 MAX_TENSORS = 4096

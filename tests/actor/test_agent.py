@@ -26,7 +26,7 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.transports.wakeup import Wakeup
+from rl4sys_zmq.transports.poller import Wakeup
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Bench, act, obs

@@ -10,9 +10,8 @@ import pytest
 from kit import segment_with
 
 from rl4sys_zmq import AgentConfig
-from rl4sys_zmq.actor.io.batch_sender import BatchSender
-from rl4sys_zmq.actor.io.segment_queue import Outbox, SegmentQueue
-from rl4sys_zmq.actor.io.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.host_link import SessionParameters
+from rl4sys_zmq.actor.io.segment_queue import BatchSender, Outbox, SegmentQueue
 from rl4sys_zmq.values import Segment
 
 STEPS = 10

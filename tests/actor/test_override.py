@@ -12,7 +12,7 @@ import pytest
 from policies.stored import stored
 
 from rl4sys_zmq import FrozenAgent, RL4SysAgent
-from rl4sys_zmq.actor.overrides import MAX_SOURCES
+from rl4sys_zmq.actor.inputs import MAX_SOURCES
 from rl4sys_zmq.errors import ActionError
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.policies.mlp import mlp_spec

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.actor.io import policy_cache
+from rl4sys_zmq.actor.io.host_link import SessionParameters
 from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache, CachedPolicy, PolicyCacheFile
-from rl4sys_zmq.actor.io.session_parameters import SessionParameters
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.policies.mlp import mlp_spec

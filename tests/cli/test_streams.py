@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 from rl4sys_zmq.cli.app import CommandGroup, configure_logging, print_line
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.standard_streams import outlive_output
+from rl4sys_zmq.logs import outlive_output
 
 @click.group(cls=CommandGroup)
 def main(): pass

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from harness.forks import forked_child
 
-from rl4sys_zmq.delivery import journal_backlog, journal_rows
+from rl4sys_zmq.delivery import journal_cache, journal_rows
 from rl4sys_zmq.delivery.journal import (
     ClientRow,
     JournalEntry,
     JournalPage,
     StreamRow,
 )
-from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, connect
-from rl4sys_zmq.delivery.journal_lock import JournalLock
-from rl4sys_zmq.delivery.journal_rows import stored_bytes
+from rl4sys_zmq.delivery.journal_cache import stored_bytes
+from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, JournalLock, connect
 from rl4sys_zmq.errors import JournalError, WorkerDied
 
 from .journal_bench import DEADLINE_S, JournalBench
@@ -375,8 +374,8 @@ def test_what_has_gathered_is_one_transaction(bench: MakeBench) -> None:
 
 
 def test_a_group_is_bounded(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_backlog, "GROUP_ITEMS", 10)
-    monkeypatch.setattr(journal_backlog, "GROUP_BYTES", 5_000)
+    monkeypatch.setattr(journal_cache, "GROUP_ITEMS", 10)
+    monkeypatch.setattr(journal_cache, "GROUP_BYTES", 5_000)
     b = bench()
     b.journal.append([entry(i) for i in range(100)])
     b.journal.append([entry(100 + i, size=2_000) for i in range(10)])

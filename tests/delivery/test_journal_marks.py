@@ -15,8 +15,12 @@ from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
-from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
-from rl4sys_zmq.delivery.journal_marks import JournalMarksFileContent, JournalMarksFileWriter, read_marks
+from rl4sys_zmq.delivery.journal_marks import (
+    JournalMarksFileContent,
+    JournalMarksFileWriter,
+    JournalStateInCheckpoint,
+    read_marks,
+)
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import sync_folder
 

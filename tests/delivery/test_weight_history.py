@@ -11,7 +11,7 @@ import pytest
 from rl4sys_zmq.delivery import weight_history
 from rl4sys_zmq.delivery.weight_history import DIGESTS_KEPT, RING_ITEMS, WeightHistory
 from rl4sys_zmq.values import PolicySnapshot, TensorSpec
-from rl4sys_zmq.values.tensors import other_tensors
+from rl4sys_zmq.values.policy import other_tensors
 from rl4sys_zmq.weights import (
     EncodingOptions,
     PayloadEncoding,

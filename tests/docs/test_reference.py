@@ -25,7 +25,7 @@ from rl4sys_zmq.config import (
     RelayRule,
     ResourcesConfig,
 )
-from rl4sys_zmq.config.weights import WeightsConfig
+from rl4sys_zmq.config.section import WeightsConfig
 from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm

@@ -26,7 +26,7 @@ from wire.conftest import build
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import UserKeys, new_key_pair
 from rl4sys_zmq.testing import fake_spec
-from rl4sys_zmq.transports import MonitorEvent, options
+from rl4sys_zmq.transports import MonitorEvent, sockets
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.weights import PayloadEncoding, digest
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
@@ -84,7 +84,7 @@ def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.05)
     monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.05)
     if not SOAK:  # case 39 waits for these; the long tier keeps their values
-        monkeypatch.setitem(options._COMMON, zmq.HANDSHAKE_IVL, 1_000)
+        monkeypatch.setitem(sockets._COMMON, zmq.HANDSHAKE_IVL, 1_000)
         monkeypatch.setattr("rl4sys_zmq.learner.gateway.client_registry.SILENCE_S", 1.5)
     with ExitStack() as stack:
         yield lambda case: Siege(tmp_path, stack, keys=case.keys, run_dir=tmp_path / "run" if case.disk else None)

@@ -32,7 +32,7 @@ from rl4sys_zmq.ops.doctor import diagnose
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.relay import Relay
-from rl4sys_zmq.relay.thread import RelayThread
+from rl4sys_zmq.relay.relay import RelayThread
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import read_learner_public, read_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -364,8 +364,8 @@ def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
 
 
 def test_a_child_that_completes_no_message_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.relay.thread.IDLE_CONNECTION_S", 0.5)
-    monkeypatch.setattr("rl4sys_zmq.relay.thread.TIDY_S", 0.1)
+    monkeypatch.setattr("rl4sys_zmq.relay.relay.IDLE_CONNECTION_S", 0.5)
+    monkeypatch.setattr("rl4sys_zmq.relay.relay.TIDY_S", 0.1)
     learner, relay, driver, agent = site.line(TCP)
     drive(driver, learner, [agent], 2)
     assert flood(relay.address, b"DEALER", 1 << 20)  # it returns when the relay has closed the connection

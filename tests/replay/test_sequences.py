@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import PriorityOptions, SequenceMemory, SequenceOptions
 from rl4sys_zmq.replay.n_step import n_step_columns, n_step_sequences
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
-from rl4sys_zmq.values.column_spec import ColumnSpec
+from rl4sys_zmq.values.segment import ColumnSpec
 
 STATE = ColumnSpec("state", (2,), per="segment")
 

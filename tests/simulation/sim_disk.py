@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalHealth, JournalPage, Key, MemoryJournal, StreamRow
-from rl4sys_zmq.delivery.journal_backlog import JournalQueue, Operation
-from rl4sys_zmq.delivery.journal_rows import (
+from rl4sys_zmq.delivery.journal_cache import (
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,
     DropClient,
     DropClientEntries,
     DropStream,
+    JournalQueue,
+    Operation,
     PageRequest,
     RetireActorStreams,
     Write,

@@ -22,8 +22,8 @@ from kit import until
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
 from rl4sys_zmq.transports.network import LocalSocketFactory
+from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
 from rl4sys_zmq.transports.sidecar_pipe import SEND_WINDOW_BYTES, SidecarCommandKind, SidecarCommandQueue, SidecarCommandReader
-from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
 
 DEADLINE_S = 20.0
 NETWORKS = pytest.mark.parametrize("make", [LocalSocketFactory, SidecarSocketFactory])
@@ -311,7 +311,7 @@ def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, rou
 
 HOST = """
     import sys, time
-    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+    from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
     factory = SidecarSocketFactory()
     dealer = factory.dealer(sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:1")
     dealer.send([b"hello"])
@@ -324,7 +324,7 @@ HOLDERS = {
     "nobody": "time.sleep(60)",
     "a forked child": "import os; child = os.fork(); child and print(child, flush=True); time.sleep(60)",
     "a program": """import subprocess
-    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.sidecar.fileno(),))
+    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.fileno(),))
     print(held.pid, flush=True)
     time.sleep(60)""",
 }
@@ -353,7 +353,7 @@ def test_a_forked_child_leaves_the_sidecar_alone(router: Any) -> None:
     code = """
         import os, sys
         from rl4sys_zmq.errors import TransportError
-        from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+        from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
         with SidecarSocketFactory() as factory:
             poller = factory.poller()
             dealer = factory.dealer(sys.stdin.readline().strip())
@@ -389,7 +389,7 @@ def test_the_host_makes_no_context_and_the_sidecar_imports_little(router: Any) -
         import sys
         from rl4sys_zmq.transports import Wakeup
         from rl4sys_zmq.transports import context
-        from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+        from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
         address = sys.stdin.readline().strip()
         with SidecarSocketFactory() as factory, factory.poller() as poller, factory.dealer(address) as dealer, Wakeup() as bell:
             poller.register(dealer)
@@ -531,7 +531,7 @@ def test_a_host_without_standard_streams(router: Any) -> None:
         address = sys.argv[1]
         for fd in (0, 1, 2):
             os.close(fd)
-        from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+        from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
         with SidecarSocketFactory() as factory, factory.dealer(address) as dealer, factory.poller() as poller:
             dealer.send([b"hello"])
             poller.register(dealer)

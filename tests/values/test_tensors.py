@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import MAX_BLOB_BYTES, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec, other_bytes
-from rl4sys_zmq.values.tensors import TENSOR_DTYPES
+from rl4sys_zmq.values.policy import TENSOR_DTYPES
 
 FOUR, TWO = BoxSpace((4,)), DiscreteSpace(2)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights import integers, planes
+from rl4sys_zmq.weights import integers
 from rl4sys_zmq.weights.bits import BitReader, pack_fields, pack_flags, pack_gaps, rice_width, varint
 from rl4sys_zmq.weights.integers import pack_integers, unpack_integers
 
@@ -97,12 +97,12 @@ def test_planes_are_digits_of_both_signs(word: Any, data: Any) -> None:
     least = np.iinfo(word).min
     values = data.draw(st.lists(st.one_of(st.integers(least, -1 - least), st.integers(-300, 300)), max_size=300))
     array, itemsize = np.array(values, dtype=word), np.dtype(word).itemsize
-    packed = b"".join(planes.pack([array[:100], array[100:]], array.size, word))
+    packed = b"".join(integers.pack_planes([array[:100], array[100:]], array.size, word))
     reader = BitReader(packed)
-    got = [planes.unpack_plane(reader, array.size).tolist() for _ in range(itemsize)]
+    got = [integers.unpack_plane(reader, array.size).tolist() for _ in range(itemsize)]
     reader.end()
     assert list(zip(*got, strict=True)) == [tuple(digits_slow(value, itemsize)) for value in values]
-    back = [words for _, words in planes.unpack(BitReader(packed), array.size, word)]
+    back = [words for _, words in integers.unpack_planes(BitReader(packed), array.size, word)]
     assert [value for words in back for value in words.tolist()] == values
 
 

@@ -18,7 +18,7 @@ from rl4sys_zmq.weights import PayloadEncoding, WireDtype, digest
 from rl4sys_zmq.weights.bits import pack_flags, pack_gaps, varint
 from rl4sys_zmq.weights.coder import decode_diff, encode_diff
 from rl4sys_zmq.weights.forms import BF16, FP32, form_of
-from rl4sys_zmq.weights.planes import PIECE
+from rl4sys_zmq.weights.integers import PIECE
 
 from .strategies import bits_of, ordered_slow, state_lists
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
-from rl4sys_zmq.values.tensors import TENSOR_DTYPES
+from rl4sys_zmq.values.policy import TENSOR_DTYPES
 from rl4sys_zmq.weights import (
     TRAILER_BYTES,
     EncodingOptions,

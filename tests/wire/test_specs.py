@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import MAX_BLOB_BYTES, BoxSpace, DiscreteSpace, PolicySpec, TensorSpec
-from rl4sys_zmq.values.tensors import TENSOR_DTYPES
+from rl4sys_zmq.values.policy import TENSOR_DTYPES
 from rl4sys_zmq.wire import decode, encode, spec_body, spec_from_document, spec_to_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t

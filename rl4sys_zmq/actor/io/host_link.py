@@ -1,12 +1,47 @@
-"""The state that an I/O thread and the host threads of its agent share, without sockets."""
+"""State that an I/O thread and the host threads of its agent share, without sockets, and the pauses that free the GIL."""
 
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 
-from rl4sys_zmq.actor.io.session_parameters import SegmentStartConditions
 from rl4sys_zmq.errors import LearnerUnavailable, RL4SysError
+from rl4sys_zmq.immutable import immutable
+from rl4sys_zmq.wire.messages import Welcome
+
+
+@immutable
+class SessionParameters:
+    """The parameters of the session, from the learner's `Welcome`, which describes the fields, or the policy cache."""
+
+    generation: int
+    algorithm_name: str
+    algorithm_type: str
+    rollout_length: int
+    max_policy_lag: int
+    on_lag: str
+    max_message_bytes: int
+    max_segment_steps: int
+    inference: str
+    no_masks: str = ""
+
+    @classmethod
+    def of(cls, welcome: Welcome) -> SessionParameters:
+        """Return the session parameters in `welcome`. `max_segment_steps` becomes at least 1."""
+        said = {name: getattr(welcome, name) for name in cls.__match_args__}
+        return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
+
+
+@immutable
+class SegmentStartConditions:
+    """The conditions under which a host thread can start a segment with ``overflow: wait``: the credit gate."""
+
+    limit_steps: int  # credit: a segment can start while the actor has finished fewer steps than this, counted since its start
+    generation: int  # generation that the actor's policy must have
+    min_version: int  # lowest version that the actor's policy must have
+    error: RL4SysError | None  # error that ends the waits of all host threads, or None
+    stage: str  # event that the I/O thread waits for, as text for error messages
 
 
 class HostLink:
@@ -77,3 +112,37 @@ class HostLink:
         """Close the gate while the I/O thread waits for `stage`."""
         self.stage = stage
         self.credit_gate = replace(self.credit_gate, limit_steps=0, min_version=0, error=self.error, stage=stage)
+
+
+MAX_COMPUTE_S, PAUSE_S = 0.0005, 0.000_001
+"""The longest computation without a pause, and the length of a pause (about 0.05 ms with timer slack)."""
+REST_S = 0.02
+"""The length of one sleep of the busy I/O thread, which then handles at once all that has accumulated."""
+BUSY_S = 0.05
+"""The time between two segments below which the I/O thread counts as busy and sleeps."""
+
+
+class IOThrottle:
+    """The timing of one I/O thread. Only that thread uses the object, except for `resting`."""
+
+    def __init__(self) -> None:
+        self.resting = False  # it sleeps to handle several segments at once: a host thread need not wake it
+        self.busy = False  # true if segments arrive in quick succession, so that the thread sleeps before its next turn
+        self._segments_at = float("-inf")
+        self._paused_at = 0.0
+
+    def turn(self, now: float, *, segments: bool) -> None:
+        """Record the start of a pass of the thread through its loop."""
+        self._paused_at = now
+        self.busy = segments and now - self._segments_at < BUSY_S
+        if segments:
+            self._segments_at = now
+
+    def yield_to_host(self) -> None:
+        """Let host threads run, if the last pause is more than `MAX_COMPUTE_S` ago."""
+        if time.monotonic() - self._paused_at > MAX_COMPUTE_S:
+            self.yield_now()
+
+    def yield_now(self) -> None:
+        time.sleep(PAUSE_S)
+        self._paused_at = time.monotonic()

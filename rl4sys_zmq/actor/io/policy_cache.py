@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.actor.io.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.host_link import SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters

@@ -22,8 +22,8 @@ from rl4sys_zmq.liveness import (
     is_silent,
     jittered,
 )
-from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address
-from rl4sys_zmq.transports.network import Keys, SocketFactory, SocketPoller
+from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Poller
+from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import FetchWeights, FollowWeights, Message, WeightsSource
 
@@ -62,7 +62,7 @@ class RelayLink:
         self._untried: deque[RelayAddress] = deque()
         self._relay: RelayAddress | None = None
         self._dealer: ConnectingSocket | None = None
-        self._poller: SocketPoller | None = None
+        self._poller: Poller | None = None
         self._silence = SilenceTimer(RELAY_SILENCE_S)
         self._follow_at = self._retry_at = float("inf")
         self._rounds = 0
@@ -95,7 +95,7 @@ class RelayLink:
         self._untried = deque(self._relays)
         self._retry_at = float("inf")
 
-    def connect_next(self, network: SocketFactory, poller: SocketPoller, now: float) -> bool:
+    def connect_next(self, network: SocketFactory, poller: Poller, now: float) -> bool:
         """Connect to the next relay of this round, and ask it for the weights. Return False if no relay is left."""
         self.close()
         while self._untried:

@@ -115,7 +115,7 @@ class Spool(Resource):
         self._taken: deque[SpoolEntry] = deque()
         self._untaken: deque[SpoolEntry] = deque()
         self._memory: deque[SpoolEntry] = deque()
-        self._nbytes = self._untaken_steps = self._possibly_received = 0
+        self.nbytes = self.untaken_steps = self._possibly_received = 0
         self._dirty = False
         self._synced_at = self._retry_at = 0.0
         self._file = SpoolFile(folder)
@@ -145,16 +145,8 @@ class Spool(Resource):
         return len(self._untaken)
 
     @property
-    def untaken_steps(self) -> int:
-        return self._untaken_steps
-
-    @property
     def memory_items(self) -> int:
         return len(self._memory)
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
 
     @property
     def submitted(self) -> int:
@@ -179,8 +171,8 @@ class Spool(Resource):
             next_id += 1
             self._untaken.append(entry)
             self._memory.append(entry)
-            self._nbytes += p.nbytes
-            self._untaken_steps += p.steps
+            self.nbytes += p.nbytes
+            self.untaken_steps += p.steps
         self._meta = replace(self._meta, next_id=next_id, submitted=self._meta.submitted + len(segments))
         self._dirty = True
         if self.error is None or self._monotonic() >= self._retry_at:
@@ -201,7 +193,7 @@ class Spool(Resource):
                     continue
                 segment = placeholder()  # the disk fails: the row stays and gets a number
             entry = self._untaken.popleft()
-            self._untaken_steps -= entry.head.steps
+            self.untaken_steps -= entry.head.steps
             self._taken.append(entry)
             return segment
         return None
@@ -218,7 +210,7 @@ class Spool(Resource):
         if not self.reconciled:
             return
         self._possibly_received = len(self._taken)
-        self._untaken_steps += sum(e.head.steps for e in self._taken)
+        self.untaken_steps += sum(e.head.steps for e in self._taken)
         self._untaken.extendleft(reversed(self._taken))
         self._taken.clear()
         self.reconciled = False
@@ -351,8 +343,8 @@ class Spool(Resource):
                 )
         entries = self._file.entries(meta)
         self._untaken.extend(entries)
-        self._nbytes = sum(e.head.nbytes for e in entries)
-        self._untaken_steps = sum(e.head.steps for e in entries)
+        self.nbytes = sum(e.head.nbytes for e in entries)
+        self.untaken_steps = sum(e.head.steps for e in entries)
         self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
@@ -378,7 +370,7 @@ class Spool(Resource):
             return False
         for entry in dropped:
             self._untaken.popleft()
-            self._untaken_steps -= entry.head.steps
+            self.untaken_steps -= entry.head.steps
             self._forget(entry)
         self._possibly_received = max(0, self._possibly_received - count)
         for entry in inserted:
@@ -422,7 +414,7 @@ class Spool(Resource):
         for entry in entries[held:]:
             entry.id += blanks
         self._untaken = deque(entries[held:])
-        self._untaken_steps -= sum(e.head.steps for e in entries[:held])
+        self.untaken_steps -= sum(e.head.steps for e in entries[:held])
         for entry in deleted:
             self._forget(entry)
         self._taken.extend([*kept, *placeholders])
@@ -442,7 +434,7 @@ class Spool(Resource):
     def _over_limits(self) -> list[tuple[str, int]]:
         """Return how many of the oldest untaken segments exceed the limits on age and size, by reason."""
         old = excess = 0
-        size = self._nbytes
+        size = self.nbytes
         horizon = self._clock() - self._limits.max_age_s if self._limits.max_age_s is not None else float("-inf")
         for entry in self._untaken:
             if not excess and entry.put_at <= horizon:
@@ -477,10 +469,10 @@ class Spool(Resource):
                 return
             entry = self._memory[at]
             del self._untaken[ahead + at]
-            self._untaken_steps -= entry.head.steps
+            self.untaken_steps -= entry.head.steps
             size -= entry.head.nbytes
             del self._memory[at]
-            self._nbytes -= entry.head.nbytes
+            self.nbytes -= entry.head.nbytes
             self._meta = replace(
                 self._meta, dropped={**self._meta.dropped, "overflow": self._meta.dropped.get("overflow", 0) + 1}
             )
@@ -491,7 +483,7 @@ class Spool(Resource):
         return first.id if first is not None else meta.next_id
 
     def _forget(self, entry: SpoolEntry) -> None:
-        self._nbytes -= entry.head.nbytes
+        self.nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
 

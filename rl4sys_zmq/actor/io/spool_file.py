@@ -17,9 +17,9 @@ import xxhash
 
 from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
-from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
+from rl4sys_zmq.resource import call_in_child
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.segments import head_struct
 from rl4sys_zmq.wire.values import pack_header, unpack_header

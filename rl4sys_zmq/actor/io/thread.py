@@ -13,11 +13,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.actor.io.batch_sender import BatchSender
-from rl4sys_zmq.actor.io.host_link import HostLink
-from rl4sys_zmq.actor.io.segment_queue import Outbox, SegmentQueue
-from rl4sys_zmq.actor.io.session_parameters import SessionParameters
-from rl4sys_zmq.actor.io.throttle import REST_S, IOThrottle
+from rl4sys_zmq.actor.io.host_link import REST_S, HostLink, IOThrottle, SessionParameters
+from rl4sys_zmq.actor.io.segment_queue import BatchSender, Outbox, SegmentQueue
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -40,9 +37,9 @@ from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, Wakeup, explain
+from rl4sys_zmq.transports import Address, Poller, Wakeup, explain
 from rl4sys_zmq.transports.greeting import explain_silence
-from rl4sys_zmq.transports.network import Keys, LocalSocketFactory, SocketFactory, SocketPoller
+from rl4sys_zmq.transports.network import Keys, LocalSocketFactory, SocketFactory
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
@@ -100,7 +97,7 @@ class ActorIOThread(Worker):
         self._events_at = 0.0
         self._report_absence_at = float("inf")
         self._dealer: ConnectingSocket
-        self._poller: SocketPoller
+        self._poller: Poller
         self._stopping = False
 
     # ---- for host threads
@@ -520,6 +517,6 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
 def _network(config: AgentConfig) -> SocketFactory:
     if not config.sidecar:
         return LocalSocketFactory()
-    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+    from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
 
     return SidecarSocketFactory()

@@ -39,8 +39,8 @@ from rl4sys_zmq.liveness import (
 )
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason, require_policy
-from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
-from rl4sys_zmq.transports.network import Keys, SocketFactory, SocketPoller
+from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame, Poller
+from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES, TRAILER_BYTES, WeightsHeader, apply_update, is_tag_of
 from rl4sys_zmq.wire import decode, spec_from_document
@@ -112,7 +112,7 @@ class WeightSubscriber:
         self._pub: Address | None = None
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
         self._sub: ConnectingSocket | None = None
-        self._poller: SocketPoller | None = None
+        self._poller: Poller | None = None
         self._fetch_at = 0.0
         self._whole = False
         self._link = RelayLink(config.client_id, keys, counters, rng)
@@ -169,7 +169,7 @@ class WeightSubscriber:
         """Return True if `roll_back` has replaced this policy. Any thread can call this method."""
         return (policy.generation, policy.version) in self._rejected
 
-    def join(self, welcome: Welcome, poller: SocketPoller) -> None:
+    def join(self, welcome: Welcome, poller: Poller) -> None:
         """Subscribe to the weights of the policy that the learner describes in the handshake, and fetch the newest."""
         try:
             spec = spec_from_document(welcome.spec, welcome.body, self.spec)

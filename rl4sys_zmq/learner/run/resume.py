@@ -28,8 +28,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import JournalContent, MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
-from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
-from rl4sys_zmq.delivery.journal_marks import marks_path
+from rl4sys_zmq.delivery.journal_marks import JournalStateInCheckpoint, marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
 from rl4sys_zmq.learner.run.log_files import LOG, LOG_FOLDER, TENSORBOARD

@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
+from rl4sys_zmq.config.client import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
 from rl4sys_zmq.learner.registry.policy_checks import require_rewards, require_use

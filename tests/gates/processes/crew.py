@@ -10,7 +10,7 @@ from typing import Any
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io.batch_sender import BatchSender
+from rl4sys_zmq.actor.io.segment_queue import BatchSender
 
 GREEDY_STEPS = 10**6
 CATCH_UP_S = 0.05

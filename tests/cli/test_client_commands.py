@@ -43,7 +43,7 @@ def start(stack: ExitStack, run_dir: Path | None, bind: str = "tcp://127.0.0.1:0
 
 def join(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
     given = {"actor_id": "a1", "algorithm_name": "HOARDS", "linger_ms": 0, "seed": 1, **options}
-    return stack.enter_context(open_agent(learner, linger_ms=5_000, **given))
+    return stack.enter_context(open_agent(learner, **given))
 
 
 def play(agent: RL4SysAgent, episodes: int, steps: int = 1) -> None:

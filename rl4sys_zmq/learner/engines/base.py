@@ -1,7 +1,7 @@
 """The interface of an engine, which starts the worker that trains one client, and of the gateway that the engine works for.
 
 A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway and a worker exchange encoded
-messages only.
+messages, but a thread gets segments as the gateway has read them.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ or segments are requested, which the gateway never does.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,10 +37,7 @@ _ODD_FLAGS = [
     or bool(flags & SegmentFlag.EVALUATION and not flags & SegmentFlag.RETURN)
     for flags in range(256)
 ]
-_ODD = np.array(_ODD_FLAGS)
 """For each value of ``flags`` in a head: True if its bits contradict each other or are unknown."""
-FEW = 8
-"""Largest number of segments whose heads `SegmentBatchReader.errors` checks in a loop. For more, it uses arrays."""
 
 Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
@@ -90,10 +88,15 @@ class SegmentBatchReader:
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
         """Return the error of each segment that must be refused, by index. Without a schema, only the heads are checked."""
-        longest = schema.max_steps if schema is not None else None
-        places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
-        heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}
-        out = {place: error for place, head in heads.items() if (error := _head_error(head, longest)) is not None}
+        longest = schema.max_steps if schema is not None else math.inf
+        least = 1 if schema is not None else 0
+        heads = self.heads
+        fields = (heads[name].tolist() for name in ("flags", "reserved", "episode_length"))
+        out = {
+            place: _head_error(flags, reserved, length, steps, longest)
+            for place, (flags, reserved, length, steps) in enumerate(zip(*fields, self.steps, strict=True))
+            if _ODD_FLAGS[flags] or reserved or (length < steps if flags & _ENDED else length) or not least <= steps <= longest
+        }
         if schema is not None:
             out = {**self.layout_errors(schema), **out}
         return dict(sorted(out.items())) if len(out) > 1 else out
@@ -106,17 +109,6 @@ class SegmentBatchReader:
             if error is not None:
                 out.update(dict.fromkeys(group.members, error))
         return out
-
-    def _suspicious(self, max_steps: int | None) -> list[int]:
-        """Return the indices of the segments for which `_head_error` returns an error."""
-        heads = self.heads
-        steps = heads["steps"].astype(np.int64)
-        flags, lengths = heads["flags"], heads["episode_length"]
-        least = np.where(flags & _ENDED, steps, 0)
-        bad = _ODD[flags] | (heads["reserved"] != 0) | (lengths < least) | ((lengths != 0) & (least == 0))
-        if max_steps is not None:
-            bad |= (steps < 1) | (steps > max_steps)
-        return np.flatnonzero(bad).tolist() if bad.any() else []
 
     @property
     def has_images(self) -> bool:
@@ -319,16 +311,13 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
     return [errors.get(place, segment) for place, segment in enumerate(batch.segments())]
 
 
-def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    _, _, _, _, _, length, _, steps, flags, _, reserved = head
+def _head_error(flags: int, reserved: int, length: int, steps: int, longest: float) -> ProtocolError:
     if _ODD_FLAGS[flags] or reserved:
         problem = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"
     elif flags & _ENDED and length < steps:
         problem = f"an episode of {length} steps ends with a segment of {steps} steps"
     elif length and not flags & _ENDED:
         problem = f"a segment has an episode length of {length} steps but does not end its episode"
-    elif max_steps is not None and not 1 <= steps <= max_steps:
-        problem = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
     else:
-        return None
+        problem = f"a segment of {steps} steps; 1 to {longest} are allowed"
     return ProtocolError(RefusalReason.RANGE, problem)

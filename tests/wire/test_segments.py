@@ -46,7 +46,6 @@ from rl4sys_zmq.wire import (
     spec_to_document,
     with_images,
 )
-from rl4sys_zmq.wire.batch import FEW
 from rl4sys_zmq.wire.segments import HEAD, LARGE_BYTES, MAX_LAYOUTS
 
 FIELDS = [f.name for f in dataclasses.fields(Segment)]
@@ -317,10 +316,9 @@ LAYOUT_LIES = {
 }
 
 
-@pytest.mark.parametrize("others", [1, FEW])
 @pytest.mark.parametrize("lie", ITEM_LIES)
-def test_a_lie_about_one_segment_costs_that_segment(make_segment: Any, lie: Any, others: Any) -> None:
-    base = [make_segment(n, masks=True) for n in (1, 2, *[3] * others)]
+def test_a_lie_about_one_segment_costs_that_segment(make_segment: Any, lie: Any) -> None:
+    base = [make_segment(n, masks=True) for n in (1, 2, 3)]
     first, second, *rest = read_submit(decode(encode(lying(base, **ITEM_LIES[lie]))))  # type: ignore[arg-type]
     assert isinstance(second, ProtocolError)
     assert second.code is RefusalReason.RANGE
@@ -328,12 +326,11 @@ def test_a_lie_about_one_segment_costs_that_segment(make_segment: Any, lie: Any,
     assert all(same(a, b) for a, b in zip(rest, base[2:], strict=True))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("others", [1, FEW])
 @pytest.mark.parametrize("lie", LIES_BEFORE_THE_END)
-def test_what_only_an_end_has(make_segment: Any, lie: Any, others: Any) -> None:
-    base = [make_segment(n, terminated=False) for n in (1, 2, *[3] * others)]
+def test_what_only_an_end_has(make_segment: Any, lie: Any) -> None:
+    base = [make_segment(n, terminated=False) for n in (1, 2, 3)]
     found = read_submit(decode(encode(lying(base, **LIES_BEFORE_THE_END[lie]))))  # type: ignore[arg-type]
-    assert [isinstance(s, ProtocolError) for s in found] == [False, True, *[False] * others]
+    assert [isinstance(s, ProtocolError) for s in found] == [False, True, False]
 
 
 @pytest.mark.parametrize("lie", MESSAGE_LIES)
@@ -446,7 +443,7 @@ def test_a_segment_must_fit_the_spaces(make_segment: Any, changes: dict[str, Any
 
 
 @settings(max_examples=150)
-@given(st.lists(segments(), min_size=1, max_size=2 * FEW), st.sampled_from(["<f4", "|u1"]), st.integers(1, 6))
+@given(st.lists(segments(), min_size=1, max_size=16), st.sampled_from(["<f4", "|u1"]), st.integers(1, 6))
 def test_a_whole_message_is_judged_as_its_segments_are(batch: Any, dtype: Any, longest: int) -> None:
     for act in (DiscreteSpace(3), BoxSpace((2,))):
         schema = SegmentSchema(BoxSpace((2,), dtype, 0, 1), act, longest)

@@ -67,11 +67,7 @@ class ClientWorker:
 
     def send(self, message: ThreadMessage) -> None:
         """Queue a message for the current worker."""
-        self.backlog.append(encode(message))
-
-    def deliver(self, message: DeliverSegments) -> None:
-        """Queue segments for the current worker."""
-        self.backlog.append(message)
+        self.backlog.append(message if isinstance(message, DeliverSegments) else encode(message))
 
     def flush(self) -> None:
         """Pass on the queued messages for which the worker has room."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines import thread as engine
 from rl4sys_zmq.learner.training.inbox import LearnerThreadInbox
 from rl4sys_zmq.transports import Socket
@@ -81,7 +82,7 @@ def test_a_thread_that_waits_is_woken_by_each_first_message(handle: Any) -> None
 
 
 def test_a_full_queue_takes_no_more(handle: Any) -> None:
-    assert all(handle.send(DELIVERY) for _ in range(engine.QUEUE_MESSAGES))
+    assert all(handle.send(DELIVERY) for _ in range(QUEUE_MESSAGES))
     assert not handle.send(DELIVERY)
     handle._thread.queue.messages.popleft()
     assert handle.send(DELIVERY)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # also numpy, which a sidecar does not import
     from rl4sys_zmq.transports.frames import Frame, Frames, SendResult
     from rl4sys_zmq.transports.monitor import MonitorEvent
     from rl4sys_zmq.values import PolicySnapshot, PolicySpec, Segment
-    from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, ThreadFailed, TrainingMetrics
+    from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, ThreadFailed, TrainingMetrics, WorkerMessage
 
 __all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "LearnerThreadHandle", "Policy"]
 
@@ -154,7 +154,7 @@ class LearnerThreadHandle(Protocol):
     def alive(self) -> bool:
         """True while the worker can still train, write files or send messages."""
 
-    def send(self, frames: Sequence[Frame]) -> bool:
+    def send(self, message: WorkerMessage) -> bool:
         """Queue a message for the worker. Return False if its queue is full, or `end` was called before."""
 
     def end(self, *, replaced: bool) -> None:

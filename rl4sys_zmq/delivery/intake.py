@@ -10,7 +10,7 @@ from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
-from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, read_segments
 from rl4sys_zmq.wire.messages import Frame, Submit
 
 
@@ -45,13 +45,22 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
         return SubmitResult(None, skip, (), 0)
     errors = batch.errors(schema)
     refused = {place: error for place, error in errors.items() if place >= skip} if skip else errors
-    fresh = sum(batch.steps.tolist()[skip:])
+    fresh = sum(batch.steps[skip:])
     stream.accept_all(fresh, checks[skip:])
-    steps = fresh - sum(int(batch.steps[place]) for place in refused)
+    steps = fresh - sum(batch.steps[place] for place in refused)
     for place in refused:
         stream.refuse(message.first_seq + place)
     entry = JournalEntry(
-        stream.client_id, stream.actor_id, stream.origin, first, stream.received, steps, skip, len(refused), tuple(frames)
+        stream.client_id,
+        stream.actor_id,
+        stream.origin,
+        first,
+        stream.received,
+        steps,
+        skip,
+        len(refused),
+        tuple(frames),
+        None if message.codings else batch,  # no limit counts the bytes of a decompressed body that waits
     )
     return SubmitResult(entry, skip, tuple(refused.values()), stream.received - first - len(refused))
 
@@ -72,12 +81,11 @@ def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEnt
     skip = entry.skip + known
     if not entry.refused and not known:
         return ReplayPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
-    message = decode(entry.frames, verify=False)
-    assert isinstance(message, Submit)  # it was one when it was accepted, and the journal has verified the checksum
-    batch = SegmentBatchReader(message)
+    batch = read_segments(entry.frames)
     refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
     for place in refused:
-        stream.refuse_again(message.first_seq + place)
+        stream.refuse_again(batch.first_seq + place)
     steps = batch.steps
-    load = DataAmount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
+    fresh = sum(steps[skip:]) - sum(steps[place] for place in refused)
+    load = DataAmount(fresh, len(batch) - skip - len(refused), entry.nbytes)
     return ReplayPart(skip, load)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl4sys_zmq.wire import SegmentBatchReader
 from rl4sys_zmq.wire.messages import Frame
 
 
@@ -27,6 +28,8 @@ class JournalEntry:
     skip: int  # number of segments at the start of the message that are duplicates
     refused: int  # number of new segments that were refused because they are malformed
     frames: tuple[Frame, ...]  # frames of the message, as received
+    # what the gateway has read of them; None if they are compressed, or come from the disk
+    batch: SegmentBatchReader | None = None
 
     @property
     def accepted(self) -> int:

@@ -172,8 +172,8 @@ class JournalCache:
     @staticmethod
     def stream_values(row: StreamRow) -> tuple[object, ...]:
         """Return the columns of a stream's row, without the checksum."""
-        *values, submits, spooled, owner = stream_fields(row)
-        return (*values, int(submits), int(spooled), owner)
+        values = stream_fields(row)
+        return (*values[:-3], int(row.submits), int(row.spooled), row.owner)
 
 
 def _sum(a: int, b: int) -> int:

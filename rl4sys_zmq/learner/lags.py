@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+import bisect
+from collections.abc import Mapping, Sequence
 
 LAG_LIMITS = (0, 1, 2, 4, 8, 16, 32, 64)
 """The largest lag in each bucket but the last, which has no limit."""
-_LIMITS = np.array(LAG_LIMITS, np.int64)
 
 
-def count_lags(lags: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of steps in each bucket of the histogram, int64 ``[len(LAG_LIMITS) + 1]``."""
-    return np.bincount(np.searchsorted(_LIMITS, lags), weights=steps, minlength=len(LAG_LIMITS) + 1).astype(np.int64)
+def count_lags(steps: Mapping[int, int]) -> list[int]:
+    """Return the number of steps in each bucket of the histogram, from the number of steps by lag."""
+    counts = [0] * (len(LAG_LIMITS) + 1)
+    for lag, number in steps.items():
+        counts[bisect.bisect_left(LAG_LIMITS, lag)] += number
+    return counts
 
 
 def lag_report(counts: Sequence[int]) -> dict[str, int]:

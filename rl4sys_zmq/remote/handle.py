@@ -7,7 +7,7 @@ is here and in `worker_link`: the keys, the messages, the checkpoints, and the r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rl4sys_zmq.child_process import start_error_text
@@ -17,8 +17,7 @@ from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.thread_messages import ThreadFailed
+from rl4sys_zmq.wire.thread_messages import ThreadFailed, WorkerMessage, frames_of
 
 __all__ = ["RemoteProcess", "RemoteWorker"]
 
@@ -76,9 +75,9 @@ class RemoteWorker(WatchedWorker):
             link.finished = True
             raise
 
-    def send(self, frames: Sequence[Frame]) -> bool:
+    def send(self, message: WorkerMessage) -> bool:
         """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
-        return self._link.send(frames)
+        return self._link.send(frames_of(message))
 
     def end(self, *, replaced: bool) -> None:
         self._link.end(replaced=replaced)

@@ -8,7 +8,7 @@
 - `prefix`, `values`: the first 48 bytes of every message, and the msgpack header after them.
 """
 
-from rl4sys_zmq.wire.batch import SegmentBatchReader, read_heads, read_submit
+from rl4sys_zmq.wire.batch import SegmentBatchReader, read_heads, read_segments, read_submit
 from rl4sys_zmq.wire.codec import decode, encode
 from rl4sys_zmq.wire.layout import action_dtype
 from rl4sys_zmq.wire.schema import SegmentSchema
@@ -26,6 +26,7 @@ __all__ = [
     "join_submit",
     "pack_segment",
     "read_heads",
+    "read_segments",
     "read_submit",
     "spec_body",
     "spec_from_document",

@@ -8,6 +8,7 @@ or segments are requested, which the gateway never does.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from rl4sys_zmq.values import NO_EXTRAS, Segment
 from rl4sys_zmq.values.observations import SpaceLeaves
 from rl4sys_zmq.values.segment import segment_of
 from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
+from rl4sys_zmq.wire.codec import decode
 from rl4sys_zmq.wire.coding import plain_body
 from rl4sys_zmq.wire.columns import ColumnReader, ColumnView, LayoutGroup
 from rl4sys_zmq.wire.layout import SegmentLayout, parse_layout
@@ -35,12 +37,7 @@ _ODD_FLAGS = [
     or bool(flags & SegmentFlag.EVALUATION and not flags & SegmentFlag.RETURN)
     for flags in range(256)
 ]
-_ODD = np.array(_ODD_FLAGS)
 """For each value of ``flags`` in a head: True if its bits contradict each other or are unknown."""
-FEW = 8
-"""Largest number of segments whose heads `SegmentBatchReader.errors` checks in a loop. For more, it uses arrays."""
-
-_NEVER = (1 << 64) - 1
 
 Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
@@ -49,9 +46,10 @@ class SegmentBatchReader:
     """The segments in one `Submit`. Methods identify a segment by its index in the message.
 
     Attributes:
+        schema: It can be replaced.
         first_seq: Sequence number of the first segment.
         heads: The heads of all segments, one row of the dtype `HEAD` for each.
-        steps: Number of steps of each segment, int64.
+        steps: Number of steps of each segment.
     """
 
     def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
@@ -73,9 +71,9 @@ class SegmentBatchReader:
         if not 0 < len(texts) <= min(len(heads), MAX_LAYOUTS) or not all(type(text) is str for text in texts):
             raise ProtocolError(RefusalReason.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
         layouts = [parse_layout(text) for text in texts]
-        self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
+        self.steps: list[int] = heads["steps"].tolist()
         self._raw = message.heads
-        self._schema = schema
+        self.schema = schema
         self._undecodable: dict[int, str] | None = None
         self._groups = ColumnReader(heads, self.steps, layouts, plain_body(message)).groups
 
@@ -90,10 +88,15 @@ class SegmentBatchReader:
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
         """Return the error of each segment that must be refused, by index. Without a schema, only the heads are checked."""
-        longest = schema.max_steps if schema is not None else None
-        places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
-        heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}
-        out = {place: error for place, head in heads.items() if (error := _head_error(head, longest)) is not None}
+        longest = schema.max_steps if schema is not None else math.inf
+        least = 1 if schema is not None else 0
+        heads = self.heads
+        fields = (heads[name].tolist() for name in ("flags", "reserved", "episode_length"))
+        out = {
+            place: _head_error(flags, reserved, length, steps, longest)
+            for place, (flags, reserved, length, steps) in enumerate(zip(*fields, self.steps, strict=True))
+            if _ODD_FLAGS[flags] or reserved or (length < steps if flags & _ENDED else length) or not least <= steps <= longest
+        }
         if schema is not None:
             out = {**self.layout_errors(schema), **out}
         return dict(sorted(out.items())) if len(out) > 1 else out
@@ -104,18 +107,8 @@ class SegmentBatchReader:
         for group in self._groups:
             error = schema.check_layout(group.layout)
             if error is not None:
-                out.update(dict.fromkeys(group.members.tolist(), error))
+                out.update(dict.fromkeys(group.members, error))
         return out
-
-    def _suspicious(self, max_steps: int | None) -> list[int]:
-        """Return the indices of the segments for which `_head_error` returns an error."""
-        heads, steps = self.heads, self.steps
-        flags, lengths = heads["flags"], heads["episode_length"]
-        least = np.where(flags & _ENDED, steps, 0)
-        bad = _ODD[flags] | (heads["reserved"] != 0) | (lengths < least) | ((lengths != 0) & (least == 0))
-        if max_steps is not None:
-            bad |= (steps < 1) | (steps > max_steps)
-        return np.flatnonzero(bad).tolist() if bad.any() else []
 
     @property
     def has_images(self) -> bool:
@@ -135,7 +128,7 @@ class SegmentBatchReader:
             if self.has_images and not has_pillow():
                 raise ProtocolError(RefusalReason.FEATURE, NEEDS_PILLOW)
             decoded = ((group, group.columns[0].decode()) for group in self._groups)
-            self._undecodable = {int(group.members[place]): why for group, bad in decoded for place, why in bad.items()}
+            self._undecodable = {group.members[place]: why for group, bad in decoded for place, why in bad.items()}
         return self._undecodable
 
     def release_images(self) -> None:
@@ -148,7 +141,7 @@ class SegmentBatchReader:
     def alone(self, place: int) -> Submit:
         """Return a message with one segment, for example to store it. Its image files stay, and the rest is uncompressed."""
         group = next(group for group in self._groups if place in group.members)
-        at = group.members.tolist().index(place)
+        at = group.members.index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
         head[LAYOUT_AT] = 0
         small: list[bytes] = []
@@ -175,40 +168,17 @@ class SegmentBatchReader:
                 for array in views.arrays():
                     yield name, array
 
-    def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
-        """Return the lowest policy version among the steps of each segment, int64.
+    def oldest(self, generation: int, first_version: int) -> list[int]:
+        """Return the lowest policy version among the steps of each segment.
 
         In segments of an earlier generation, it is at most `first_version`, the first version of the present `generation`.
         """
-        lowest = self.heads["version"].copy()
+        lowest: list[int] = self.heads["version"].tolist()
         for group in self._groups:
-            mixed = np.flatnonzero(self.heads["flags"][group.members] & SegmentFlag.VERSIONS)
-            if len(mixed):
-                sent = group.columns[group.layout.versions].each()
-                for place in mixed.tolist():
-                    lowest[group.members[place]] = sent[place].min(initial=_NEVER)
-        earlier = np.minimum(lowest, np.uint64(first_version))
-        return np.where(self.heads["generation"] == generation, lowest, earlier).astype(np.int64)
-
-    def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Return position in `places`, return and length for each of these segments that has the return of its episode."""
-        heads = self.heads[places]
-        which = np.flatnonzero(heads["flags"] & SegmentFlag.RETURN)
-        if not len(which):
-            return []
-        return list(
-            zip(which.tolist(), heads["episode_return"][which].tolist(), heads["episode_length"][which].tolist(), strict=True)
-        )
-
-    @property
-    def evaluations(self) -> dict[int, tuple[int, float, int]]:
-        """The results of evaluations, by index: policy version, return, and length in steps."""
-        heads = self.heads
-        if not (heads["flags"] & SegmentFlag.EVALUATION).any():
-            return {}
-        places = np.flatnonzero(heads["flags"] & SegmentFlag.EVALUATION)
-        columns = (heads[name][places].tolist() for name in ("version", "episode_return", "episode_length"))
-        return dict(zip(places.tolist(), zip(*columns, strict=True), strict=True))
+            for place, sent in _sent_versions(group):
+                lowest[group.members[place]] = int(sent.min())
+        made = self.heads["generation"].tolist()
+        return [low if by == generation else min(low, first_version) for low, by in zip(lowest, made, strict=True)]
 
     def segments(self) -> list[Segment]:
         """Return all segments, also those that `errors` reports, with read-only views as columns."""
@@ -219,14 +189,13 @@ class SegmentBatchReader:
         every = list(heads)
         out: dict[int, Segment] = {}
         for group in self._groups:
-            members = group.members.tolist()
-            out.update(zip(members, self._segments(group, (every[place] for place in members)), strict=True))
+            out.update(zip(group.members, self._segments(group, (every[place] for place in group.members)), strict=True))
         return [out[place] for place in range(len(self))]
 
     def _segments(self, group: LayoutGroup, heads: Iterator[Head]) -> list[Segment]:
         count, layout = len(group.members), group.layout
         leaves, end = layout.leaves, layout.leaves + layout.actions
-        known = self._schema
+        known = self.schema
         observations = _trees(group.columns[:leaves], count, known.leaves if known is not None else None)
         actions = _trees(group.columns[leaves:end], count, known.actions.leaves if known is not None else None)
         rewards, log_probs, _, *masks = (views.each() for views in group.columns[end : layout.standard])
@@ -263,7 +232,7 @@ class SegmentBatchReader:
         return out
 
     def _names(self, layout: SegmentLayout) -> list[str]:
-        return layout.names() if self._schema is None else self._schema.names(layout)
+        return layout.names() if self.schema is None else self.schema.names(layout)
 
     def _extras(self, group: LayoutGroup, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
         """Return the extra columns with a letter, ``x`` or ``i``, of each segment, by name."""
@@ -280,19 +249,22 @@ class SegmentBatchReader:
 
     def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
         """Return the policy version of each step, one array for each segment. A head has it if it is the same for all steps."""
-        heads, steps = self.heads, self.steps
-        if len(self._groups) > 1:
-            heads, steps = heads[group.members], steps[group.members]
-        every = np.repeat(heads["version"], steps)
+        heads = self.heads[group.members] if len(self._groups) > 1 else self.heads
+        every = heads["version"].repeat(heads["steps"])
         every.flags.writeable = False
-        starts = [0, *itertools.accumulate(steps.tolist())]
+        starts = [0, *itertools.accumulate(heads["steps"].tolist())]
         views = [every[a:b] for a, b in itertools.pairwise(starts)]
-        mixed = heads["flags"] & SegmentFlag.VERSIONS != 0
-        if mixed.any():
-            sent = group.columns[group.layout.versions].each()
-            for place in np.flatnonzero(mixed).tolist():
-                views[place] = sent[place]
+        for place, sent in _sent_versions(group):
+            views[place] = sent
         return views
+
+
+def _sent_versions(group: LayoutGroup) -> list[tuple[int, NDArray[np.uint64]]]:
+    """Return the version column of each segment that has one, with the segment's index in the group."""
+    views = group.columns[group.layout.versions]
+    if not views.together.size and not views.large:
+        return []
+    return [(place, sent) for place, sent in enumerate(views.each()) if sent.size]
 
 
 def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
@@ -315,6 +287,18 @@ def read_heads(message: Submit) -> NDArray[Any]:
     return np.frombuffer(message.heads, HEAD)
 
 
+def read_segments(frames: Sequence[Frame]) -> SegmentBatchReader:
+    """Return the segments in the frames of a `Submit` whose checksum was verified before.
+
+    Raises:
+        ProtocolError: If the message is malformed, so that none of its segments can be trusted.
+    """
+    message = decode(frames, verify=False)
+    if not isinstance(message, Submit):
+        raise ProtocolError(RefusalReason.KIND, f"a {type(message).__name__} in place of a Submit")
+    return SegmentBatchReader(message)
+
+
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
     """Return the segments of a message, with read-only views as columns, and an error in place of each invalid one.
 
@@ -327,16 +311,13 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
     return [errors.get(place, segment) for place, segment in enumerate(batch.segments())]
 
 
-def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    _, _, _, _, _, length, _, steps, flags, _, reserved = head
+def _head_error(flags: int, reserved: int, length: int, steps: int, longest: float) -> ProtocolError:
     if _ODD_FLAGS[flags] or reserved:
         problem = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"
     elif flags & _ENDED and length < steps:
         problem = f"an episode of {length} steps ends with a segment of {steps} steps"
     elif length and not flags & _ENDED:
         problem = f"a segment has an episode length of {length} steps but does not end its episode"
-    elif max_steps is not None and not 1 <= steps <= max_steps:
-        problem = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
     else:
-        return None
+        problem = f"a segment of {steps} steps; 1 to {longest} are allowed"
     return ProtocolError(RefusalReason.RANGE, problem)

@@ -21,7 +21,7 @@ M = TypeVar("M")
 _IN_PREFIX = ("first_seq", "count")
 """Fields of `Submit` that are in the prefix, so that the receiver can read them without decoding the header."""
 
-_NO_VALUES = ("body", "digests")
+_NO_VALUES = ("batch", "body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
 """The largest integer in a message, except for hashes. The sum of two fits 64 bits."""

@@ -65,7 +65,7 @@ class LayoutGroup:
     """The segments of a message that have the same layout. `members` are their indices in the message, ascending."""
 
     layout: SegmentLayout
-    members: NDArray[np.int64]
+    members: list[int]
     columns: list[ColumnView]
 
 
@@ -79,11 +79,10 @@ class SegmentRowCounts:
 
     __slots__ = ("each", "most", "starts")
 
-    def __init__(self, each: NDArray[np.int64]) -> None:
-        counts = each.tolist()
+    def __init__(self, each: list[int]) -> None:
         self.each = each
-        self.starts: list[int] = [0, *itertools.accumulate(counts)]
-        self.most: int = max(counts, default=0)
+        self.starts = [0, *itertools.accumulate(each)]
+        self.most = max(each, default=0)
 
 
 _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1, "x": 0, "i": 3}
@@ -101,29 +100,28 @@ class ColumnReader:
         ProtocolError: If the body does not have exactly the bytes that the numbers of steps and the layouts require.
     """
 
-    def __init__(
-        self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[SegmentLayout], body: Sequence[BodyFrame]
-    ) -> None:
+    def __init__(self, heads: NDArray[Any], steps: list[int], layouts: list[SegmentLayout], body: Sequence[BodyFrame]) -> None:
         blob = body[0]
         assert not isinstance(blob, EncodedImages)
         self._blob, self._large = blob, list(body[1:])
         self._at, self._limit = 0, sum(map(len, body))
-        places = heads["layout"]
-        if len(layouts) > 1 or places.any():
-            if int(places.max()) >= len(layouts):
-                raise ProtocolError(
-                    RefusalReason.MALFORMED, f"a segment of layout {int(places.max())}; the message has {len(layouts)}"
-                )
-            members = [np.flatnonzero(places == k) for k in range(len(layouts))]
-        else:
-            members = [np.arange(len(heads))]
-        flags = heads["flags"]
-        counts = [steps, steps + (flags & SegmentFlag.TERMINATED == 0), np.where(flags & SegmentFlag.VERSIONS, steps, 0)]
-        for layout in layouts:
-            if layout.columns[-1].letter == "i":
-                counts.append(np.ones_like(steps))
-                break
-        sized = [tuple(SegmentRowCounts(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
+        places: list[int] = heads["layout"].tolist()
+        if max(places) >= len(layouts):
+            raise ProtocolError(RefusalReason.MALFORMED, f"a segment of layout {max(places)}; the message has {len(layouts)}")
+        alone = len(layouts) == 1
+        members: list[list[int]] = [list(range(len(places)))] if alone else [[] for _ in layouts]
+        for place, index in enumerate(places if not alone else ()):
+            members[index].append(place)
+        flags: list[int] = heads["flags"].tolist()
+        terminated, versions = SegmentFlag.TERMINATED, SegmentFlag.VERSIONS
+        counts = [
+            steps,
+            [count if flag & terminated else count + 1 for count, flag in zip(steps, flags, strict=True)],
+            [count if flag & versions else 0 for count, flag in zip(steps, flags, strict=True)],
+        ]
+        if any(layout.columns[-1].letter == "i" for layout in layouts):
+            counts.append([1] * len(steps))
+        sized = [tuple(SegmentRowCounts(c if alone else [c[place] for place in m]) for c in counts) for m in members]
         self._frames = self._find_large(layouts, members, sized)
         self.groups = [
             LayoutGroup(layout, m, [self._column(n, layout, rows[_COUNTED[c.letter]], m) for n, c in enumerate(layout.columns)])
@@ -133,7 +131,7 @@ class ColumnReader:
             raise ProtocolError(RefusalReason.SHAPE, "the body has bytes that belong to no segment")
 
     def _find_large(
-        self, layouts: list[SegmentLayout], members: list[NDArray[np.int64]], sized: list[tuple[SegmentRowCounts, ...]]
+        self, layouts: list[SegmentLayout], members: list[list[int]], sized: list[tuple[SegmentRowCounts, ...]]
     ) -> dict[tuple[int, int], int]:
         """Return the frame of each large column, by the segment's index in the message and the column's index in its layout.
 
@@ -149,20 +147,22 @@ class ColumnReader:
                         RefusalReason.SHAPE, f"column {column.letter} needs {most} bytes; the body has {self._limit}"
                     )
                 if most >= LARGE_BYTES:
-                    large = places[counted.each * column.row_bytes >= LARGE_BYTES]
-                    keys += [(place, position) for place in large.tolist()]
+                    rows_of = zip(places, counted.each, strict=True)
+                    keys += [(place, position) for place, count in rows_of if count * column.row_bytes >= LARGE_BYTES]
         return {key: n for n, key in enumerate(sorted(keys))}
 
-    def _column(self, position: int, layout: SegmentLayout, rows: SegmentRowCounts, members: NDArray[np.int64]) -> ColumnView:
+    def _column(self, position: int, layout: SegmentLayout, rows: SegmentRowCounts, members: list[int]) -> ColumnView:
         column = layout.columns[position]
         own: dict[int, NDArray[Any]] = {}
         coded: dict[int, EncodedImages] = {}
         starts = rows.starts
         if rows.most * column.row_bytes >= LARGE_BYTES:
             small = rows.each.copy()
-            for place in np.flatnonzero(small * column.row_bytes >= LARGE_BYTES).tolist():
-                index = self._frames[int(members[place]), position]
-                frame = self._large_frame(index, int(small[place]) * column.row_bytes, column, layout.leaves == 1)
+            for place, count in enumerate(rows.each):
+                if count * column.row_bytes < LARGE_BYTES:
+                    continue
+                index = self._frames[members[place], position]
+                frame = self._large_frame(index, count * column.row_bytes, column, layout.leaves == 1)
                 if isinstance(frame, EncodedImages):
                     coded[place] = frame
                 else:
@@ -172,8 +172,8 @@ class ColumnReader:
         size = starts[-1] * column.row_bytes
         if self._at + size > len(self._blob):
             raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} ends beyond its frame")
-        blob, dtype, count = self._blob, column.dtype, size // column.dtype.itemsize
-        together = np.frombuffer(blob, dtype, count, self._at) if count else np.empty(0, dtype)
+        dtype, values = column.dtype, size // column.dtype.itemsize
+        together = np.frombuffer(self._blob, dtype, values, self._at) if values else np.empty(0, dtype)
         self._at += size + (-size % ALIGN)
         return ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 

@@ -88,7 +88,7 @@ class SegmentLayout:
         """Return the name of each column, such as ``rewards``."""
         observed = leaves if len(leaves) == self.leaves else _indexed("observations", self.leaves)
         acted = actions if len(actions) == self.actions else _indexed("actions", self.actions)
-        standard = [NAMES[column.letter] for column in self.columns[self.leaves + self.actions : self.standard]]
+        standard = ("rewards", "log_probs", "versions", "masks")[: self.standard - len(observed) - len(acted)]
         count = len(self.columns) - self.standard
         unnamed = [f"extra_{n}" for n in range(len(extras), count)]
         return [*observed, *acted, *standard, *extras[:count], *unnamed]

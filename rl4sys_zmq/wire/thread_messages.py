@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rl4sys_zmq.wire.codec import decode_as, kinds_of
+from rl4sys_zmq.wire.batch import SegmentBatchReader
+from rl4sys_zmq.wire.codec import decode_as, encode, kinds_of
 from rl4sys_zmq.wire.messages import Document, Frame
 from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
@@ -109,6 +110,7 @@ class DeliverSegments(ToLearnerThread):
         skip: Number of segments at the beginning of the message that the thread has received before.
         refused: Number of the other segments that the gateway has refused. The thread finds them with the same check.
         body: The frames of the actor's `Submit`, as they were received.
+        batch: What the gateway has read of them. It does not travel to another process.
     """
 
     KIND: ClassVar[int] = 33
@@ -117,6 +119,7 @@ class DeliverSegments(ToLearnerThread):
     skip: int
     refused: int
     body: tuple[Frame, ...]
+    batch: SegmentBatchReader | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +579,15 @@ ThreadMessage = (
     | CheckpointPart
 )
 
+WorkerMessage = Sequence[Frame] | DeliverSegments
+"""A message on its way to a worker. Segments are encoded only for a worker in another process."""
+
 _KINDS: dict[int, type[ThreadMessage]] = kinds_of(ThreadMessage)
+
+
+def frames_of(message: WorkerMessage) -> Sequence[Frame]:
+    """Return the frames of a message to a worker."""
+    return encode(message) if isinstance(message, DeliverSegments) else message
 
 
 def decode_thread_message(frames: Sequence[Frame], *, header: HeaderLimits = HEADER) -> ThreadMessage:

@@ -332,11 +332,19 @@ def test_a_submit_is_taken_once() -> None:
     intake = take_submit(stream, SCHEMA, message, frames)
     assert (intake.duplicates, intake.refused, intake.accepted) == (0, (), 2)
     assert intake.entry is not None
-    assert dataclasses.astuple(intake.entry)[:-1] == ("c", "a", 1, 0, 2, 5, 0, 0)
+    assert dataclasses.astuple(intake.entry)[:-2] == ("c", "a", 1, 0, 2, 5, 0, 0)
     assert intake.entry.frames == tuple(frames)
+    assert intake.entry.batch is not None and len(intake.entry.batch) == 2
     again = take_submit(stream, SCHEMA, message, frames)
     assert (again.entry, again.duplicates, again.accepted) == (None, 2, 0)
     assert (stream.received, stream.accepted_steps) == (2, 5)
+
+
+def test_a_compressed_body_is_not_kept_decompressed() -> None:
+    message = join_submit(0, 0, [packed(9)] * 9, coded=True)
+    assert message.codings
+    entry = take_submit(stream_of(), SCHEMA, message, encode(message)).entry
+    assert entry is not None and entry.batch is None
 
 
 def test_a_bad_item_uses_up_its_number_and_its_neighbours_go_on() -> None:

@@ -54,7 +54,9 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadFailed,
     ThreadMessage,
     ThreadReady,
+    WorkerMessage,
     decode_thread_message,
+    frames_of,
 )
 
 SPEC = mlp_spec(BoxSpace((1,)), DiscreteSpace(2), "categorical", ())
@@ -74,9 +76,9 @@ class FakeWorker:
     failure: ThreadFailed | None = None
     silent_s: float = 0.0
 
-    def send(self, frames: Sequence[Frame]) -> bool:
+    def send(self, message: WorkerMessage) -> bool:
         if not self.full:
-            self.given.append(decode_thread_message(frames))
+            self.given.append(decode_thread_message(frames_of(message)))
         return not self.full
 
     def end(self, *, replaced: bool) -> None:

@@ -6,7 +6,6 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import Closed
@@ -124,7 +123,7 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
     reporter.start_clock()
     reporter.scalars["loss"] = 0.5
     reporter.observed_steps += 20
-    reporter.ended([(70, 1.5, 20)])
+    reporter.ended(70, 1.5, 20)
     reporter.evaluated(3, 2.5, 7)
     clock.now += 0.2
     reporter.report_figures(4)
@@ -142,7 +141,7 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
 
 def test_the_mean_reward_is_that_of_the_latest_steps(reporter: LearnerThreadReporter, said: list[Any]) -> None:
     for reward in (1.0, 2.0, 3.0):
-        reporter.observed(np.array([0, 1]), np.array([3_000, 2_000]), 5_000 * reward)
+        reporter.observed([0, 1], [3_000, 2_000], 5_000 * reward)
         reporter.report_figures(1, at_once=True)
     assert [message.scalars["charts/mean_reward"] for message in said] == [1.0, 1.5, 2.5]
 

@@ -51,7 +51,7 @@ from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads
 from rl4sys_zmq.wire.messages import Ack, Frame, Hello, Message, OperatorCommand, Refused, Submit, Verdict, Welcome
-from rl4sys_zmq.wire.thread_messages import AssignClient, DeliverSegments, decode_thread_message
+from rl4sys_zmq.wire.thread_messages import AssignClient, DeliverSegments
 from simulation.history import History
 from simulation.schedule import Schedule
 from simulation.sim_disk import SimDisk, SimJournal, SlowJournal
@@ -451,8 +451,7 @@ class SimLearner:
         for given in thread.inbox:
             if isinstance(given, Given):
                 in_transit.add(given.load)
-        for frames in client.worker.backlog:
-            message = decode_thread_message(frames)
+        for message in client.worker.backlog:
             if isinstance(message, DeliverSegments):
                 in_transit.add(Given(message).load)
         for entry in self._journal.waiting() if isinstance(self._journal, SimJournal | SlowJournal) else ():

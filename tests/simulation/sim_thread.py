@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from rl4sys_zmq.learner.training.progress import CheckpointProgress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
-from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, spec_to_document
-from rl4sys_zmq.wire.messages import Frame, Submit, Verdict
+from rl4sys_zmq.wire import SegmentSchema, encode, read_segments, spec_to_document
+from rl4sys_zmq.wire.messages import Frame, Verdict
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointResult,
@@ -29,6 +29,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadFailed,
     ThreadMessage,
     ThreadReady,
+    WorkerMessage,
     decode_thread_message,
 )
 from simulation.history import History
@@ -63,11 +64,10 @@ class Given:
     """A message with segments, decoded by a learner thread."""
 
     def __init__(self, message: DeliverSegments) -> None:
-        submit = decode(message.body)
-        assert isinstance(submit, Submit)
+        self.batch = read_segments(message.body)
+        assert message.batch is None or message.batch.heads.tobytes() == self.batch.heads.tobytes()
         self.key: Key = message.actor_id, message.origin
-        self.skip, self.first_seq = message.skip, submit.first_seq
-        self.batch = SegmentBatchReader(submit)
+        self.skip, self.first_seq = message.skip, self.batch.first_seq
         self.refused = self.batch.errors(SCHEMA)
         taken = [int(steps) for place, steps in enumerate(self.batch.steps) if place >= self.skip and place not in self.refused]
         self.load = DataAmount(sum(taken), len(taken), sum(len(frame) for frame in message.body))
@@ -98,11 +98,10 @@ class SimThread:
         self._said: list[tuple[Key, int, str]] = []
         self._demand = (0, 0)
 
-    def send(self, frames: Sequence[Frame]) -> bool:
+    def send(self, message: WorkerMessage) -> bool:
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
-        message = decode_thread_message(frames)
-        self.inbox.append(Given(message) if isinstance(message, DeliverSegments) else message)
+        self.inbox.append(Given(message) if isinstance(message, DeliverSegments) else decode_thread_message(message))
         return True
 
     def end(self, *, replaced: bool) -> None:

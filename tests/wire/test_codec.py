@@ -62,7 +62,9 @@ def field_strategy(cls: type, f: dataclasses.Field[Any]) -> Any:
 
 
 def strategy(cls: Any) -> Any:
-    return st.builds(cls, **{f.name: field_strategy(cls, f) for f in dataclasses.fields(cls) if f.name != "digests"})
+    return st.builds(
+        cls, **{f.name: field_strategy(cls, f) for f in dataclasses.fields(cls) if f.name not in ("batch", "digests")}
+    )
 
 
 def signed(data: bytes | bytearray, body: tuple[Any, ...] = ()) -> list[bytes]:

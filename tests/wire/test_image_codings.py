@@ -129,7 +129,7 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(EncodedImages, "decode", never)
     batch = SegmentBatchReader(message)
     assert batch.has_images and batch.errors(SCHEMA) == {}
-    assert batch.oldest(1, 0).tolist() == [7, 7, 7]
+    assert batch.oldest(1, 0) == [7, 7, 7]
     batch.checks.tolist()
     other = SegmentSchema(BoxSpace((32, 32, 3), "|u1", 0.0, 255.0), DiscreteSpace(4), 1000)
     assert {error.code for error in batch.errors(other).values()} == {RefusalReason.SPEC}

@@ -1,7 +1,7 @@
 """The interface of an engine, which starts the workers that train clients, the registry of engines, and the base of handles.
 
 A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway and a worker exchange encoded
-messages only.
+messages, but a thread gets segments as the gateway has read them.
 """
 
 from __future__ import annotations

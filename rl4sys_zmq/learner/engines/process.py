@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
@@ -43,8 +43,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.transports import Socket, make_socket_folder
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
+from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed, WorkerMessage, frames_of
 
 log = get_logger(__name__)
 
@@ -114,9 +113,9 @@ class LearnerProcess(WatchedWorker):
             self._push.close()
             raise
 
-    def send(self, frames: Sequence[Frame]) -> bool:
+    def send(self, message: WorkerMessage) -> bool:
         """Queue a message. Return False if the queue is full, the process is not connected so far, or `end` was called."""
-        return self._push is not None and bool(self._push.send(frames))
+        return self._push is not None and bool(self._push.send(frames_of(message)))
 
     def end(self, *, replaced: bool) -> None:
         if self._push is not None:

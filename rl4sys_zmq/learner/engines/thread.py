@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.training.inbox import WorkerQueue
 from rl4sys_zmq.learner.training.learner_thread import LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
+from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed, WorkerMessage
 
 
 class ThreadEngine:
@@ -46,8 +45,9 @@ class InProcessLearnerThread:
     def __init__(self, assignment: WorkerAssignment, up: str) -> None:
         key = assignment.key
         down = f"{up}-{key.hex()}"
-        self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
-        self._thread = LearnerThread(f"rl4sys-learner-{assignment.client_id}", key, down, up)
+        self._queue = WorkerQueue()
+        self._push: Socket | None = Socket.push(bind=down)
+        self._thread = LearnerThread(f"rl4sys-learner-{assignment.client_id}", key, down, up, queue=self._queue)
         try:
             self._thread.start()
         except BaseException:
@@ -58,12 +58,18 @@ class InProcessLearnerThread:
     def alive(self) -> bool:
         return self._thread.alive
 
-    def send(self, frames: Sequence[Frame]) -> bool:
-        return self._push is not None and bool(self._push.send(frames))
+    def send(self, message: WorkerMessage) -> bool:
+        if self._push is None or len(self._queue.messages) >= QUEUE_MESSAGES:
+            return False
+        self._queue.messages.append(message)
+        if not self._queue.awake:
+            self._queue.awake = True
+            self._push.send([b""])
+        return True
 
     def end(self, *, replaced: bool) -> None:
         if self._push is not None:
-            self._push.send(encode(StopThread()))
+            self.send(encode(StopThread()))
             self._push.close()
             self._push = None
         if replaced:

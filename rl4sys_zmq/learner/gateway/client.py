@@ -257,7 +257,7 @@ class ClientState:
     def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
         """Queue the segments of a journal entry for the learner thread, and count them as sent to it."""
         self.pool.transit.send(load, waited=waited)
-        self.worker.send(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames))
+        self.worker.send(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames, entry.batch))
 
     # ---- checkpoints
 

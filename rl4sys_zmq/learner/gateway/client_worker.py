@@ -11,8 +11,7 @@ from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadMessage
+from rl4sys_zmq.wire.thread_messages import AssignClient, DeliverSegments, ThreadMessage, WorkerMessage
 
 STEADY_S = 30.0
 """Time for which a worker must have trained so that its crash is followed by the shortest pause, in seconds."""
@@ -28,7 +27,7 @@ class ClientWorker:
         handle: The current worker; None after `end`.
         handles: All workers that can still be running.
         starts: The number of workers that were started.
-        backlog: Encoded messages to the current worker, oldest first. They wait here while its queue is full.
+        backlog: The messages to the current worker, oldest first. They wait here while its queue is full.
         started_at: The start of the current worker, on the monotonic clock, in seconds.
         restart_at: The time of the next start after a crash, on the monotonic clock, in seconds; None at all other times.
         devices: The device of each rank of the current worker.
@@ -40,7 +39,7 @@ class ClientWorker:
         self.handle: LearnerThreadHandle | None = None
         self.handles: list[LearnerThreadHandle] = []
         self.starts = 0
-        self.backlog: deque[list[Frame]] = deque()
+        self.backlog: deque[WorkerMessage] = deque()
         self.started_at = clock.monotonic()
         self.restart_at: float | None = None
         self.devices: list[str] = []
@@ -68,7 +67,7 @@ class ClientWorker:
 
     def send(self, message: ThreadMessage) -> None:
         """Queue a message for the current worker."""
-        self.backlog.append(encode(message))
+        self.backlog.append(message if isinstance(message, DeliverSegments) else encode(message))
 
     def flush(self) -> None:
         """Pass on the queued messages for which the worker has room."""

@@ -8,9 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import Segment
@@ -27,7 +24,7 @@ class DecodedSegmentMessage:
     segments: list[Segment]  # empty after `release`
     refused: dict[int, ProtocolError]  # the error of each segment that the gateway has refused, by the segment's index
     bad: dict[int, str]  # the problem of each segment with invalid content, by the segment's index
-    oldest: NDArray[np.int64]  # the lowest policy version among the steps of each segment, [segments]
+    oldest: list[int]  # the lowest policy version among the steps of each segment
     nbytes: int
 
     def release(self) -> None:

@@ -9,6 +9,7 @@ import traceback
 
 from rl4sys_zmq.errors import Closed, ConfigError, RankLost
 from rl4sys_zmq.learner.run.worker_storage import LocalStorage, WorkerStorage
+from rl4sys_zmq.learner.training.inbox import LearnerThreadInbox, WorkerQueue
 from rl4sys_zmq.learner.training.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
 from rl4sys_zmq.learner.training.train_loop import TrainLoop
 from rl4sys_zmq.limits import NO_FRAME_LIMIT
@@ -27,14 +28,22 @@ LINGER_S = 5.0
 
 
 class LearnerThread(Worker):
-    """A thread that trains one client. It exchanges only encoded messages with the gateway.
+    """A thread that trains one client. In the learner's process, `queue` has the messages of the gateway.
 
     A worker process calls `run` in its main thread, with other addresses. `AssignClient` is the first message to the thread,
     and `StopThread` the last.
     """
 
     def __init__(
-        self, name: str, key: bytes, down: str, up: str, *, remote: bool = False, storage: WorkerStorage | None = None
+        self,
+        name: str,
+        key: bytes,
+        down: str,
+        up: str,
+        *,
+        remote: bool = False,
+        storage: WorkerStorage | None = None,
+        queue: WorkerQueue | None = None,
     ) -> None:
         super().__init__(name)
         self._storage = storage if storage is not None else LocalStorage()
@@ -42,7 +51,7 @@ class LearnerThread(Worker):
         self._key = key
         self._remote = remote
         self._began = time.monotonic()
-        self._down, self._up = down, up
+        self._down, self._up, self._queue = down, up, queue
         self._stopping = threading.Event()
         self._replaced = threading.Event()
         self._loop: TrainLoop | None = None
@@ -72,7 +81,8 @@ class LearnerThread(Worker):
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
     def _learn(self, down: Socket, upstream: GatewaySender) -> None:
-        learning = self._loop = TrainLoop(down, upstream, self._storage, self._stopping, self._replaced)
+        inbox = LearnerThreadInbox(down, self._queue)
+        learning = self._loop = TrainLoop(inbox, upstream, self._storage, self._stopping, self._replaced)
         try:
             learning.run()
         finally:

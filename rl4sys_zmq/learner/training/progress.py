@@ -73,7 +73,7 @@ class CheckpointProgress:
         """Record that all segments received so far have a verdict and are part of the algorithm's state."""
         self.moved |= bool(self._since)
         for key, since in self._since.items():
-            tally = self._marks.setdefault(key, _StreamProgress(0, {}))
+            tally = self._marks.get(key) or self._marks.setdefault(key, _StreamProgress(0, {}))
             tally.next_seq = since.next_seq
             for verdict, count in since.verdicts.items():
                 tally.verdicts[verdict] += count

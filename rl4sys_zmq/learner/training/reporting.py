@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
-from rl4sys_zmq.learner.lags import LAG_LIMITS, count_lags
+from rl4sys_zmq.learner.lags import count_lags
 from rl4sys_zmq.learner.training.progress import ObservedDataCounts
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
@@ -86,7 +83,7 @@ class LearnerThreadReporter:
         self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
         self._episodes: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
         self._evaluations: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
-        self._lags = np.zeros(len(LAG_LIMITS) + 1, np.int64)
+        self._lags = Counter[int]()
         self._rewards: deque[tuple[int, float]] = deque()
         self._reward_steps = 0
         self._gathers = False
@@ -144,11 +141,10 @@ class LearnerThreadReporter:
 
     # ---- metrics
 
-    def ended(self, episodes: Iterable[tuple[float, float, int]]) -> None:
-        for step, total, length in episodes:
-            self.observed_episodes += 1
-            self.recent.append((total, length))
-            self._episodes.append([step, total, length])
+    def ended(self, step: int, total: float, length: int) -> None:
+        self.observed_episodes += 1
+        self.recent.append((total, length))
+        self._episodes.append([step, total, length])
 
     def evaluated(self, version: int, total: float, length: int) -> None:
         """Record an episode of an actor that does not explore."""
@@ -159,10 +155,11 @@ class LearnerThreadReporter:
         self.overridden_steps += steps
         self.scalars["charts/overridden_steps"] = self.overridden_steps
 
-    def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64], reward: float) -> None:
-        count = int(steps.sum())
+    def observed(self, lags: Sequence[int], steps: Sequence[int], reward: float) -> None:
+        count = sum(steps)
         self.observed_steps += count
-        self._lags += count_lags(lags, steps)
+        for lag, number in zip(lags, steps, strict=True):
+            self._lags[lag] += number
         self._rewards.append((count, reward))
         self._reward_steps += count
         while self._reward_steps - self._rewards[0][0] >= REWARD_STEPS:
@@ -182,7 +179,7 @@ class LearnerThreadReporter:
             if self._reward_steps:
                 self.scalars["charts/mean_reward"] = sum(reward for _, reward in self._rewards) / self._reward_steps
             scalars = {k: float(v) for k, v in self.scalars.items()}
-            lags = self._lags.tolist() if self._lags.any() else []
+            lags = count_lags(self._lags) if self._lags else []
             episodes, evaluations = list(self._episodes), list(self._evaluations)
             self._send(
                 TrainingMetrics(self.observed_steps, updates, scalars, episodes, self.observed_episodes, lags, evaluations)
@@ -190,7 +187,7 @@ class LearnerThreadReporter:
             self.scalars = {}
             self._episodes.clear()
             self._evaluations.clear()
-            self._lags[:] = 0
+            self._lags.clear()
 
 
 def plain_text(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import threading
 import time
 from collections.abc import Sequence
-from typing import assert_never, cast
+from typing import assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
@@ -19,18 +20,18 @@ from rl4sys_zmq.learner.training.building import build_algorithm, load_initial_p
 from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints
 from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage, streams_of, to_ranges
+from rl4sys_zmq.learner.training.inbox import LearnerThreadInbox
 from rl4sys_zmq.learner.training.progress import CheckpointProgress, ObservedDataCounts
 from rl4sys_zmq.learner.training.publishing import PolicyPublisher
 from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, plain_text
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_errors
-from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
+from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
-from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, spec_body, spec_to_document
-from rl4sys_zmq.wire.messages import Submit, Verdict
+from rl4sys_zmq.wire import SegmentSchema, read_segments, spec_body, spec_to_document
+from rl4sys_zmq.wire.messages import Verdict
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     ChangeParameters,
@@ -44,7 +45,6 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadReady,
     ToRemoteWorker,
     TrainingMetrics,
-    decode_thread_message,
 )
 
 log = get_logger(__name__)
@@ -62,17 +62,15 @@ class TrainLoop:
 
     def __init__(
         self,
-        down: Socket,
+        inbox: LearnerThreadInbox,
         upstream: GatewaySender,
         storage: WorkerStorage,
         stopping: threading.Event,
         replaced: threading.Event,
     ) -> None:
-        self._down, self._send = down, upstream.send
+        self._inbox, self._send = inbox, upstream.send
         self._stopping = stopping
         self.turned_at = time.monotonic()  # when the thread last looked for messages. Any thread can read it.
-        self._poller = Poller()
-        self._poller.register(down)
         self._assign = self._wait_for_assignment()
         built = build_algorithm(self._assign, storage.folder(self._assign), stopping)
         self._algorithm, self._devices, self._ranks = built.algorithm, built.devices, built.ranks
@@ -112,7 +110,7 @@ class TrainLoop:
             self._alarm(PROCESS_KILLER, self._suspects.finding)
         self._report()
         while True:
-            self._poller.poll(self._reporter.rest_s)
+            self._inbox.wait(self._reporter.rest_s)
             self.turned_at = time.monotonic()
             for _ in range(DRAIN_MESSAGES):
                 message = self._read()
@@ -181,13 +179,11 @@ class TrainLoop:
                 return message
             if isinstance(message, StopThread):
                 raise Closed("the learner thread was stopped before it was assigned a client")
-            self._poller.poll(ASSIGN_S)
+            self._inbox.wait(ASSIGN_S)
 
     def _read(self) -> ThreadMessage | None:
-        frames = self._down.recv(MAX_MESSAGE_FRAMES)
-        if frames is not None:
-            return decode_thread_message(frames)
-        return StopThread() if self._stopping.is_set() else None
+        message = self._inbox.read()
+        return StopThread() if message is None and self._stopping.is_set() else message
 
     # ---- checkpoints
 
@@ -245,8 +241,8 @@ class TrainLoop:
         self._reporter.start_clock()
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
-        submit = cast(Submit, decode(message.body, verify=False))
-        batch = SegmentBatchReader(submit, self._schema)
+        batch = message.batch if message.batch is not None else read_segments(message.body)
+        batch.schema = self._schema  # the gateway has given the batch away
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
         generation, version = self._assign.generation, self._publisher.version
@@ -270,8 +266,8 @@ class TrainLoop:
     def _observe_some(self, message: DecodedSegmentMessage, start: int) -> int:
         key, batch = message.key, message.batch
         first = batch.first_seq + start
-        lags = self._publisher.version - message.oldest
-        late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
+        lags = [self._publisher.version - oldest for oldest in message.oldest]
+        longest = self._max_policy_lag if self._max_policy_lag >= 0 else math.inf
         drops = self._assign.on_lag == "drop"
         self._progress.receive(key, first, first)
         observed = []
@@ -280,19 +276,20 @@ class TrainLoop:
         if not careful:
             self._suspects.note(key, first, end)
         refused, bad = message.refused, message.bad | self._suspects.reasons(key, batch.first_seq, end)
-        evaluations, onpolicy = batch.evaluations, self._algorithm.kind == "onpolicy"
-        for index, is_late in enumerate(late[start:].tolist(), start):
-            seq = batch.first_seq + index
+        onpolicy = self._algorithm.kind == "onpolicy"
+        for index in range(start, len(batch)):
+            seq, segment, is_late = batch.first_seq + index, message.segments[index], lags[index] > longest
             if index in refused:
                 self._progress.record_verdict(key, Verdict.REFUSED)
             elif index in bad:
                 self._quarantine(message, index, bad[index])
-            elif index in evaluations:
+            elif segment.evaluation:
                 self._record_verdict(key, seq, seq + 1, Verdict.EVALUATED)
-                self._reporter.evaluated(*evaluations[index])
-            elif onpolicy and message.segments[index].source:
+                made_by, total, length = batch.heads[["version", "episode_return", "episode_length"]][index].tolist()
+                self._reporter.evaluated(made_by, total, length)
+            elif onpolicy and segment.source:
                 self._record_verdict(key, seq, seq + 1, Verdict.OVERRIDDEN)
-                self._reporter.overridden(int(batch.steps[index]))
+                self._reporter.overridden(segment.steps)
             elif drops and is_late:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
             else:
@@ -306,20 +303,20 @@ class TrainLoop:
                     continue
                 self._rejected_in_a_row = 0
                 observed.append(index)
-                if message.segments[index].source:
-                    self._reporter.overridden(int(batch.steps[index]))
+                if segment.source:
+                    self._reporter.overridden(segment.steps)
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
         taken = [one for one in range(start, index + 1) if one not in refused]
         self._reporter.taken_items += len(taken)
-        self._reporter.taken_steps += int(batch.steps[taken].sum())
+        self._reporter.taken_steps += sum(batch.steps[one] for one in taken)
         if onpolicy:
             self._suspects.clear()
         self._progress.receive(key, first, batch.first_seq + index + 1)
         self._note(message, lags, observed)
         return index + 1
 
-    def _note(self, message: DecodedSegmentMessage, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
+    def _note(self, message: DecodedSegmentMessage, lags: Sequence[int], observed: Sequence[int]) -> None:
         """Update counts and metrics for observed segments. Off-policy, they also count as trained now."""
         if not observed:
             return
@@ -327,16 +324,17 @@ class TrainLoop:
         for first, end in to_ranges(observed):
             if self._algorithm.kind != "onpolicy":
                 self._record_verdict(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
-        steps = batch.steps[observed]
-        self._lag_sum += int((lags[observed] * steps).sum())
-        self._lag_steps += int(steps.sum())
-        ended = batch.returns(observed)
-        if ended:
-            at = (self._reporter.observed_steps + steps.cumsum()).tolist()
-            self._reporter.ended((at[index], total, length) for index, total, length in ended)
-        rewards = [message.segments[index].rewards for index in observed]
-        joined = rewards[0] if len(rewards) == 1 else np.concatenate(rewards)
-        self._reporter.observed(lags[observed], steps, float(np.add.reduce(joined, dtype=np.float64)))
+        segments, steps = [message.segments[index] for index in observed], [batch.steps[index] for index in observed]
+        behind = [lags[index] for index in observed]
+        self._lag_sum += sum(map(operator.mul, behind, steps))
+        self._lag_steps += sum(steps)
+        at = self._reporter.observed_steps
+        for segment, count in zip(segments, steps, strict=True):
+            at += count
+            if segment.episode_return is not None:
+                self._reporter.ended(at, segment.episode_return, segment.episode_length or 0)
+        joined = segments[0].rewards if len(segments) == 1 else np.concatenate([segment.rewards for segment in segments])
+        self._reporter.observed(behind, steps, float(np.add.reduce(joined, dtype=np.float64)))
 
     def _quarantine(self, message: DecodedSegmentMessage, index: int, reason: str) -> None:
         seq = message.batch.first_seq + index

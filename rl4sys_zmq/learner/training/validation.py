@@ -186,8 +186,8 @@ def _is_sound(batch: SegmentBatchReader, rules: SegmentContentRules) -> bool:
     heads, generation, version = batch.heads, rules.generation, rules.version
     made, by = heads["generation"], heads["version"]
     if (
-        (made > generation).any()
-        or ((by > version) & (made == generation)).any()
+        np.maximum.reduce(made) > generation
+        or (np.maximum.reduce(by) > version and ((by > version) & (made == generation)).any())
         or not np.maximum.reduce(np.abs(heads["episode_return"])) <= rules.bounds.max_reward
     ):
         return False
@@ -196,13 +196,14 @@ def _is_sound(batch: SegmentBatchReader, rules: SegmentContentRules) -> bool:
 
 def _is_sound_column(name: str, column: NDArray[Any], rules: SegmentContentRules) -> bool:
     if name == "versions":
-        return int(column.max(initial=0)) <= rules.version
+        return not column.size or int(np.maximum.reduce(column)) <= rules.version
     if name == "masks":
         return bool(column.all()) or rules.schema.actions.forbidden_choice(column) is None
     space = rules.schema.discrete.get(name)
     if space is not None:
         low, high = space.start, space.start + space.n - 1
-        if column.size and not low <= column.min() <= column.max() <= high:
+        flat = column.reshape(-1)
+        if flat.size and not low <= np.minimum.reduce(flat) <= np.maximum.reduce(flat) <= high:
             return False
     bounds = rules.bounds.of(name)
     if bounds is not None and not bounds.vacuous:

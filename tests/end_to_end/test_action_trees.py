@@ -57,7 +57,7 @@ def test_a_convolutional_network_has_outputs_for_all_parts() -> None:
     image = DictSpace({"camera": BoxSpace((10, 10, 1), "|u1", 0, 255), "speed": BoxSpace((2,))})
     parameters = {"network": "cnn", "steps_per_update": 16, "minibatch_size": 16, "update_epochs": 1, "rollout_length": 8}
     spec = planned_policy("PPO", image, SPACES["hybrid"], parameters)
-    assert spec is not None and (spec.kind, spec.outputs) == ("onnx", 3 + 2 * 2 + 2 + 4 + 2)
+    assert spec is not None and (spec.kind, spec.outputs) == ("layers", 3 + 2 * 2 + 2 + 4 + 2)
     check_policy(spec)
     check_algorithm(
         ALGORITHMS.get("PPO"), observation_space=image, action_space=SPACES["hybrid"], parameters=parameters, max_steps=200

@@ -154,11 +154,11 @@ def test_a_policy_that_records_nothing_cannot_have_columns(inproc_lab: Lab) -> N
     def wrong(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
         spec = FakeAlgorithm.factory()(observation_space, action_space, {}, seed).spec()
         columns = type(spec)(
-            spec.observation_space, spec.action_space, "mlp", dict(spec.document), tensors=spec.tensors, columns=COLUMNS
+            spec.observation_space, spec.action_space, "layers", dict(spec.document), tensors=spec.tensors, columns=COLUMNS
         )
         return FakeAlgorithm(columns, FakeParameters(), seed)
 
     register_algorithm("WRONG", wrong)
     learner = inproc_lab.learner()
-    with pytest.raises(Exception, match="an mlp policy has no extra columns, but its spec has 3"):
+    with pytest.raises(Exception, match="the extra columns of a policy of kind 'layers' do not match"):
         inproc_lab.agent(learner, algorithm_name="WRONG")

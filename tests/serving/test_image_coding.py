@@ -12,7 +12,7 @@ from kit import raising, until
 
 from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageFormat, has_pillow
-from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, action_config, jpeg_to_mat, mat_to_jpeg
+from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, config, jpeg_to_mat, mat_to_jpeg
 from rl4sys_zmq.serving import image_coding as p
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values.trees import copy_tree
@@ -183,7 +183,7 @@ def test_bytes_that_are_no_jpeg_are_refused() -> None:
 
 def test_without_pillow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    for module in (p, action_config):
+    for module in (p, config):
         monkeypatch.setattr(module, "has_pillow", has_pillow.__wrapped__)  # it is imported again
     words = r"rl4sys-zmq\[images\]"
     for call in (jpeg_to_mat, mat_to_jpeg):

@@ -26,7 +26,7 @@ from rl4sys_zmq.wire.messages import Ack
 
 @dataclass(slots=True)
 class DataAmount:
-    """An amount of data."""
+    """The size of some data: numbers of steps, segments and bytes."""
 
     steps: int = 0  # number of environment steps, without the steps of refused segments
     items: int = 0  # number of segments, without refused segments
@@ -83,7 +83,10 @@ class LearnerThreadBacklog:
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
-        """Count one message sent to the learner thread. If it `waited`, `accept` has counted it; replayed data has not waited."""
+        """Count one message sent to the learner thread. With `waited`, `accept` has counted its data as waiting before.
+
+        Replayed data has not waited.
+        """
         if waited:
             self.waiting.subtract(load)
         self.in_transit.add(load)
@@ -170,13 +173,17 @@ class CreditAllocator:
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record a learner thread's report: the steps that it can still use, and the messages received since its start."""
+        """Record a learner thread's report.
+
+        `usable_steps`: the steps that the thread can use beyond those received. `messages`: the messages received since its
+        start. `min_version`: the lowest policy version with which actors should start a segment.
+        """
         self.transit.take(messages)
         self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
         self.min_version = max(self.min_version, min_version)
 
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
-        """Raise the credit of actors that request more. Return their streams, and set `retry_at`.
+        """Raise the credit of actors that request more. Return their streams. Set `retry_at`, the time of the next attempt.
 
         The actor that has waited longest comes first. It gets an equal share, and at least one segment, of the steps that
         remain after those that others are expected to deliver in the meantime (`_set_aside`).
@@ -218,7 +225,9 @@ class CreditAllocator:
         return granted
 
     def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
-        """Return the number of free steps that an actor of this pace leaves to the `credited` ones."""
+        """Return the number of free steps that an actor with the mean delivery time `pace_s` leaves to the actors in
+        `credited`.
+        """
         # These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor
         # never waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a
         # later batch, and it leaves nothing.
@@ -265,7 +274,9 @@ class CreditAllocator:
 
 
 def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
-    """Return the number of steps that a stream will soon deliver, in the view of an actor of this pace."""
+    """Return the number of steps that a stream is expected to deliver before an actor with the mean delivery time `pace_s`
+    delivers.
+    """
     late_s = min(stream.pace_s + max(2 * pace_s, LATE_S), IDLE_S)
     if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
         return 0.0

@@ -133,7 +133,7 @@ class JournalCache:
                 self.changes.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
 
     def drop_stream(self, key: RowKey, *, expires: bool = True) -> None:
-        """Remove the row of a stream. With `expires`, raise the client's `expired` to its origin."""
+        """Remove the row of a stream. With `expires`, raise `ClientRow.expired` of the client to the origin of this stream."""
         self.changes.streams.pop(key, None)
         self.changes.dropped_streams.add(key)
         client = self._client(key[0])
@@ -187,7 +187,7 @@ GROUP_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """Remove a stream and its entries (`Journal.drop_stream`)."""
+    """An operation that removes a stream and its entries (`Journal.drop_stream`)."""
 
     client_id: str
     actor_id: str
@@ -197,21 +197,21 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """Remove a client, its streams and its entries."""
+    """An operation that removes a client, its streams and its entries."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropClientEntries:
-    """Remove all entries of a client, but keep its totals and the sequence numbers of its actors."""
+    """An operation that removes all entries of a client, but keeps its totals and the sequence numbers of its actors."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetireActorStreams:
-    """Release the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
+    """An operation that releases the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
 
     client_id: str
     actor_id: str
@@ -219,7 +219,7 @@ class RetireActorStreams:
 
 @dataclass(frozen=True, slots=True)
 class CountSegmentsLostByJournal:
-    """Count segments as accepted that this journal lacks (`Journal.add_gap`)."""
+    """An operation that counts segments as accepted although this journal does not have them (`Journal.add_gap`)."""
 
     client_id: str
     count: int
@@ -228,8 +228,9 @@ class CountSegmentsLostByJournal:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCoveredEntries:
-    """Remove entries that a checkpoint covers: of each stream ((actor_id, origin), mark), those with all segments below the
-    mark.
+    """An operation that removes the entries that a checkpoint covers.
+
+    `marks` has pairs ((actor_id, origin), mark). An entry of the stream is covered if all its segments are below the mark.
     """
 
     client_id: str
@@ -238,7 +239,7 @@ class DeleteCoveredEntries:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Read a `JournalPage` (`Journal.read`)."""
+    """An operation that reads a `JournalPage` (`Journal.read`)."""
 
     client_id: str
     token: int

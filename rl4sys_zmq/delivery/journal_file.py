@@ -423,7 +423,7 @@ def _new_file(path: Path) -> Path:
 
 
 def put_aside(path: Path, why: str) -> None:
-    """Rename a journal's file and its write-ahead log to unused names that end in `why` and a number."""
+    """Rename a journal's file and its write-ahead log to unused names that end in the word `why` and a number."""
     number = 1
     while True:
         aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")

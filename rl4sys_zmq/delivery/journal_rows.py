@@ -115,7 +115,7 @@ class JournalTables:
     def size(self) -> tuple[int, int]:
         """Return the size of all entries in bytes, and the row number of the last one; 0 if there is none.
 
-        This reads both indexes of the entries as a whole, and not the entries, and raises sqlite3.DatabaseError if they differ.
+        The call reads only the two indexes of the entries. It raises sqlite3.DatabaseError if the indexes differ.
         """
         by_mark = (
             "SELECT count(actor_id), coalesce(sum(row), 0), coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark"

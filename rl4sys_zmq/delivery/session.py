@@ -97,7 +97,7 @@ class SendMessage:
 
 @immutable
 class SessionJoined:
-    """Event: the learner accepted the session. ``welcome.gap`` counts acknowledged segments that its journal lacks."""
+    """Event: the learner accepted the session. ``welcome.gap`` counts acknowledged segments that the learner's journal lacks."""
 
     welcome: Welcome
 

@@ -81,7 +81,8 @@ class SegmentStream:
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         """Return how many segments of a message, from the first one on, are duplicates. Pass the others to `accept_all`.
 
-        A duplicate's checksum is compared with the one received before, if that is one of the last `CHECKSUMS_KEPT`.
+        The checksum of a duplicate is compared with that of the first delivery, which is kept for the last `CHECKSUMS_KEPT`
+        segments.
 
         Raises:
             ProtocolError: ``GAP`` if a segment before the first one is missing; ``EQUIVOCATION`` if a duplicate has another
@@ -208,11 +209,10 @@ class SegmentStream:
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """Record that the segments `first_seq` to `end_seq` - 1 are trained on again after a rollback, for each entry, in
-        order.
+        """Record that the segments `first_seq` to `end_seq` - 1 of a journal entry are trained on again after a rollback.
 
-        Segments that the journal lacks between two entries are no longer waited for. Return how many of the segments, from the
-        first one on, the checkpoint already covers; None if it covers all of them.
+        Call this for each entry, in order. Segments that the journal lacks between two entries are no longer waited for. Return
+        how many of the segments, from the first one on, the checkpoint already covers; None if it covers all of them.
         """
         if end_seq <= self._replayed:
             return None

@@ -121,12 +121,14 @@ class WeightHistory:
         return self._reply(self._step(held, self.version), self.version)
 
     def _reply(self, body: Frames, *versions: int) -> WeightsReply:
-        """Return a reply with the updates in `body`, the last of which lead to `versions`, and with their tags."""
+        """Return a reply with the updates in `body`, which lead to the versions in `versions`, and with the tags of these
+        versions.
+        """
         tags = [self._tags.get(version, b"") for version in versions[-(len(body) // 2) :]]
         return WeightsReply(body, tags if any(tags) else [])
 
     def _step(self, held: int, version: int) -> Frames:
-        """Return an encoded update to a version that is kept, from the version `held`; -1 to encode all weights."""
+        """Return an encoded update from the version `held` to a version that is kept. With `held` -1, it has all weights."""
         key = held, version
         if key not in self._steps:
             base = self._at(held) if held >= 0 else None

@@ -177,13 +177,17 @@ class Endpoint(TrackedResource):
     def cut_off(self) -> bool:
         """Close the connection from which the last message came, for example because its key was revoked. The peer reconnects.
 
-        Return False if it has already ended, if there was no message so far, on inproc, and on a connecting socket.
+        Return False if the connection has already ended, or no message has arrived so far. On inproc and on a connecting
+        socket, the result is always False.
         """
         self.check_owner()
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """Return the file descriptor of the connection from which the last message came, or -1 where `cut_off` returns False."""
+        """Return the file descriptor of the connection from which the last message came.
+
+        Return -1 if no message has arrived so far, on inproc, and on a connecting socket.
+        """
         if self._binding is None or self._first is None:
             return -1
         descriptor = descriptor_of(self._first)
@@ -191,7 +195,11 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return True if a connection is known from `descriptor` or `grant`, and its negative silence in seconds."""
+        """Return a sort key for the connection with this descriptor: the most dispensable connection has the lowest key.
+
+        The first part is True if a message or subscription of the connection was received. The second is the time since the
+        last data on the connection, in seconds, negative.
+        """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
     def sender_host(self) -> str:
@@ -199,7 +207,7 @@ class Endpoint(TrackedResource):
         return host_of(self._first) if self._first is not None else ""
 
     def cut(self, descriptor: int) -> bool:
-        """Close the connection with this descriptor. Return False if it has already ended, or is no connection to this socket."""
+        """Close the connection with this descriptor. Return False if it has ended, or does not belong to this socket."""
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self.address)
 
     def connections(self) -> list[int]:

@@ -1,9 +1,10 @@
 """The tensors of a weight update that are not rounded. Their encoding is always lossless.
 
 All tensors of a policy version that are not float32 are in one buffer (`PolicySnapshot.others`). If the wire dtype rounds, the
-exact float32 tensors (`TensorSpec.exact`) follow in it: a `Division` separates them from the weights. The buffer is treated as an
-array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the
-result follows the weights. The payload ends with the number of bytes of the result (u32) and its `PayloadEncoding` (u8)::
+exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. A `Division` separates them from the weights. The buffer
+is treated as an array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In
+the payload, the result follows the weights. The payload ends with the number of bytes of the result (u32) and its
+`PayloadEncoding` (u8)::
 
     the weights | the words of this buffer | number of bytes of the words | codec of the words
 """

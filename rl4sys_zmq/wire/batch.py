@@ -84,7 +84,9 @@ class SegmentBatchReader:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """The xxh3-64 of each segment, uint64. It shows if two segments with the same number are the same segment."""
+        """The checksum (xxh3-64) of each segment, uint64. Segments with the same sequence number and checksum are the same
+        segment.
+        """
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 
@@ -146,7 +148,10 @@ class SegmentBatchReader:
                 group.columns[0].large.pop(place, None)
 
     def alone(self, place: int) -> Submit:
-        """Return a message with one segment, for example to store it. Its image files stay, and the rest is uncompressed."""
+        """Return a message with only the segment at the index `place`, for example to store that segment.
+
+        Image files stay encoded, and all other columns are uncompressed.
+        """
         group = next(group for group in self._groups if place in group.members)
         at = group.members.tolist().index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
@@ -168,7 +173,10 @@ class SegmentBatchReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield names of columns and arrays of rows, to check the values of all segments at once. A name can come again."""
+        """Yield names of columns and arrays of rows, to check the values of all segments at once.
+
+        A name occurs several times if the segments have different layouts, or if some of them are large.
+        """
         self.decode_images()
         for group in self._groups:
             for name, views in zip(self._names(group.layout), group.columns, strict=True):
@@ -178,7 +186,8 @@ class SegmentBatchReader:
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
         """Return the lowest policy version among the steps of each segment, int64.
 
-        In segments of an earlier generation, it is at most `first_version`, the first version of the present `generation`.
+        For a segment of an earlier generation than `generation`, the result is at most `first_version`, the first version of
+        `generation`.
         """
         lowest = self.heads["version"].copy()
         for group in self._groups:
@@ -191,7 +200,11 @@ class SegmentBatchReader:
         return np.where(self.heads["generation"] == generation, lowest, earlier).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Return position in `places`, return and length for each of these segments that has the return of its episode."""
+        """Return the returns of the episodes that ended in the segments with the indices `places`.
+
+        Each entry has the segment's position in `places`, the return, and the length of the episode in steps. A segment without
+        a return has no entry.
+        """
         heads = self.heads[places]
         which = np.flatnonzero(heads["flags"] & SegmentFlag.RETURN)
         if not len(which):
@@ -279,7 +292,10 @@ class SegmentBatchReader:
         return [dict(zip(named, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
-        """Return the policy version of each step, one array for each segment. A head has it if it is the same for all steps."""
+        """Return the policy version of each step, one array for each segment.
+
+        The version is in the head of a segment if all steps have the same version, else in a column.
+        """
         heads, steps = self.heads, self.steps
         if len(self._groups) > 1:
             heads, steps = heads[group.members], steps[group.members]

@@ -27,7 +27,7 @@ _BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return a policy spec as a document of JSON values. Of the blob, it has only the length and the digest."""
+    """Return a policy spec as a document of JSON values. The document contains only the length and the digest of the blob."""
     form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),

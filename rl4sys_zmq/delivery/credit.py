@@ -83,10 +83,7 @@ class LearnerThreadBacklog:
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
-        """Count one message sent to the learner thread. With `waited`, `accept` has counted its data as waiting before.
-
-        Replayed data has not waited.
-        """
+        """Count one message sent to the learner thread. `waited`: `accept` has counted it, as it does all but replayed data."""
         if waited:
             self.waiting.subtract(load)
         self.in_transit.add(load)
@@ -173,10 +170,9 @@ class CreditAllocator:
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record a learner thread's report.
+        """Record a learner thread's report: the steps that it can still use, and the messages received since its start.
 
-        `usable_steps`: the steps that the thread can use beyond those received. `messages`: the messages received since its
-        start. `min_version`: the lowest policy version with which actors should start a segment.
+        `min_version` is the lowest policy version with which actors should start a segment.
         """
         self.transit.take(messages)
         self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
@@ -225,9 +221,7 @@ class CreditAllocator:
         return granted
 
     def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
-        """Return the number of free steps that an actor with the mean delivery time `pace_s` leaves to the actors in
-        `credited`.
-        """
+        """Return the free steps that an actor with the mean delivery time `pace_s` leaves to the actors in `credited`."""
         # These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor
         # never waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a
         # later batch, and it leaves nothing.
@@ -274,9 +268,7 @@ class CreditAllocator:
 
 
 def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
-    """Return the number of steps that a stream is expected to deliver before an actor with the mean delivery time `pace_s`
-    delivers.
-    """
+    """Return the steps that a stream is expected to deliver earlier than an actor with the mean delivery time `pace_s`."""
     late_s = min(stream.pace_s + max(2 * pace_s, LATE_S), IDLE_S)
     if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
         return 0.0

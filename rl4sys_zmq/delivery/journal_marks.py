@@ -233,11 +233,10 @@ class JournalLoss:
 def find_loss(
     journal: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> JournalLoss:
-    """Return the data that a journal (None if unreadable) lacks.
+    """Return the data that a journal (None if unreadable) lacks, by comparison with `remembered` and `witnesses`.
 
-    The comparison uses ``journal.marks`` (`remembered`, None if missing) and the newest checkpoints (`witnesses`).
-
-    Clients and streams that were removed on purpose are in neither file, because they are removed from ``journal.marks`` first.
+    `remembered` is ``journal.marks`` (None if missing), and `witnesses` are the newest checkpoints. Clients and streams that
+    were removed on purpose are in neither file, because they are removed from ``journal.marks`` first.
     """
     loss = JournalLoss(whole=journal is None and remembered is not None and bool(remembered.clients or remembered.streams))
     known = journal or remembered or ClientAndStreamRows()

@@ -81,8 +81,7 @@ class SegmentStream:
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         """Return how many segments of a message, from the first one on, are duplicates. Pass the others to `accept_all`.
 
-        The checksum of a duplicate is compared with that of the first delivery, which is kept for the last `CHECKSUMS_KEPT`
-        segments.
+        The checksums of the last `CHECKSUMS_KEPT` segments are kept, and compared with those of duplicates.
 
         Raises:
             ProtocolError: ``GAP`` if a segment before the first one is missing; ``EQUIVOCATION`` if a duplicate has another

@@ -121,9 +121,7 @@ class WeightHistory:
         return self._reply(self._step(held, self.version), self.version)
 
     def _reply(self, body: Frames, *versions: int) -> WeightsReply:
-        """Return a reply with the updates in `body`, which lead to the versions in `versions`, and with the tags of these
-        versions.
-        """
+        """Return a reply with the updates in `body`, which lead to `versions`, and with the tags of these versions."""
         tags = [self._tags.get(version, b"") for version in versions[-(len(body) // 2) :]]
         return WeightsReply(body, tags if any(tags) else [])
 

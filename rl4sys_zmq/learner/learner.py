@@ -50,7 +50,7 @@ T = TypeVar("T")
 class Learner(Resource):
     """A learner, which receives segments from actors, trains one policy for each client, and publishes the weights.
 
-    It runs a gateway thread, one learner thread for each client, a journal, and, with a run directory, a recorder.
+    The learner runs a gateway thread, one learner thread for each client, a journal, and, with a run directory, a recorder.
 
     ::
 
@@ -251,7 +251,7 @@ class Learner(Resource):
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors can keep sending during the call. It does not wait for clients that have failed.
+        Actors can keep sending during the call. The call does not wait for clients that have failed.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -334,7 +334,7 @@ class Learner(Resource):
             timeout_s: Longest time to wait, in seconds.
 
         Returns:
-            The numbers of the actor's ``streams``, of ``live`` ones with an open session (0 or 1), and of ``pending`` segments.
+            The numbers of ``streams``, of ``live`` streams (with an open session: 0 or 1), and of ``pending`` segments.
 
         Raises:
             ConfigError: If there is no such client or actor.

@@ -33,8 +33,8 @@ class ConnectionLimitThread(Worker):
     """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
 
     It first closes connections that have completed no message, those that were silent for longest first. It closes others only
-    if all connections together use half of the limit. The peers reconnect, and lose nothing. ``connections.shed`` counts the
-    closed connections.
+    if all connections together use half of the limit. The peers reconnect, and lose nothing. The counter is
+    ``connections.shed``.
     """
 
     def __init__(self, counters: Counters) -> None:

@@ -177,17 +177,13 @@ class Endpoint(TrackedResource):
     def cut_off(self) -> bool:
         """Close the connection from which the last message came, for example because its key was revoked. The peer reconnects.
 
-        Return False if the connection has already ended, or no message has arrived so far. On inproc and on a connecting
-        socket, the result is always False.
+        Return False if the connection has ended, before the first message, on inproc, and on a connecting socket.
         """
         self.check_owner()
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """Return the file descriptor of the connection from which the last message came.
-
-        Return -1 if no message has arrived so far, on inproc, and on a connecting socket.
-        """
+        """Return the file descriptor of the last message's connection; -1 before a message, on inproc, or if connecting."""
         if self._binding is None or self._first is None:
             return -1
         descriptor = descriptor_of(self._first)
@@ -195,10 +191,8 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return a sort key for the connection with this descriptor: the most dispensable connection has the lowest key.
-
-        The first part is True if a message or subscription of the connection was received. The second is the time since the
-        last data on the connection, in seconds, negative.
+        """Return a sort key for a connection; the lowest is closed first: False before its first message, negative silence in
+        s.
         """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 

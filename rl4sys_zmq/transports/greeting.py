@@ -160,9 +160,7 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
 
 
 def _exchange(raw: socket.socket, request: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
-    """Send bytes, and read up to `at_most` bytes until the timeout. Return the received bytes, and True if the peer has closed
-    the connection.
-    """
+    """Send bytes, and read up to `at_most` bytes until the timeout. Return these, and True if the peer has disconnected."""
     deadline = time.monotonic() + timeout_s
     heard = b""
     try:

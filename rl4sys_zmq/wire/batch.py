@@ -84,9 +84,7 @@ class SegmentBatchReader:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """The checksum (xxh3-64) of each segment, uint64. Segments with the same sequence number and checksum are the same
-        segment.
-        """
+        """The checksum (xxh3-64) of each segment, uint64. If it and the sequence number agree, it is the same segment."""
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 
@@ -148,10 +146,7 @@ class SegmentBatchReader:
                 group.columns[0].large.pop(place, None)
 
     def alone(self, place: int) -> Submit:
-        """Return a message with only the segment at the index `place`, for example to store that segment.
-
-        Image files stay encoded, and all other columns are uncompressed.
-        """
+        """Return a message with only the segment at index `place`, with its image files, and otherwise uncompressed."""
         group = next(group for group in self._groups if place in group.members)
         at = group.members.tolist().index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
@@ -173,10 +168,7 @@ class SegmentBatchReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield names of columns and arrays of rows, to check the values of all segments at once.
-
-        A name occurs several times if the segments have different layouts, or if some of them are large.
-        """
+        """Yield names of columns and arrays of rows, to check all values at once. A name can occur several times."""
         self.decode_images()
         for group in self._groups:
             for name, views in zip(self._names(group.layout), group.columns, strict=True):
@@ -186,8 +178,7 @@ class SegmentBatchReader:
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
         """Return the lowest policy version among the steps of each segment, int64.
 
-        For a segment of an earlier generation than `generation`, the result is at most `first_version`, the first version of
-        `generation`.
+        In earlier generations than `generation`, it is at most `first_version`, the first version of `generation`.
         """
         lowest = self.heads["version"].copy()
         for group in self._groups:
@@ -200,11 +191,7 @@ class SegmentBatchReader:
         return np.where(self.heads["generation"] == generation, lowest, earlier).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Return the returns of the episodes that ended in the segments with the indices `places`.
-
-        Each entry has the segment's position in `places`, the return, and the length of the episode in steps. A segment without
-        a return has no entry.
-        """
+        """Return, for segments at `places` with an episode's return: position in `places`, return, and length in steps."""
         heads = self.heads[places]
         which = np.flatnonzero(heads["flags"] & SegmentFlag.RETURN)
         if not len(which):
@@ -292,10 +279,7 @@ class SegmentBatchReader:
         return [dict(zip(named, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
-        """Return the policy version of each step, one array for each segment.
-
-        The version is in the head of a segment if all steps have the same version, else in a column.
-        """
+        """Return the version of each step, one array per segment. If all steps have the same, it is in the segment's head."""
         heads, steps = self.heads, self.steps
         if len(self._groups) > 1:
             heads, steps = heads[group.members], steps[group.members]

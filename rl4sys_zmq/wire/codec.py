@@ -117,9 +117,7 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
 
 
 def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool, header: HeaderLimits) -> M:
-    """Decode and check a message whose kind is a key of `kinds`. The other arguments are as in `decode`; `header` limits the
-    header.
-    """
+    """Decode and check a message whose kind is in `kinds`, as `decode` does. `header` limits the msgpack header."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)

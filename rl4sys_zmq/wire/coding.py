@@ -135,10 +135,9 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
 
 
 def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
-    """Reorder bytes: the first byte of each element, then the second bytes, and so on. An incomplete last element stays at the
-    end.
+    """Put the first bytes of all elements of `itemsize` bytes first, then the second bytes, and so on. `back` undoes this.
 
-    Each element has `itemsize` bytes. `back` restores the original order.
+    An incomplete last element stays at the end.
     """
     if itemsize == 1:
         return plain
@@ -149,10 +148,7 @@ def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """Check the entry of `Submit.codings` for a frame of `size` bytes.
-
-    Return the compressed size, the plain size, and the element size of each section.
-    """
+    """Check an entry of `Submit.codings`. Return compressed size, plain size and element size of each section."""
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")
     sections = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))

@@ -25,8 +25,7 @@ class ColumnView:
         together: The rows of the segments without a frame of their own, one segment after the other, ``[rows, *row]``.
         starts: Index in `together` of the first row of each segment, and at the end the number of rows.
         large: The rows of each segment with a frame of its own, by the segment's index in its `LayoutGroup`.
-        coded: The rows of each segment that came as image files, by the segment's index in its `LayoutGroup`. `decode` adds
-            their pixels to `large`.
+        coded: The rows of each segment that came as image files, by the same index. `decode` adds the pixels to `large`.
     """
 
     column: ColumnLayout

@@ -28,8 +28,7 @@ class Verdict:
 
     ``evaluated``: the segment has the return of an evaluation episode, which was counted. ``overridden``: the host did other
     actions than the policy's, so an on-policy algorithm leaves the segment out. ``duplicate``: the segment had been received
-    before, so this delivery was skipped. `FINAL` has the verdicts on accepted segments, and `RARE` has verdicts that most runs
-    do not have.
+    before, so this delivery was skipped. `FINAL` has the verdicts on accepted segments, and `RARE` those that are rare.
     """
 
     TRAINED = "trained"

@@ -80,18 +80,13 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
 
 
 def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-    """Return the whole first frame of a message: 40 bytes of prefix, checksum, header.
-
-    `fields` is the result of `pack_prefix`. `digests` has the known xxh3-64 of frames of the body, or None, in order.
-    """
+    """Return the first frame: `fields` of `pack_prefix`, checksum, header. `digests` has known xxh3-64 of body frames."""
     digest = checksum(fields + bytes(8) + header, body, digests) if body else xxhash.xxh3_64_intdigest(fields + header)
     return fields + _CHECKSUM.pack(digest) + header
 
 
 def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
-    """Return the checksum of a message with the first frame `head`. `digests` has the known xxh3-64 of frames of `body`, or
-    None.
-    """
+    """Return the checksum of a message with the first frame `head`. `digests` has known xxh3-64 of body frames, or None."""
     if not body:
         return xxhash.xxh3_64_intdigest(b"".join((head[:40], head[PREFIX_BYTES:])))
     view = memoryview(head)

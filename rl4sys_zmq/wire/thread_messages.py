@@ -142,8 +142,7 @@ class SaveCheckpoint(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded(ToLearnerThread):
-    """A report that the journal has no segments of a stream any more. The thread then leaves the stream's mark out of the
-    checkpoints.
+    """A report that the journal has no segments of a stream any more. Checkpoints then leave out the stream's mark.
 
     Attributes:
         actor_id, origin: The stream.
@@ -213,8 +212,7 @@ class PolicyPublished(FromLearnerThread):
     """A new version of the policy for the actors.
 
     Attributes:
-        version: Number of the version. The numbers have no gaps. They start at 0 for a new policy, else at the checkpoint's
-            version.
+        version: Number of the version, without gaps. The first is 0 for a new policy, else the checkpoint's version.
         digest: Checksum (xxh3-64) of the state.
         body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
             state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
@@ -521,8 +519,7 @@ class RecordTraining(FromRemoteWorker):
 
     Attributes:
         count: Number of this message, from 1.
-        body: Two frames as in `CheckpointFound`: the suspected segments, empty if they have not changed, and the segments in
-            training.
+        body: Two frames as in `CheckpointFound`: the suspects, empty if they have not changed, and the segments in training.
     """
 
     KIND: ClassVar[int] = 84

@@ -185,9 +185,7 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared first frame, or to a frame of their own if they are long. Return the frame's index, the
-        offset in the frame, and the length.
-        """
+        """Add bytes to the shared first frame; long ones get a frame. Return index of the frame, offset in it, and length."""
         if size < OWN_FRAME_BYTES:
             at = self.shared_bytes
             self.shared.append(data)
@@ -220,9 +218,9 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Return a value, such as the ``info`` of an environment, without the parts that no message can contain.
+    """Return a value, such as the ``info`` of an environment, without what no message can contain, and the paths of that.
 
-    The second result has the paths of the parts left out. They begin with `path`, the path of the value itself.
+    `path` is the path of `value` itself, with which the returned paths begin.
     """
     return _drop(value, path, depth, set())
 

@@ -184,7 +184,7 @@ class _ProcessWatchThread(WatchThread):
             self._kill()
 
     def _kill(self) -> None:
-        """Kill the process, and all that it has started in its group. The caller holds the lock."""
+        """Kill the process and the other processes of its process group. The caller holds the lock."""
         if self.pid is not None:
             self._process.kill_group()
 

@@ -85,7 +85,7 @@ class RemoteWorkerStart:
 
     @property
     def version_error(self) -> str:
-        """A text with both versions if the library or the wire format here is not that of the learner; empty if they agree."""
+        """The text of an error if the library or the wire format here is another than the learner's; empty if they agree."""
         same = (self.library, self.wire) == (package_version(), WIRE_VERSION)
         return "" if same else _difference(self.library, self.wire)
 

@@ -54,7 +54,7 @@ SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of one client. The options of the learner among them mean the same as in `LearnerConfig`.
+    """The settings of one client. An option that `LearnerConfig` has too means the same there.
 
     Attributes:
         algorithm_name: Registered name of the algorithm, in the form of `algorithm_key`.
@@ -62,11 +62,11 @@ class ClientSettings:
         parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
             among them.
         actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
-        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is
-            not among the saved settings.
+        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. This
+            setting is not saved.
         changed: Parameters that were changed after the client was created, by name. They override `parameters`.
-        file_parameters: Parameters that the learner's configuration gave for this client at the last start, by name. If it
-            gives other values at a later start, those override `changed`.
+        file_parameters: Parameters that the learner's configuration gave for this client at the last start, by name. If the
+            configuration has other values at a later start, they override `changed`.
     """
 
     client_id: str

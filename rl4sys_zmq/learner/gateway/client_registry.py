@@ -141,7 +141,7 @@ class ClientRegistry:
         return ClientState(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
 
     def fail(self, client: ClientState, message: ThreadFailed) -> bool:
-        """Stop a client whose learner thread has failed.
+        """Stop a client whose learner thread has failed. Return True if the client was removed.
 
         A client that was never ready is removed, so that the next actor can create it with a corrected configuration.
         """

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 
 class PolicyEvaluators:
-    """The `PolicyEvaluator` of each client with the option ``evaluation``. Only the gateway thread uses it, but for `join`."""
+    """The `PolicyEvaluator` of each client with the option ``evaluation``. Other threads use only `join`."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
 
 
 class _OfflineCommandExecutor:
-    """The files of a learner that is not running. Its journal is open, so that no learner can start on them."""
+    """The executor of operators' commands while no learner runs. The open journal keeps a learner from starting."""
 
     def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, wakeup: threading.Event) -> None:
         self._run_dir, self._journal, self._restored, self._wakeup = run_dir, journal, restored, wakeup

@@ -118,7 +118,7 @@ class OperatorCommandExecutor:
         return True
 
     def close(self, error: Exception) -> None:
-        """Stop all commands in progress. Their callers get this error."""
+        """Stop all commands in progress. The futures of the commands get this error."""
         for running in self._running:
             running.steps.close()
             running.future.set_exception(error)
@@ -288,7 +288,7 @@ class OperatorCommandExecutor:
         self._core.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: ClientState, reason: str) -> None:
-        """Close the sessions of a client's actors, and end its learner thread. Its name stays reserved."""
+        """Close the sessions of a client's actors, and end the client's learner thread. The name of the client stays reserved."""
         core = self._core
         with core.registry.changing():
             core.registry.detach(client)

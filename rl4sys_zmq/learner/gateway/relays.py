@@ -1,4 +1,4 @@
-"""The relays that work with a learner: the choice for each actor, and those that have asked for weights lately."""
+"""The relays that work with a learner: the choice of relays for each actor, and the relays that have asked for weights lately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ADDRESS = 256
 
 
 class _SeenRelay:
-    """One relay that follows clients of this learner. `children` has their number and the time of the request, by client."""
+    """A relay that follows clients of this learner. `children`: by client, the number of children and the time of the request."""
 
     __slots__ = ("children", "seen_at")
 

@@ -105,7 +105,7 @@ def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], opt
 
 
 def under(where: str, error: ConfigError) -> ConfigError:
-    """Return the error with the full path of its key in the file, such as ``clients.NAME.algorithm_parameters.KEY``."""
+    """Return the error with the full path of its key in the file: `where`, such as ``clients.NAME``, and the key."""
     if not where:
         return error
     message, own = str(error), "algorithm_parameters."

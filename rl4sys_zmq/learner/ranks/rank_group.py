@@ -138,7 +138,7 @@ class RankGroup(RankMember, Resource):
 
     @contextmanager
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> Iterator[None]:
-        """Let the other ranks do the same work as the ``with`` block."""
+        """Let the other ranks do `work` as the ``with`` block does. If they need the state of rank 0 first, call `state`."""
         self._send(self._others, {"state": state() if self._differs else None, "work": work})
         self._differs = False
         try:
@@ -156,7 +156,7 @@ class RankGroup(RankMember, Resource):
             raise self._lost(exc) from exc
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`, so that the others get it with the next work."""
+        """Record that the state of rank 0 has changed outside of `leading`. The other ranks get it with the next work."""
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:

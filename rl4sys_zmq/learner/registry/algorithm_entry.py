@@ -109,7 +109,7 @@ def inherited(cls: type[Any], name: str, default: object, *, names: tuple[str, .
 
 
 class Setting(NamedTuple):
-    """The default of a parameter that a class inherits, with another meaning or other synonyms, as for `inherited`."""
+    """The default of an inherited parameter that also gets another meaning or other synonyms, as for `inherited`."""
 
     default: object
     doc: str = ""
@@ -121,7 +121,7 @@ def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
     """Return a decorator that makes a class of parameters a frozen dataclass in which inherited parameters have other defaults.
 
     Args:
-        settings: The defaults by the names of the parameters, or a `Setting`.
+        settings: By the name of a parameter, its default or a `Setting`.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -136,7 +136,7 @@ def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
 
 
 def rl4sys_notes(parameters: object) -> list[str]:
-    """Return lines for the log that explain what parameters with names from other projects mean here."""
+    """Return lines for the log that explain the meaning here of parameters whose names come from other projects."""
     notes: list[str] = getattr(parameters, "rl4sys_notes", list)()
     return notes
 

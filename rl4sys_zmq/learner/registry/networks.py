@@ -95,7 +95,7 @@ def choose_network(
 
     Args:
         network: The parameter ``network``, as `network_option` returns it; None for an MLP.
-        short: The parameters that stand for options of an MLP, such as ``hidden_sizes``: the values by name, None if not given.
+        short: Parameters that abbreviate options of an MLP, such as ``hidden_sizes``: values by name, None if not given.
         defaults: The algorithm's own defaults of options of an MLP; None for those of `MLPOptions`.
 
     Raises:
@@ -133,7 +133,7 @@ def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms:
         forms: The forms of networks that the algorithm can train (`NetworkEntry.serves`).
 
     Raises:
-        ConfigError: If the algorithm cannot train the network, or it does not fit the spaces.
+        ConfigError: If the algorithm cannot train the network, or the network does not fit the spaces.
     """
     check_trainable(choice, requirements.algorithm, *forms)
     return choice.plan(requirements)
@@ -143,7 +143,7 @@ def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
     """Check that an algorithm, which trains these forms of networks, can train a chosen one.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: If the algorithm cannot train the network.
     """
     entry = choice.entry
     if entry.serves(*forms):

@@ -86,11 +86,11 @@ class CheckpointManifest:
         number: Number of the checkpoint, from 1 for each client; set by `CheckpointStore.write`.
         generation: Number of the learner thread that wrote the checkpoint.
         digest: Xxh3-64 of the policy's weights, as in `PolicySnapshot`.
-        trained_digest: The same without the tensors that follow from parameters, which can be changed at a resume.
+        trained_digest: Like `digest`, but without the tensors that follow from parameters, which can be changed at a resume.
         steps: Number of environment steps that the algorithm has observed.
         verdicts: Number of all segments of the client by verdict.
-        grid: The step size of each rounded tensor as an exponent of 2; empty unless weights are rounded to multiples of one.
-        blob: Digest of the extra bytes (`blob`) in the description of the policy; empty if it has none.
+        grid: The step size of each rounded tensor as an exponent of 2; empty unless the wire dtype is ``grid``.
+        blob: Digest of the extra bytes (`blob`) in the description of the policy; empty without extra bytes.
         saved_unix_s: Unix time of writing, in seconds; set by `CheckpointStore.write`.
         episodes: Number of episodes that ended in `steps`.
         recent: Return and length in steps of the latest of these episodes, oldest first.
@@ -332,7 +332,10 @@ class CheckpointStore:
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Write one checkpoint. It is on disk when this returns."""
+        """Write one checkpoint, with `policy` beside the state. It is on the disk when this returns.
+
+        If `wanted` returns False at the end, the checkpoint is discarded, and CheckpointError is raised.
+        """
         with _disk(self.folder):
             number = self.prepare()
             written = replace(manifest, number=number, saved_unix_s=time.time())
@@ -368,7 +371,7 @@ class CheckpointStore:
         return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
 
     def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Rename a complete checkpoint into place, and remove old ones. After an error, remove the folder."""
+        """Rename a complete checkpoint into place, and remove old ones. After an error, remove the folder `temporary`."""
         with _disk(self.folder):
             try:
                 if not wanted():
@@ -386,7 +389,7 @@ class CheckpointStore:
         return frozenset(name.removeprefix(PIECE).partition(".")[0] for name in self._shared_pieces()[1])
 
     def _shared_pieces(self) -> tuple[Path, dict[str, dict[str, Any]]]:
-        """Return the folder of the second newest checkpoint, and its manifest's entries for pieces if all files are there."""
+        """Return the folder of the second newest checkpoint, and its manifest's entries for pieces if their files exist."""
         for path in self.newest()[1:2]:
             try:
                 entries = _document(path, _read)["files"]

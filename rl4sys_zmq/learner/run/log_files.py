@@ -33,7 +33,7 @@ _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 class EventFileFormat(RecordFormat):
-    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is its tags.
+    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is the set of its tags.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -168,7 +168,7 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log, and return them, oldest first. `stack` closes them."""
+    """Open all files of the log, and return them, oldest first. The caller's `stack` closes them."""
     # All are opened before the first is read: a learner can merge and remove files, but one that is open stays readable.
     for tries_left in reversed(range(TRIES)):
         with contextlib.ExitStack() as trying:

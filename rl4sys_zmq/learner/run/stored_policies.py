@@ -40,13 +40,13 @@ class EvaluationRecord:
     """The result of the evaluation of one policy version.
 
     Attributes:
-        generation: Number of the learner thread that published the version.
+        generation: The generation of the version.
         version: Number of the version.
         steps: Environment steps of the training up to the version.
         updates: Updates of the training up to the version.
         env: Arguments of ``gymnasium.make``, with ``id``.
         seed: Seed of the initial states.
-        episodes: Number of episodes. The returns are theirs, and `mean_length` is in steps.
+        episodes: Number of episodes. The returns and `mean_length` (in steps) are over these episodes.
         evaluated_unix_s: Unix time of the evaluation, in seconds.
     """
 
@@ -110,7 +110,7 @@ class BestPolicyFolder:
         """Rename the policy, so that it is no longer the best one. Nothing is deleted.
 
         Raises:
-            OSError: If it cannot be renamed.
+            OSError: If the policy cannot be renamed.
         """
         if self.policy.exists():
             self.policy.rename(self._folder / f"policy.abandoned-{time.time_ns() // 1_000_000}")

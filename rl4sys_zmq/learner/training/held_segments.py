@@ -1,4 +1,6 @@
-"""The segments in training, kept with their messages, so that a segment that proves unfit can still be saved to a file."""
+"""Segments in training, with the messages that contained them. A segment that proves unfit can still be stored as a dead
+letter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner thread."""
+"""The learner thread, which trains one client."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from rl4sys_zmq.wire.thread_messages import AssignClient, PolicyPublished, Threa
 GRID_NOISE = 2.0
 """The distance of neighbouring rounded values, in multiples of an update's size (the root mean square of its changes).
 
-A step larger than an update does little harm, because the rounding errors of different weights are independent, and the changes
-of an update are not. On LunarLander, rounding changes the policy a thousand times less than an update does
+A distance larger than an update does little harm, because the rounding errors of different weights are independent, and the
+changes of an update are not. On LunarLander, rounding changes the policy a thousand times less than an update does
 (``benchmarks/diffs.py --grid``).
 """
 
@@ -78,7 +78,7 @@ class PolicyPublisher:
     def first_version(self) -> int:
         """The number of the first version that this learner thread publishes.
 
-        A higher version of an earlier learner thread counts as this one, for the lag of its segments.
+        For the lag of a segment, a higher version of an earlier learner thread counts as this version.
         """
         return max(self._resumed_version, 0)
 
@@ -89,7 +89,7 @@ class PolicyPublisher:
     def version_of(self, weights_digest: int) -> int:
         """Return the version of the algorithm's present weights, for a checkpoint.
 
-        If they are not published, it is the next version, which they get from this learner thread or from one that resumes.
+        Weights that are not published so far have the next version. This or a resumed learner thread publishes them.
         """
         published = self._snapshot is not None and self._master_digest == weights_digest
         return self.version if published else self.version + 1

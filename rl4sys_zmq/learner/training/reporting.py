@@ -35,7 +35,7 @@ GATHER_BYTES = 16 << 20
 METRICS_PERIOD_S = 0.1
 IDLE_S = 0.5
 REWARD_STEPS = 10_000
-"""The number of latest steps in the metric ``charts/mean_reward``. It has more if they end within a message."""
+"""The number of latest steps in the metric ``charts/mean_reward``. A message is never divided, so there can be more."""
 
 
 class GatewaySender:
@@ -151,7 +151,7 @@ class LearnerThreadReporter:
             self._episodes.append([step, total, length])
 
     def evaluated(self, version: int, total: float, length: int) -> None:
-        """Record an episode of an actor that does not explore."""
+        """Record an episode of an actor that does not explore: policy version, return (`total`), and length in steps."""
         self._evaluations.append([version, total, length])
 
     def overridden(self, steps: int) -> None:

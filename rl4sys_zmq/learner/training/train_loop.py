@@ -320,7 +320,7 @@ class TrainLoop:
         return index + 1
 
     def _note(self, message: DecodedSegmentMessage, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
-        """Update counts and metrics for observed segments. Off-policy, they also count as trained now."""
+        """Update counts and metrics for observed segments of a message. Off-policy, these also count as trained now."""
         if not observed:
             return
         key, batch = message.key, message.batch
@@ -352,7 +352,7 @@ class TrainLoop:
         )
 
     def _reject(self, message: DecodedSegmentMessage, index: int, exc: Exception) -> None:
-        """Quarantine a segment for which the algorithm has raised an exception; each new learner thread would receive it again.
+        """Quarantine a segment for which the algorithm has raised an exception, so that no new learner thread receives it.
 
         If more than `MAX_POISONED` in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
         """

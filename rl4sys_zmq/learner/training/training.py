@@ -26,10 +26,14 @@ MAX_TRIALS = 128
 """Largest number of trial updates for one failed update. Segments that they could not separate are removed together."""
 
 MAX_DIVERGED = 3
-"""Largest number of updates in a row that can be undone without a good segment, or off-policy without data found at fault."""
+"""Largest number of failed updates in a row that are undone: on-policy without a good segment, off-policy without data at
+fault.
+"""
 
 RECENT_SEGMENTS, RECENT_BYTES = 1 << 16, 8 << 20
-"""Segments whose stream and number are remembered for an off-policy algorithm, and the bytes of the messages kept with them."""
+"""Number of segments whose stream and sequence number are kept for an off-policy algorithm, and limit on their messages, in
+bytes.
+"""
 
 
 @dataclass(slots=True)
@@ -58,7 +62,7 @@ class UpdateRunner:
     # ---- observing
 
     def observe(self, message: DecodedSegmentMessage, index: int, *, correct: bool = False) -> None:
-        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
+        """Give a segment to the algorithm, and keep it. `correct` and exceptions are those of `Algorithm.observe`."""
         self._algorithm.observe(message.segments[index], correct=correct)
         if self._onpolicy:
             seq = message.batch.first_seq + index
@@ -99,15 +103,15 @@ class UpdateRunner:
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
-        """Return True if the next update must be checked in full and its state kept.
+        """Return True if the next update must be checked in full, and the state before it must be kept.
 
-        Off-policy, only updates that can be published, or that are repeated after a failure, are due.
+        Off-policy, these are updates that can be published, and those that are repeated after a failure.
         """
         every = self._algorithm.publish_every_updates
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a successful update, and keep its state if `due`. Return True if no weight changed although it should."""
+        """Count a successful update, and keep the state if `due`. Return True if no weight changed although it should."""
         self.updates += 1
         self._diverged = 0
         self._careful = max(0, self._careful - 1)

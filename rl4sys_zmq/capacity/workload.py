@@ -109,7 +109,7 @@ class Traffic:
 def traffic(load: Workload, diff_ratio: float) -> Traffic:
     """Return the messages and bytes per second of a workload.
 
-    With ``n`` steps in a segment and ``k`` segments in a message::
+    With ``n`` steps in a segment, ``k`` segments in a message, and fields of `Workload` and `Traffic`::
 
         segment_bytes    = 64 + (n + 1) * observation_bytes + n * (action_bytes + 8)
         segments_s       = actors * steps_per_s / n

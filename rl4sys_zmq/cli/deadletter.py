@@ -148,7 +148,7 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _outline(path: Path) -> str:
-    """Check the frame lengths in a file before it is read, because a damaged one can claim millions of frames."""
+    """Check the frame lengths in a file before the frames are read, because a damaged file can claim millions of frames."""
     if not path.is_file():
         raise OSError("no such file" if not path.exists() else "not a regular file")
     size = path.stat().st_size

@@ -70,7 +70,7 @@ class _StepRates:
 
 
 class _LineDisplay(StatusDisplay):
-    """The display for pipes and files: a line about a client if its state changes, or at intervals if its figures do."""
+    """The display for pipes and files: a line about a client if its state changes, or at intervals if its metrics do."""
 
     def __init__(self, every_s: float, later_s: float) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ class RayActorEngine(ActorEngine):
             raise
 
     def start(self, index: int, start: int) -> RayActorHandle:
-        """Start an actor as soon as a node has a free CPU. After the end of a driver, start another."""
+        """Start an actor as soon as a node has a free CPU. If the driver has ended, start another driver first."""
         driver = self._driver or self._start_driver()
         number = next(self._numbers)
         packet = encode_packet(START, number=number, arguments=list(self._arguments(index, start)), folder=os.getcwd())
@@ -152,7 +152,7 @@ class RayActorEngine(ActorEngine):
         return self._driver
 
     def _lose_driver(self, timeout_s: float) -> None:
-        """Wait for the end of the driver, and record that of all actors. `start` starts another."""
+        """Wait for the end of the driver, and record the end of all its actors. `start` starts another driver."""
         driver, self._driver = self._driver, None
         assert driver is not None
         end = driver.close(timeout_s)

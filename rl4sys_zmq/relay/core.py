@@ -203,7 +203,7 @@ class RelayCore:
     # ---- subscriptions of the children
 
     def topic_of(self, topic: bytes, key: str | None) -> FollowedClient | None:
-        """Return the client that a child subscribes to, or None if there is none or the child may not read it."""
+        """Return the client that a child subscribes to; None if there is none, or a user with this `key` may not read it."""
         known = (c for c in self._clients.values() if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) and c.topic == topic[1:])
         client = next(known, None)
         if client is None or (key is not None and not self._authorizer.may_read(key, client.client_id)):
@@ -212,7 +212,7 @@ class RelayCore:
         return client
 
     def on_subscribed(self, client: FollowedClient, topic: bytes) -> None:
-        """Handle a new subscription. One repeated beacon serves many new subscribers."""
+        """Handle a new subscription. If it is for beacons, repeat the last beacon soon, once for all new subscribers."""
         if topic[:1] == BEACON_TOPIC and client.beacon:
             client.beacon_due = True
 

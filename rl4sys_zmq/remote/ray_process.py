@@ -46,7 +46,8 @@ WAITING: Final = "waiting"
 
 ENDED: Final = "ended"
 """From the driver, the last about a worker: how it has ended (``end``; empty if in order), or the ``error`` because of which
-another one would fail too."""
+another worker would fail too.
+"""
 
 
 BUILT_IN = ("CPU", "GPU", "memory")
@@ -131,7 +132,7 @@ class DriverProcess:
         return not self.connected and time.monotonic() > self._deadline
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a packet has arrived, or one of the outbox can be sent, at most `timeout_s` seconds."""
+        """Wait until a packet has arrived, or a queued packet can be sent, at most `timeout_s` seconds."""
         poll = select.poll()
         poll.register(self._pair, select.POLLIN | (select.POLLOUT if self.outbox else 0))
         poll.poll(timeout_s * 1000)

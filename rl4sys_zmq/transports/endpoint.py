@@ -183,7 +183,7 @@ class Endpoint(TrackedResource):
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """Return the file descriptor of the last message's connection; -1 before a message, on inproc, or if connecting."""
+        """Return the file descriptor of the last message's connection; -1 before a message, on inproc and when connecting."""
         if self._binding is None or self._first is None:
             return -1
         descriptor = descriptor_of(self._first)

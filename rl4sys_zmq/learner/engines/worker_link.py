@@ -143,7 +143,7 @@ class WorkerLink(Resource):
     # ---- from the worker
 
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
-        """Yield the messages of the learner thread that have arrived, at first a few, and handle the connection's own messages."""
+        """Yield the messages of the learner thread that have arrived, a few or `all_of_them`, and handle all other messages."""
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)

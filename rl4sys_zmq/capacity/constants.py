@@ -37,7 +37,7 @@ class IngressCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutCost:
-    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds."""
+    """The time from an update until the last actor has the new weights, if all weights are sent (level 0), in seconds."""
 
     version_s: float  # per version
     actor_s: float  # per version and actor

@@ -99,7 +99,7 @@ def clear_letters(run: Path, client_id: str | None) -> None:
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """Return the dead letters of a client or all, and the paths of those without a description.
+    """Return the dead letters of one client, or of all, and the paths of dead letters without a description.
 
     The numbers count the letters of all clients from 1, oldest first.
     """

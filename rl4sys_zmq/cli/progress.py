@@ -154,7 +154,7 @@ class _TableDisplay(StatusDisplay):
         self._live.update(Group(*body, *errors, *notes), refresh=True)
 
     def close(self) -> None:
-        """Draw the last table and leave it on the terminal."""
+        """Draw the last table, and leave the table on the terminal."""
         if self._live.is_started:
             self._draw()
             self._live.stop()

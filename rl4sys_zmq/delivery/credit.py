@@ -106,7 +106,8 @@ class LearnerThreadBacklog:
         self.messages = messages
 
     def correct_waiting(self) -> DataAmount | None:
-        """Set a wrong count of waiting data to zero, since it would reduce the actors' credit for good. Return it, or None.
+        """Set a wrong count of waiting data to zero, because it would reduce the actors' credit forever. Return the wrong
+        count, or None.
 
         Call this only while the journal has nothing to commit or to replay, so that no data can be waiting.
         """

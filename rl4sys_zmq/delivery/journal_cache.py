@@ -86,7 +86,7 @@ class JournalCache:
     # ---- operations
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client's row, or change the settings and the generation of an existing one."""
+        """Add a client's row. If the client has a row already, change its settings and its generation."""
         known = self._client(row.client_id)
         if known is not None:
             row = replace(known, generation=max(known.generation, row.generation), settings=row.settings)
@@ -269,7 +269,7 @@ Operation = Write | PageRequest
 
 
 class JournalQueue:
-    """The queued operations of a journal, in the order of their calls. An operation stays in the queue until it is done."""
+    """The queued operations of a journal, in the order of the calls. An operation stays in the queue until it is done."""
 
     def __init__(self) -> None:
         self._operations: deque[Operation] = deque()
@@ -346,7 +346,7 @@ class JournalQueue:
         return []
 
     def done(self, group: Sequence[Operation]) -> None:
-        """Remove operations that are done. They must be in the order of the queue."""
+        """Remove operations that are done from the queue. `group` must be in the order of the queue."""
         operations = self._operations
         if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
             for _ in group:

@@ -121,7 +121,7 @@ NO_RECOVERY = JournalLossPolicy()
 
 @dataclass(frozen=True, slots=True)
 class JournalOpenOptions:
-    """The parameters for opening a journal, as those of `DiskJournal`."""
+    """The parameters for opening a journal. They have the meaning of `DiskJournal`'s parameters."""
 
     path: Path
     fsync: Fsync = "normal"

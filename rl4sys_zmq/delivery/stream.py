@@ -125,7 +125,7 @@ class SegmentStream:
             self.ready_at = now
 
     def refuse(self, seq: int | None = None) -> None:
-        """Record a malformed segment as refused, by default the last one, after `accept_all` has counted it."""
+        """Record a malformed segment as refused, after `accept_all` has counted it. By default, it is the last segment."""
         seq = self.received - 1 if seq is None else seq
         self.refused += 1
         self._refused_late.append(seq)
@@ -266,7 +266,7 @@ class SegmentStream:
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """Return the ack of this stream. `free_items` and `free_bytes` are what the learner can still accept."""
+        """Return the ack of this stream. The learner can still accept `free_items` segments of `free_bytes`."""
         return Ack(
             generation,
             self.received,

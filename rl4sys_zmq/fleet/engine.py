@@ -54,7 +54,7 @@ class ActorReport:
 
 
 class ActorHandle(ABC):
-    """One started actor. `ActorEngine.poll` updates it.
+    """A handle to one started actor. `ActorEngine.poll` updates the handle.
 
     Attributes:
         report: The newest report of the actor. None before the first report, which the actor sends once it acts.

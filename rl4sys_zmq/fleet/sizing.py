@@ -3,8 +3,8 @@
 An actor waits when the learner grants no credit or requires newer weights. So the share of waiting time tells which side is
 slower:
 
-- If actors wait most of the time, there are too many. The work of the fleet then needs only as many actors as would wait `TARGET` of
-  their time.
+- If actors wait most of the time, there are too many. The work of the fleet then needs only as many actors as would wait
+  `TARGET` of their time.
 - If actors hardly wait, there are too few: the learner waits for data. The fleet grows in steps of a quarter.
 
 Between the two thresholds nothing changes. A fleet that has just grown or shrunk by this rule lands between them if the learner

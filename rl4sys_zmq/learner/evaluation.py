@@ -42,7 +42,7 @@ MAX_FAILURES = 3
 
 
 class EvaluationProcess(Resource):
-    """The process that plays the episodes of one client. One thread starts it, uses it and closes it."""
+    """The process that plays the episodes of one client. One thread starts, uses and closes the process."""
 
     def __init__(self, plugins: Sequence[str], stopping: threading.Event) -> None:
         self._stopping = stopping

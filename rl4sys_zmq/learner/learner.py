@@ -148,7 +148,7 @@ class Learner(Resource):
 
     @property
     def address(self) -> str:
-        """The URI that actors connect to, with the port that the system chose if the configured one is 0."""
+        """The URI that actors connect to. If the configured port is 0, this has the port that the system chose."""
         return self._running.address
 
     @property

@@ -66,7 +66,7 @@ def _versions(report: Mapping[str, Any]) -> str:
 
 
 def conservation_error(client: Mapping[str, Any]) -> str:
-    """Return an error if the accepted segments of a client are not the sum of those with each verdict, else "".
+    """Return an error if the number of accepted segments of a client is not the sum over all verdicts, else "".
 
     It is not checked while the client is not running or is resuming.
     """

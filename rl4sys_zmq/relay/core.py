@@ -317,7 +317,7 @@ class RelayCore:
             self.counters.add(f"refused.{exc.code.value}")
 
     def _on_update(self, client: FollowedClient | None, header: Frame, payload: Frame, tag: bytes, now: float) -> None:
-        """Verify an update, and pass it on. `client` is None for a fetched one, whose header names the policy."""
+        """Verify an update, and pass it on. `client` is None for a fetched update, whose header names the policy."""
         head = WeightsHeader.unpack(header)
         if client is None:
             ours = (c for c in self._clients.values() if c.source is not None and c.source.policy_id == head.policy_id)

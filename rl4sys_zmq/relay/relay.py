@@ -182,7 +182,7 @@ class RelayThread(Worker):
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
     def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Return the frames of a message, `[]` if it had too many, or None if no message is waiting."""
+        """Return the frames of a message; `[]` if the message had too many frames, or None if no message is waiting."""
         try:
             return socket.recv(max_frames)
         except TooManyFrames as exc:

@@ -148,7 +148,9 @@ class Driver(ABC):
         return True
 
     def _nodes_are_due(self, now: float) -> bool:
-        """Return True if it is time to look at the nodes. Then check that this process's own node is among them."""
+        """Return True if it is time to look at the nodes. Then raise RuntimeError if the node of this process has left the
+        cluster.
+        """
         if now - self._looked < LOOK_EVERY_S:
             return False
         self._looked = now

@@ -237,7 +237,7 @@ class RayConnectionThread(Worker):
                 worker.waiting = self._problem
 
     def _finish(self) -> None:
-        """Record the end of all workers, also of those that are still to come."""
+        """Record the end of all workers, and of each worker that is added later."""
         with self._lock:
             self._over = True
             workers = list(self._workers)

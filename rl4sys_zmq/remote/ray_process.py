@@ -55,7 +55,7 @@ BUILT_IN = ("CPU", "GPU", "memory")
 
 
 def ray_amounts(resources: ResourcesConfig) -> dict[str, float]:
-    """Return the amounts that are reserved for a worker, without those of 0."""
+    """Return the amounts of resources that are reserved for a worker, by Ray's names. Amounts of 0 are left out."""
     amounts = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory or 0), **resources.custom}
     return {name: amount for name, amount in amounts.items() if amount}
 

@@ -164,7 +164,7 @@ class _GatewayConnection(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """Pass messages on until the learner thread has ended and the gateway has its last messages."""
+        """Pass messages on until the learner thread has ended and the gateway has received the last messages."""
         start = self._start_data
         secure = curve((start.public, start.secret, start.gateway_public))
         try:

@@ -175,7 +175,8 @@ class Endpoint(TrackedResource):
         self.descriptor()
 
     def cut_off(self) -> bool:
-        """Close the connection from which the last message came, for example because its key was revoked. The peer reconnects.
+        """Close the connection from which the last message came, for example because the peer's key was revoked. The peer
+        reconnects.
 
         Return False if the connection has ended, before the first message, on inproc, and on a connecting socket.
         """
@@ -191,8 +192,9 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return a sort key for a connection; the lowest is closed first: False before its first message, negative silence in
-        s.
+        """Return a sort key for connections, of which the lowest is closed first.
+
+        The parts: True if the connection has sent a message or a subscription; the seconds without any data, negative.
         """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
@@ -205,7 +207,7 @@ class Endpoint(TrackedResource):
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self.address)
 
     def connections(self) -> list[int]:
-        """Return the file descriptors of all connections to this bound socket; [] on inproc, or without ``/proc``."""
+        """Return the file descriptors of all connections to this bound socket; [] on inproc, or if the system has no ``/proc``."""
         return connections(self.address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:

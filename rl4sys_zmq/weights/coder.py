@@ -91,7 +91,7 @@ class Diff:
 
 @immutable
 class DecodedState:
-    """A decoded state, ``[n]`` in a new buffer, and the values of all its elements that can differ from the base."""
+    """A decoded state, ``[n]`` in a new buffer, and the values of those elements that can differ from the base."""
 
     flat: FlatWeights
     written: FlatWeights
@@ -227,7 +227,7 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
 
 
 def _prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
-    """Estimate from a sample if byte planes get shorter when the last difference is subtracted from the new one."""
+    """Estimate from a sample if byte planes get shorter when the last change of each weight is subtracted from the new change."""
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))

@@ -101,7 +101,7 @@ def _division(sizes: tuple[int, ...], exact: tuple[bool, ...]) -> Division:
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:
-    """Return the payload of the weights with the buffer `new` behind it: as a diff to `base`, or whole if that is None."""
+    """Return a payload with the buffer `new` after the weights: as a diff to `base`, or as a whole if `base` is None."""
     words = _words(new)
     if base is None:
         codec, coded = encode_snapshot(words, WireDtype.FP32, compress=compress)
@@ -122,7 +122,7 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
-    """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or whole if that is None."""
+    """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or the whole buffer if `base` is None."""
     if codec not in _CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:

@@ -146,7 +146,9 @@ class SegmentBatchReader:
                 group.columns[0].large.pop(place, None)
 
     def alone(self, place: int) -> Submit:
-        """Return a message with only the segment at index `place`, with its image files, and otherwise uncompressed."""
+        """Return a message with only the segment at index `place`. Its image files stay, and its other columns are
+        uncompressed.
+        """
         group = next(group for group in self._groups if place in group.members)
         at = group.members.tolist().index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
@@ -279,7 +281,7 @@ class SegmentBatchReader:
         return [dict(zip(named, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
-        """Return the version of each step, one array per segment. If all steps have the same, it is in the segment's head."""
+        """Return the version of each step, one array per segment. A segment's head has the version if all steps have the same."""
         heads, steps = self.heads, self.steps
         if len(self._groups) > 1:
             heads, steps = heads[group.members], steps[group.members]
@@ -316,7 +318,7 @@ def read_heads(message: Submit) -> NDArray[Any]:
 
 
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """Return the segments of a message, with read-only views as columns, and an error in place of each invalid one.
+    """Return the segments of a message, with read-only views as columns, and an error in place of each invalid segment.
 
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.

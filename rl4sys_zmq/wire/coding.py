@@ -80,7 +80,7 @@ BodyFrame = Frame | EncodedImages
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return a message with its body compressed, or unchanged if that saves less than 5 % or exceeds a limit."""
+    """Return a message with a compressed body. If that saves less than 5 % or exceeds a limit, return the message itself."""
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
         if message.codings and message.codings[n][2]:
@@ -98,7 +98,9 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
 
 
 def is_shorter(coded: int, plain: int) -> bool:
-    """Return True if a compressed frame saves at least 5 %, and a learner would not refuse it as too short."""
+    """Return True if a frame of `coded` bytes saves at least 5 % of its `plain` bytes, and claims no more than a learner
+    accepts.
+    """
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 

@@ -40,7 +40,7 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
-    """Return the body of a message with this policy spec: its blob, if it has one."""
+    """Return the body of a message with this policy spec: the blob of the spec, or no frame without a blob."""
     return (spec.blob,) if spec.blob else ()
 
 

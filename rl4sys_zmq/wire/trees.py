@@ -185,7 +185,9 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared first frame; long ones get a frame. Return index of the frame, offset in it, and length."""
+        """Add bytes to the shared first frame, or long ones as a new frame. Return the frame's index, the offset and the
+        length.
+        """
         if size < OWN_FRAME_BYTES:
             at = self.shared_bytes
             self.shared.append(data)

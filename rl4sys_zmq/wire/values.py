@@ -65,7 +65,9 @@ def unpack_header(data: bytes | memoryview, limits: HeaderLimits = HEADER) -> An
 def unpack_plain(
     data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None, limits: HeaderLimits = HEADER
 ) -> Any:
-    """Decode one msgpack value of limited size. Maps stay maps, with bytes as keys; `pairs` converts lists of items to maps."""
+    """Decode one msgpack value of limited size. A map that stands for an array stays a map. `pairs` makes maps from lists of
+    items.
+    """
     if len(data) > limits.nbytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {limits.nbytes}")
     items = min(limits.items, len(data))  # else a short message could cause the allocation of long lists

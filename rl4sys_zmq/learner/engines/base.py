@@ -115,7 +115,7 @@ class WatchThread(Worker):
         """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
 
     def kill_within(self, seconds: float) -> None:
-        """Kill the process if it still runs after a time in seconds."""
+        """Kill the process if it still runs after so many `seconds`."""
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
 

@@ -236,7 +236,7 @@ class _ProcessWatchThread(WatchThread):
         return code
 
     def _follow(self) -> None:
-        """Read the packets of the process until it has ended, and kill it when its time is over."""
+        """Read the packets of the process until it has ended, and kill it if it has not ended at the deadline."""
         assert self.pid is not None
         with contextlib.ExitStack() as stack:
             poll = select.poll()

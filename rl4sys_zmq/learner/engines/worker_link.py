@@ -215,7 +215,7 @@ class WorkerLink(Resource):
 
 
 class WorkerLinks:
-    """All connections of one gateway. Only the gateway thread uses it, except `join`."""
+    """All connections of one gateway. Only the gateway thread uses this object, except for `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
         self.counters = counters

@@ -463,7 +463,7 @@ class ActorSessionHandler:
     # ---- replies
 
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
-        """Grant credit to the actors of a client, and send `Ack` messages to those that need one."""
+        """Grant credit to the actors of a client, and send `Ack` messages to the actors that need one."""
         if (began := self._clock()) < client.next_grant_at:
             return
         live = client.table.live()

@@ -237,7 +237,7 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
 
 
 def check_engine(kind: AlgorithmEntry, engine: str) -> None:
-    """Check that an algorithm that needs a process of its own gets one."""
+    """Check that a client has an engine with a process of its own, if its algorithm needs that."""
     if kind.isolated and not ENGINES.get(engine).isolated:
         raise ConfigError(
             f"engine: {kind.name} draws from global random generators, so it needs a process of its own and not the engine "
@@ -332,7 +332,7 @@ class RefusalLog:
         self._omitted = 0
 
     def note(self, hello: Hello, code: RefusalReason, reason: str, field: str, now: float) -> None:
-        """Log the refusal of a HELLO, unless it is known."""
+        """Log the refusal of a HELLO, unless the same refusal was logged before."""
         if code in NOT_LOGGED:
             return
         client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]

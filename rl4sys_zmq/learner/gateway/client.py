@@ -122,7 +122,7 @@ class ClientState:
 
     @property
     def is_wanted(self) -> bool:
-        """True if an actor of this client is connected, or waits for its connection while the learner thread starts."""
+        """True if an actor of this client has a session, or waits for one while the learner thread starts."""
         return self.table.has_live or bool(self.waiting)
 
     @property
@@ -148,7 +148,7 @@ class ClientState:
         return self.publishing.history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
-        """Return the record of this client for the journal. Its totals are 0, since the journal keeps its own."""
+        """Return the record of this client for the journal. The totals in it are 0, since the journal counts them itself."""
         return ClientRow(self.client_id, self.publishing.history.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: SegmentStream) -> StreamRow:

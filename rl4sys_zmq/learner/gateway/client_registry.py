@@ -59,7 +59,7 @@ class ClientRegistry:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold `published` during a change of clients or policy versions, and notify the threads that wait for one."""
+        """Hold `published` during a change of clients or policy versions, and notify the threads that wait for a change."""
         with self.published:
             yield
             self.published.notify_all()
@@ -161,7 +161,7 @@ class ClientRegistry:
         return True
 
     def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
-        """Replace the learner thread of a client with a new one. Return the number of segments that this rolls back."""
+        """Replace the learner thread of a client with a new one. Return the number of segments that are rolled back."""
         self._by_key.pop(client.worker.key, None)
         client.worker.end(replaced=True)
         client.replay.rollback_asked = give_up_pending
@@ -193,7 +193,7 @@ class ClientRegistry:
         self._retire(client)
 
     def put_back(self, client: ClientState, error: str) -> None:
-        """Restore a client that `detach` has removed, in the state ``failed`` with this error. Used if the removal failed."""
+        """Restore a client that `detach` has removed, in the state ``failed`` with this error. Call this if the removal failed."""
         del self._detached[client.client_id]
         client.state, client.error = LearnerThreadState.FAILED, error
         self._clients[client.client_id] = client

@@ -88,7 +88,7 @@ class ConnectionRateLimits:
         return rate
 
     def exceeds(self, rate: ConnectionRateState, now: float, *, sessionless: bool) -> bool:
-        """Return True if a message exceeds the limit of its connection, or the joint limit of those without a session."""
+        """Return True if a message exceeds the limit of its connection, or the joint limit of connections without a session."""
         if rate.debt_paid_at > now + BURST_S:
             return True
         if not sessionless:
@@ -133,9 +133,7 @@ class ConnectionRateLimits:
     # ---- all connections
 
     def silent_connections(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
-        """Return the connections (descriptors) without a complete message for `silent_s`, or `new_s` since they were first
-        seen.
-        """
+        """Return the descriptors in `connected` without a complete message for `silent_s`, or, if new, for `new_s` seconds."""
         last_message_s: dict[int, float] = {}
         for rate in self.rates.values():
             last_message_s[rate.descriptor] = max(rate.last_message_s, last_message_s.get(rate.descriptor, 0.0))

@@ -159,12 +159,12 @@ class SegmentDispatcher:
         return future
 
     def give_up(self, client: ClientState, error: str) -> None:
-        """End all open requests for a checkpoint of a client with this error."""
+        """End all open requests for checkpoints of a client, with `error` as their result."""
         for token in list(self._saves):
             self._saved(client.client_id, token, error)
 
     def close(self, error: Exception) -> None:
-        """End all open requests for checkpoints with this error."""
+        """End all open requests for checkpoints. `error` becomes the exception of their futures."""
         for _, future, _ in self._saves.values():
             future.set_exception(error)
         self._saves.clear()

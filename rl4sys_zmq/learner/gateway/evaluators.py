@@ -40,7 +40,7 @@ class PolicyEvaluators:
         self._ending: list[PolicyEvaluator] = []
 
     def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Offer a newly published version to the client's evaluator, if it has one and the version is due."""
+        """Offer a newly published version to the evaluator of the client, if there is an evaluator and the version is due."""
         options = self._options.get(client.client_id)
         if options is None:
             return

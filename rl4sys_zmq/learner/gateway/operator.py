@@ -75,7 +75,7 @@ class _RunningCommand:
 
 
 class OperatorCommandExecutor:
-    """The executor of operators' commands. It also removes idle clients. Only the gateway thread uses it.
+    """The executor of operators' commands. The object also removes idle clients. Only the gateway thread uses it.
 
     A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`.
     """
@@ -111,7 +111,7 @@ class OperatorCommandExecutor:
         self._tasks = [task for task in self._tasks if not task.done]
 
     def on_page(self, page: JournalPage) -> bool:
-        """Note that the journal has committed all changes before this page. Return False if another object requested it."""
+        """Note that the journal has committed all changes before this page. Return False if another object requested the page."""
         if page.token < FIRST_TOKEN:
             return False
         self._committed.add(page.token)
@@ -150,7 +150,7 @@ class OperatorCommandExecutor:
         raise unknown_name_error("command", command.command, COMMANDS)
 
     def _until_committed(self, client_id: str) -> Callable[[], bool]:
-        """Return the condition that the journal has committed all earlier changes of a client. It is true once."""
+        """Return a function that is True, once, when the journal has committed all earlier changes of a client."""
         token = next(self._tokens)
         self._core.journal.read(client_id, token, LAST_ROW, 1)
 

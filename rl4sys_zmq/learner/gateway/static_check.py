@@ -76,7 +76,7 @@ def _check_parameters(kind: AlgorithmEntry, parameters: Mapping[str, object]) ->
 
 
 def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerConfig) -> None:
-    """Check that the algorithm of a client can use its demonstrations, and, if it trains on this machine, their file."""
+    """Check that the algorithm of a client can use its demonstrations. Check their file too, if training is on this machine."""
     options = entry.demonstrations
     if options is None:
         return

@@ -122,7 +122,7 @@ class RankMember:
         self._options = distributed.AllreduceOptions()
 
     def connect(self, store: Any, generation: int, device: torch.device) -> None:
-        """Connect all ranks with each other. The call returns when all ranks have made it.
+        """Connect all ranks with each other. The call returns when all ranks have called this method.
 
         The group is not torch's default group, of which a process has only one: each client of a learner has its own.
         """

@@ -182,7 +182,7 @@ class PlaceableAlgorithm(Protocol):
     """The interface of an algorithm that can compute on a GPU (the option ``device``)."""
 
     def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizer to a device, and use it and its ranks from now on.
+        """Move the networks and the optimizer to the device of `compute`, and use this device and the ranks from now on.
 
         The learner thread calls this at most once, right after it has built the algorithm. Afterwards, `Algorithm.state` can
         return tensors on the device. The tensors of a state for `Algorithm.load` are on the CPU.

@@ -151,7 +151,7 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
 
 
 def default_pacing_lag(entry: AlgorithmEntry, kind: str) -> int | None:
-    """Return the default of ``pacing_lag``, in batches; None if neither the entry nor the kind determines it."""
+    """Return the default of ``pacing_lag``, in batches: that of the entry, else of the kind of algorithm, else None."""
     if entry.staleness is not None and entry.staleness.pacing_lag is not None:
         return entry.staleness.pacing_lag
     return PACING_LAG.get(kind)
@@ -205,14 +205,7 @@ class TaskPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """The age of the data that an algorithm can learn from, and the way in which it corrects for the age.
-
-    Attributes:
-        max_policy_lag: The default of the option: the largest number of versions by which data can be behind; None for no limit.
-            It equals `Algorithm.max_policy_lag`.
-        correction: The correction for data within this limit, as a phrase for people.
-        pacing_lag: The default of the option, in batches; None for the default of the algorithm's kind.
-    """
+    """The largest policy lag of the data that an algorithm can learn from, and its correction for the lag."""
 
     max_policy_lag: int | None
     correction: str

@@ -150,7 +150,7 @@ class NetworkEntry:
         return any(factories[form] != "" for form in forms or factories)
 
     def load(self, factory: Callable[..., Any] | str) -> Callable[..., Any]:
-        """Return a factory of this entry. If it is given as a path, import it.
+        """Return a factory of this entry. If the factory is given as a path, import it.
 
         Raises:
             ConfigError: If the factory is empty, or cannot be imported.

@@ -140,7 +140,7 @@ def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms:
 
 
 def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
-    """Check that an algorithm, which trains these forms of networks, can train a chosen one.
+    """Check that an algorithm that trains these `forms` of networks can train the chosen network.
 
     Raises:
         ConfigError: If the algorithm cannot train the network.

@@ -18,7 +18,7 @@ from rl4sys_zmq.values.observations import leaves_of
 def check_planned_size(
     kind: AlgorithmEntry, spaces: tuple[ObservationSpace, Space], parameters: Mapping[str, object], limit: int
 ) -> PolicySpec | None:
-    """Check the networks that an algorithm would build, as far as its entry can plan them, against ``max_parameters``.
+    """Check that each network that an algorithm would build has at most `limit` parameters, if its entry can plan the networks.
 
     Returns:
         The planned policy; None if the entry cannot plan one.

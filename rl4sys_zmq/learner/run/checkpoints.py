@@ -332,7 +332,7 @@ class CheckpointStore:
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Write one checkpoint, with `policy` beside the state. It is on the disk when this returns.
+        """Write one checkpoint, with `policy` beside the state. On return, the checkpoint is on the disk.
 
         If `wanted` returns False at the end, the checkpoint is discarded, and CheckpointError is raised.
         """
@@ -385,7 +385,7 @@ class CheckpointStore:
         self._prune()
 
     def stored_pieces(self) -> frozenset[str]:
-        """Return the pieces of the second newest checkpoint, which the next one can share; none if it cannot be read."""
+        """Return the names of the pieces of the second newest checkpoint, which the next one can share; none after an error."""
         return frozenset(name.removeprefix(PIECE).partition(".")[0] for name in self._shared_pieces()[1])
 
     def _shared_pieces(self) -> tuple[Path, dict[str, dict[str, Any]]]:

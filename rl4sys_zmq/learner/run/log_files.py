@@ -87,7 +87,7 @@ class EventFileFormat(RecordFormat):
         return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
 
     def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
-        """Yield the complete records of a file, up to an incomplete one. Skip those that cannot be decoded."""
+        """Yield the complete records of a file. Stop at an incomplete record, and skip records that cannot be decoded."""
         while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
             (size,) = _LENGTH.unpack_from(start)
             if size > MAX_RECORD_BYTES:

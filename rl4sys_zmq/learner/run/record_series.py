@@ -124,7 +124,7 @@ class RecordSeries(Resource):
         return True
 
     def open(self) -> None:
-        """Create the active file now, if there is one. The name of another file needs the time of its first record."""
+        """Create the active file now, if the series has one. The name of any other file needs the time of its first record."""
         self._know()
         if self._active is not None and self._file is None:
             self._begin_part(0.0)

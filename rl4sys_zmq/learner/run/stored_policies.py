@@ -64,7 +64,7 @@ class EvaluationRecord:
     evaluated_unix_s: float
 
     def comparable(self, other: EvaluationRecord) -> bool:
-        """Return True if the other result is from the same episodes: environment, seed and number are equal."""
+        """Return True if both results are from the same episodes: environment, seed and number of episodes are equal."""
         return (self.env, self.seed, self.episodes) == (other.env, other.seed, other.episodes)
 
 
@@ -84,7 +84,7 @@ class BestPolicyFolder:
         self.record = self._read()
 
     def offer(self, policy: StoredPolicy, record: EvaluationRecord) -> bool:
-        """Keep a policy if its mean return is higher than that of the best one so far. Return True if it is kept.
+        """Keep a policy if its mean return is higher than that of the best policy so far. Return True if the policy is kept.
 
         A best policy whose evaluation had another environment, seed or number of episodes cannot be compared, and is replaced.
 

@@ -76,7 +76,7 @@ class SuspectStorage(Protocol):
 
     @property
     def each_message(self) -> bool:
-        """True to record the segments of each message before the algorithm gets them; False to record only those of updates."""
+        """True to record the segments of each message before the algorithm gets them; False to record only segments in updates."""
 
     def read(self) -> tuple[bytes, bytes]:
         """Return the suspected segments as JSON, and the previous worker's ``training.mark``. Either can be empty."""
@@ -88,7 +88,7 @@ class SuspectStorage(Protocol):
         """Replace the encoded ranges in ``training.mark`` from position `at` on by `data`. The file then has `count` ranges."""
 
     def excuse(self) -> None:
-        """Record that the process was asked to end. Any thread can call this. It does not block."""
+        """Record that the process was asked to end. The call does not block, and any thread can make it."""
 
     def save(self, suspects: bytes) -> None:
         """Store the suspected segments, as JSON."""

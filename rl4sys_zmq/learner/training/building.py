@@ -107,7 +107,7 @@ def pacing_lag(algorithm: Algorithm, assign: AssignClient) -> int:
 def place_algorithm(
     algorithm: Algorithm, assign: AssignClient, stopping: threading.Event
 ) -> tuple[tuple[str, ...], RankGroup | None]:
-    """Move an algorithm to its device. Return the device of each rank, and the ranks, which are not started so far."""
+    """Move an algorithm to its device. Return the device of each rank, and the group of ranks, which `start` starts later."""
     from rl4sys_zmq.learner.ranks.rank_group import RankGroup  # these two import torch
     from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, allow_tf32, find_devices
 

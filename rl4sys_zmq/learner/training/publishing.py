@@ -59,7 +59,7 @@ class WeightQuantizer:
 
 
 class PolicyPublisher:
-    """The versions of one policy that a learner thread has published. It counts, rounds, encodes and sends them."""
+    """The publisher of one policy, in a learner thread: it counts, rounds, encodes and sends the versions."""
 
     def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[ThreadMessage], None]) -> None:
         self.version = self._resumed_version = -1  # before the first publication, the number before the first one

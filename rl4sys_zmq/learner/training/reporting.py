@@ -120,7 +120,9 @@ class LearnerThreadReporter:
     # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send changed verdicts and the demand, at most every `GATHER_S` unless an actor may soon have to wait for them."""
+        """Send changed verdicts and the demand, at most every `GATHER_S`, but earlier if an actor may soon have to wait for the
+        report.
+        """
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         current = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
         self._gathers = bool(self._disposed) or current != self._reported

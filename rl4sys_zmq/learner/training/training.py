@@ -183,7 +183,7 @@ class UpdateRunner:
         return UpdateOutcome(culprits=culprits, reason=reason)
 
     def _find(self, batch: list[SegmentInTraining]) -> list[SegmentInTraining]:
-        """Return the segments that make a batch fail, by halving it; the whole batch if both of its halves succeed."""
+        """Return the segments that make a batch fail, by halving the batch; the whole batch if both halves succeed."""
         if len(batch) <= 1 or self._trials >= MAX_TRIALS:
             return batch
         half = len(batch) // 2

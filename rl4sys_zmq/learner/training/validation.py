@@ -51,7 +51,7 @@ TILE = 512
 
 
 class ColumnValueLimits:
-    """The allowed range of the values in one column of a segment. It can differ between the elements of a row."""
+    """The allowed range of the values in one column of a segment. Elements of a row can have different ranges."""
 
     def __init__(
         self,

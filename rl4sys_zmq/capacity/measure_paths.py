@@ -137,7 +137,7 @@ def _cpu_s(threads: Sequence[int]) -> float:
 
 
 def wait_for(look: Callable[[], T]) -> T:
-    """Return the first true result of a function. Raise `TimeoutError` after `START_S`."""
+    """Return the first true result of `look`. Raise `TimeoutError` after `START_S`."""
     deadline = time.monotonic() + START_S
     while not (result := look()):
         if time.monotonic() > deadline:

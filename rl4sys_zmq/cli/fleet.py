@@ -110,7 +110,10 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
 
 
 def shared_options(run: RunOptions, *, resizes: bool) -> RunOptions:
-    """Return the options with the beginning of all actors' names as `actor_id`, and the folder of all their spools as `spool`."""
+    """Return the options with the beginning of all actors' names as `actor_id`, and the folder of all their spools as `spool`.
+
+    `resizes` is True if the number of actors can change.
+    """
     document: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
     if document.get("policy_cache") is not None:
         problem = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"

@@ -75,7 +75,7 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
 
 @contextmanager
 def print_saved_at_stop(run_dir: Path | None, again: str = "the same command continues") -> Iterator[None]:
-    """If a signal ends the ``with`` block, in which the learner runs, print the saved files. `again` says how to continue."""
+    """Print the saved files if a signal ends the ``with`` block, in which the learner runs. `again` says how to continue."""
     try:
         yield
     except StopSignalReceived as exc:

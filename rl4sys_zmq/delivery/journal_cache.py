@@ -93,7 +93,7 @@ class JournalCache:
         self.changes.clients[row.client_id] = row
 
     def add_to_client(self, client_id: str, accepted: int, refused: int, gap: int) -> None:
-        """Add numbers of segments to the totals of a client."""
+        """Add numbers of accepted segments, refused segments and segments in gaps to the totals of a client."""
         known = self._client(client_id) or ClientRow(client_id, 0, {}, 0, 0, 0)
         sums = _sum(known.accepted, accepted), _sum(known.refused, refused), _sum(known.gap, gap)
         self.changes.clients[client_id] = ClientRow(client_id, known.generation, known.settings, *sums, known.expired)
@@ -284,8 +284,8 @@ class JournalQueue:
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
-        """Return the next transaction: the writes at the front of the queue that fit, or one read; [] if the first does not
-        fit.
+        """Return the next transaction: the writes at the front of the queue that fit into `max_bytes`, or one read; [] if the
+        first write does not fit.
         """
         group: list[Operation] = []
         size = 0

@@ -158,7 +158,10 @@ class JournalFile:
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a file (except ``journal.marks``) that was deleted, moved or replaced; empty if there is none."""
+        """Return the path of a deleted, moved or replaced file, or "". ``journal.marks`` is not checked.
+
+        Without `thorough`, the files are checked only if their folder has changed.
+        """
         folder = self._folder_now()
         if not thorough and folder == self._folder:  # each check of a file releases the GIL: to acquire it again can take 5 ms
             return ""

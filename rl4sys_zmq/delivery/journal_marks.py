@@ -79,7 +79,9 @@ class JournalMarksFileWriter:
     """
 
     def __init__(self, path: Path, rows: ClientAndStreamRows, *, flush: bool) -> None:
-        """Write a new file. The caller keeps `rows` up to date, because `renew` reads it later."""
+        """Write a new file. `renew` reads `rows` later, so the caller keeps them up to date. `flush`: flush each write to the
+        disk.
+        """
         self._path, self._rows, self._flush = path, rows, flush
         self._settings: dict[str, dict[str, Any]] = {}
         self._file = -1

@@ -496,7 +496,9 @@ class ActorSession:
         return []
 
     def _submit(self, now: float, items: Iterable[_InFlight], max_items: int, max_bytes: int | None) -> list[Action]:
-        """Send consecutive segments, in messages of at most this size. A message with a single segment can be larger."""
+        """Send consecutive segments, in messages of at most `max_items` segments and `max_bytes`. A single segment can be
+        larger.
+        """
         batch: list[_InFlight] = []
         size = 0
         actions: list[Action] = []

@@ -342,6 +342,8 @@ class ActorSlots:
         return len(self._live) >= self._max_actors
 
     def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
-        """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor."""
+        """Return the empty stream whose actor has been silent for longest, or None. With `spooled`, only actors with a spool
+        count.
+        """
         empty = (stream for stream in self._empty.values() if stream.spooled or not spooled)
         return next(empty, None)

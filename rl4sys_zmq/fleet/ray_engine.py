@@ -83,7 +83,11 @@ class RayActorEngine(ActorEngine):
         on_output: Callable[[int, str], None] = lambda index, line: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Connect to the cluster, within `CONNECT_S` seconds."""
+        """Connect to the cluster within `CONNECT_S` seconds.
+
+        `arguments` returns those of an actor's Python process, and `on_output` gets its output, as in `ProcessEngine`. `say`
+        gets messages for a person.
+        """
         self._arguments, self._on_output, self._say = arguments, on_output, say
         self._address = cluster_address(address)
         self._numbers = itertools.count(1)

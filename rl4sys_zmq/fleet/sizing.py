@@ -80,7 +80,7 @@ def _aged(memory: SizingMemory) -> SizingMemory:
 
 
 def _paid(before: FleetLoad, now: FleetLoad) -> bool:
-    """Return True if a growth has brought at least half of the steps that the added actors should bring."""
+    """Return True if the growth after `before` has brought at least half of the steps that the added actors should bring."""
     return now.steps_per_s >= before.steps_per_s * (1.0 + 0.5 * (now.actors / before.actors - 1.0))
 
 

@@ -372,7 +372,10 @@ class RelayCore:
         return min([self._tidy_at, *(client.next_deadline for client in self._clients.values())])
 
     def tick(self, now: float, unix_s: float, problem: str = "") -> None:
-        """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests."""
+        """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests.
+
+        `problem` is the reason for which the connection to the upstream fails, or "".
+        """
         self._problem = problem or self._problem
         for client in self._clients.values():
             if client.fetch_at and now >= client.fetch_at:

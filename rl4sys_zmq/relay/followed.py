@@ -103,7 +103,7 @@ class FollowedClient:
         return self.whole
 
     def apply(self, head: WeightsHeader, header: Frame, payload: Frame, tag: bytes) -> bool:
-        """Verify an update and hold the version to which it leads. Return False if the version is already held."""
+        """Verify an update, and hold the version to which the update leads. Return False if the version is already held."""
         source, held = self.source, self._history
         if source is None or held is None or (head.policy_id, head.generation) != (source.policy_id, source.generation):
             return False

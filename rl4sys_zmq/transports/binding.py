@@ -40,7 +40,7 @@ _REMEDIES = {
 
 
 class SocketBinding(Resource):
-    """The binding of a ZeroMQ socket to an address with its actual port, path or name. A binding for ipc includes a lock on the
+    """The binding of a ZeroMQ socket to an address with its actual port, path or name. With ipc, it includes a lock on the
     path.
     """
 

@@ -207,7 +207,7 @@ class Endpoint(TrackedResource):
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self.address)
 
     def connections(self) -> list[int]:
-        """Return the file descriptors of all connections to this bound socket; [] on inproc, or if the system has no ``/proc``."""
+        """Return the file descriptors of all connections to this bound socket; [] on inproc, or if there is no ``/proc``."""
         return connections(self.address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:

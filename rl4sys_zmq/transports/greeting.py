@@ -141,7 +141,7 @@ def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
 def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
     """Return the cause for which no learner answers at an address, and a remedy. Empty for an ``inproc`` address.
 
-    The call can take three times `timeout_s`.
+    `has_keys` says if the caller has keys. The call can take three times `timeout_s`.
     """
     address = Address.parse(uri)
     if address.scheme == "inproc":

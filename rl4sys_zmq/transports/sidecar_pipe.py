@@ -89,7 +89,7 @@ class SidecarCommandQueue:
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Add one command, with copies of its frames."""
+        """Add one command for the socket with the number `line`, with copies of its frames."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))

@@ -311,7 +311,10 @@ SNAPSHOT_SAMPLE = 1024
 
 
 def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> tuple[PayloadEncoding, Payload]:
-    """Return the form and the payload of a state, whose values `dtype` can represent. ``GRID`` is sent as float32."""
+    """Return the form and the payload of a state with values of `dtype`. ``GRID`` is sent as float32.
+
+    With `compress`, the payload is compressed if that saves much.
+    """
     every = 1 + flat.size // SNAPSHOT_SAMPLE
     sample = flat[::every]
     if compress and len(_planes_of(sample, dtype)) <= SNAPSHOT_GAIN * dtype.itemsize * sample.size:

@@ -80,7 +80,9 @@ BodyFrame = Frame | EncodedImages
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return a message with a compressed body. If that saves less than 5 % or exceeds a limit, return the message itself."""
+    """Return a message with a compressed body. `sections` has the columns of each frame. If that saves less than 5 % or exceeds
+    a limit, return the message itself.
+    """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
         if message.codings and message.codings[n][2]:
@@ -150,7 +152,7 @@ def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """Check an entry of `Submit.codings`. Return compressed size, plain size and element size of each section."""
+    """Check `numbers`, an entry of `Submit.codings`. Return compressed size, plain size and element size of each section."""
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")
     sections = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))

@@ -46,7 +46,7 @@ Frame = bytes | memoryview
 def pack_prefix(
     kind: int, frames: int, header_bytes: int, body_bytes: int, seq: int = 0, count: int = 0, flags: int = 0, minor: int = MINOR
 ) -> bytes:
-    """Return the prefix of a message without its checksum, 40 bytes."""
+    """Return the prefix of a message without its checksum, 40 bytes. The module lists the fields."""
     if frames > MAX_BODY_FRAMES:
         raise ProtocolError(RefusalReason.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
     try:

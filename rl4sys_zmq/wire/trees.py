@@ -208,7 +208,9 @@ class _TreePacker:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Return the skeleton of a tree, and the frames with its large parts."""
+    """Return the skeleton of a tree, and the frames with its large parts. With `copy`, frames are copies of the caller's
+    memory.
+    """
     packer = _TreePacker(copy)
     try:
         skeleton = packer.pack(value, 0)
@@ -220,7 +222,7 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Return a value, such as the ``info`` of an environment, without what no message can contain, and the paths of that.
+    """Return a value, such as the ``info`` of an environment, without the parts that no message can contain, and their paths.
 
     `path` is the path of `value` itself, with which the returned paths begin.
     """

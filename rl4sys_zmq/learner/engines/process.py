@@ -86,7 +86,7 @@ ENTRY = EngineEntry(
 
 
 class LearnerProcess(WatchedWorker):
-    """A handle to a process that trains one client, with the PUSH socket that sends messages to it.
+    """A handle to a worker process, which trains one client, with the PUSH socket that sends messages to it.
 
     It implements `LearnerThreadHandle`. Only the gateway uses it.
     """

@@ -28,7 +28,7 @@ class RemoteWorkerStart:
 
     Attributes:
         engine: Name of the engine.
-        generation: Number of the worker: later workers of the client have higher numbers.
+        generation: The generation of the client, from this worker's start on.
         key: The fencing token, in hexadecimal: the first frame of each message of the worker. It is a secret.
         down: The address from which the worker receives messages.
         up: The address to which the worker sends messages.

@@ -439,7 +439,7 @@ class ActorSessionHandler:
             self.remove_actor(client, stream, reason)
 
     def remove_actor(self, client: ClientState, stream: SegmentStream, reason: str) -> None:
-        """Close the session of one actor, and refuse it with the reason. The actor then requests a new session."""
+        """Close the session of one actor, and refuse the actor with the reason. The actor then requests a new session."""
         peer = client.table.peer_of(stream)
         if peer is not None:
             self.close_session(peer, client, stream)

@@ -76,7 +76,7 @@ class ClientWorker:
             self.backlog.popleft()
 
     def end(self, *, replaced: bool = False) -> None:
-        """Discard the queued messages, and ask all workers to end."""
+        """Discard the queued messages, and ask all workers to end. With `replaced`, they write no checkpoint."""
         self.handle = None
         self.devices = []
         self.backlog.clear()

@@ -93,7 +93,7 @@ class PolicyEvaluators:
         return ended
 
     def _from_thread(self, handle: Callable[..., None], *arguments: object) -> None:
-        """Run a function in the gateway thread; do nothing if the learner is closing."""
+        """Call `handle` with the arguments in the gateway thread; do nothing if the learner is closing."""
         with suppress(Closed):
             self._call(functools.partial(handle, *arguments))
 

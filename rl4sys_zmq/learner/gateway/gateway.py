@@ -383,7 +383,7 @@ class Gateway(Worker):
 
 
 def _beside(address: Address, name: str) -> str:
-    """Return the default address of a further socket next to the ROUTER, such as the socket that publishes weights."""
+    """Return the default address of the socket `name`, such as that for weights, next to the ROUTER's `address`."""
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"
 
 

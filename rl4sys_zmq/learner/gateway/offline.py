@@ -121,7 +121,7 @@ class _OfflineCommandExecutor:
             ) from exc
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
-        """Return how many accepted segments of a client are not in its newest checkpoint."""
+        """Return how many accepted segments of a client, or of one of its actors, are not in its newest checkpoint."""
         ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
         count, after, more = 0, 0, True

@@ -60,7 +60,7 @@ def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any
 
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigError:
-    """Return an error for an unknown name, with a list of up to `NAMED` valid names."""
+    """Return an error for an unknown name of a `kind` such as ``client``, with a list of up to `NAMED` valid names."""
     names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
     return ConfigError(f"there is no {kind} {name!r:.80}; known names: {names or 'none'}", key=f"{kind}_id")
 

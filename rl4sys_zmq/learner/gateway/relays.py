@@ -44,7 +44,9 @@ class RelayDirectory:
         self._seen: dict[tuple[str, str, str], _SeenRelay] = {}
 
     def choose(self, actor_id: str, host: str) -> list[list[str]]:
-        """Return the relays for an actor, nearest first, as ``[URI, public key or ""]``; an empty list if no rule applies."""
+        """Return the relays for an actor at the IP address `host`, nearest first, as ``[URI, public key or ""]``; [] if no rule
+        applies.
+        """
 
         def order(rule: RelayRule) -> tuple[bool, int]:
             # The hash spreads the actors over the relays, and those of a relay that ends over the others.

@@ -84,7 +84,7 @@ class CheckpointManifest:
     Attributes:
         journal_id: Id of the journal for which the positions in `marks` are valid.
         number: Number of the checkpoint, from 1 for each client; set by `CheckpointStore.write`.
-        generation: Number of the learner thread that wrote the checkpoint.
+        generation: The client's generation when the checkpoint was written.
         digest: Xxh3-64 of the policy's weights, as in `PolicySnapshot`.
         trained_digest: Like `digest`, but without the tensors that follow from parameters, which can be changed at a resume.
         steps: Number of environment steps that the algorithm has observed.
@@ -123,7 +123,7 @@ def encode_checkpoint(
     policy: StoredPolicy | None = None,
     stored: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return the contents of the new files of a checkpoint, by file name."""
+    """Return the contents of the new files of a checkpoint, by file name. `stored` describes files that exist already."""
     tree, arrays = pack_state(state)
     files = {name: _safetensors().numpy.save(part) for name, part in _by_file(arrays).items()}
     entries = {name: {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)} for name, data in files.items()}
@@ -371,7 +371,9 @@ class CheckpointStore:
         return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
 
     def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Rename a complete checkpoint into place, and remove old ones. After an error, remove the folder `temporary`."""
+        """Rename a complete checkpoint into place, and remove old ones. After an error, or if `wanted` returns False, remove
+        the folder `temporary`.
+        """
         with _disk(self.folder):
             try:
                 if not wanted():

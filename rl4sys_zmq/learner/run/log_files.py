@@ -185,7 +185,7 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
 
 def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log once, oldest first. Return ``[]`` if a learner has renamed one meanwhile."""
+    """Open all files of the log once, oldest first. Return ``[]`` if a learner has renamed a file meanwhile."""
     newest: BinaryIO | None = None
     with contextlib.suppress(FileNotFoundError):  # it has become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))

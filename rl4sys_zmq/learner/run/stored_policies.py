@@ -77,7 +77,7 @@ class BestPolicyFolder:
     """
 
     def __init__(self, run_dir: Path, client_id: str) -> None:
-        """Read the record of an earlier start of the learner. A damaged one is logged and counts as none."""
+        """Read the record of an earlier start of the learner. A damaged record is logged and counts as none."""
         self._folder = run_dir / BEST / folder_name(client_id)
         self.policy = self._folder / "policy"
         self._new = self._folder / ".new"

@@ -40,7 +40,9 @@ def encode_range(key: Key, first: int, end: int) -> bytes:
 
 
 def encode_mark(count: int, ranges: bytes, *, excused: bool = False) -> bytes:
-    """Return the content of ``training.mark``: a head, and `count` ranges that `encode_range` has encoded."""
+    """Return the content of ``training.mark``: a head, and `count` ranges from `encode_range`. `excused`: no range is
+    suspected.
+    """
     return _HEAD.pack(_MAGIC, excused, count, len(ranges)) + ranges
 
 
@@ -76,7 +78,7 @@ class SuspectStorage(Protocol):
 
     @property
     def each_message(self) -> bool:
-        """True to record the segments of each message before the algorithm gets them; False to record only segments in updates."""
+        """True to record the segments of each message before the algorithm gets them; False to record those in updates only."""
 
     def read(self) -> tuple[bytes, bytes]:
         """Return the suspected segments as JSON, and the previous worker's ``training.mark``. Either can be empty."""
@@ -177,7 +179,7 @@ class CheckpointStorage(Protocol):
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Write one checkpoint, as `CheckpointStore.write` does. On return, the checkpoint survives the loss of this machine."""
+        """Write one checkpoint, with the arguments of `CheckpointStore.write`. It then survives the loss of this machine."""
 
 
 class WorkerStorage(Protocol):

@@ -120,8 +120,8 @@ class LearnerThreadReporter:
     # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send changed verdicts and the demand, at most every `GATHER_S`, but earlier if an actor may soon have to wait for the
-        report.
+        """Send verdicts and the demand if they have changed, at most every `GATHER_S`; earlier with `at_once`, or if an actor
+        may soon wait.
         """
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         current = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)

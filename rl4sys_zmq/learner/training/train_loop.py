@@ -131,7 +131,10 @@ class TrainLoop:
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Record that no segment is in training any more, and end the other ranks. Only the learner thread calls this."""
+        """End the training record and the other ranks. After a crash (`crashed`), the segments in training stay on record.
+
+        Only the learner thread calls this.
+        """
         try:
             self._suspects.close(crashed=crashed)
         finally:
@@ -139,7 +142,9 @@ class TrainLoop:
                 self._ranks.close()
 
     def expect_end(self, *, replaced: bool = False) -> None:
-        """Record that the thread was asked to stop, so that no segment is suspected. Any thread can call this."""
+        """Record that the thread was asked to stop, so that no segment is suspected. `replaced` ends all recording.
+        Thread-safe.
+        """
         self._suspects.expect_end(disable=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:

@@ -73,7 +73,9 @@ class UpdateRunner:
     # ---- updates
 
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
-        """Do one update if the algorithm has enough data, and return the result; otherwise return None."""
+        """Do one update if there is enough data, or with `partial` if there is any. Return the result, or None without an
+        update.
+        """
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()
@@ -146,7 +148,7 @@ class UpdateRunner:
         return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
 
     def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
-        """Return a description of what is wrong after an update; empty if nothing is."""
+        """Return the fault of an update from its metrics or exception (`failure`), or ""; with `due`, check all weights too."""
         if failure is not None:
             return f"the update raised {type(failure).__name__}: {failure}"[:300]
         for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():

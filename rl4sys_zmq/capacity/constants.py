@@ -24,7 +24,7 @@ _REMEDY = "run rl4sys-learner capacity --measure again, or remove the file"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressCost:
-    """The time that a message with segments takes, in seconds: per message, per segment and per byte."""
+    """The time that a learner spends on a message with segments, in seconds: per message, per segment and per byte."""
 
     message_s: float
     segment_s: float

@@ -21,7 +21,7 @@ UPDATE_HEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The gradient steps of one client."""
+    """The planned training of one client: the number and the size of its gradient steps."""
 
     algorithm: str  # for the output
     # gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps / train frequency

@@ -50,7 +50,7 @@ class DataAmount:
 
 
 class LearnerThreadBacklog:
-    """The data between the gateway and one learner thread."""
+    """The counts of the data between the gateway and one learner thread: waiting, or in transit to the thread."""
 
     def __init__(self) -> None:
         self.waiting = DataAmount()  # accepted, but not sent so far, because the journal must commit it first
@@ -151,7 +151,7 @@ RETRY_S = 5e-3
 
 
 class CreditAllocator:
-    """The credit that one learner thread grants to its actors, from the thread's start to its end."""
+    """The allocator of one learner thread's credit to its actors, from the thread's start to its end."""
 
     def __init__(self) -> None:
         self.retry_at = math.inf  # call `grant` again at this time even without news

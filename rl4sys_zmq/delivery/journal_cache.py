@@ -39,7 +39,7 @@ class ClientAndStreamRows:
 
 @dataclass(slots=True)
 class RowChanges:
-    """The changes of one transaction to the rows."""
+    """The changes of one transaction to the rows of a journal."""
 
     # new content of each added or changed client row, by client id
     clients: dict[str, ClientRow] = field(default_factory=dict)

@@ -74,9 +74,7 @@ def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
 
 
 class JournalMarksFileWriter:
-    """The writer of ``journal.marks``, in the journal's thread. Each change is written at once. With `flush`, it is also on the
-    disk.
-    """
+    """The writer of ``journal.marks``, in the journal's thread. Each change is written at once, and with `flush` also flushed."""
 
     def __init__(self, path: Path, rows: ClientAndStreamRows, *, flush: bool) -> None:
         """Write a new file. `renew` reads `rows` later, so the caller keeps them up to date. `flush`: flush each write to the

@@ -31,7 +31,7 @@ MAX_GAP = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """The result of an accepted HELLO."""
+    """The result of `StreamTable.open`: the session of the actor whose HELLO was accepted."""
 
     stream: SegmentStream
     previous_peer: bytes | None  # the routing id of the actor's previous connection, if there was another one

@@ -21,7 +21,7 @@ MAX_LINES, MAX_LINE = 20, 500
 
 
 class RayWorker:
-    """The object inside a Ray actor. Its methods are called one after the other."""
+    """The object inside a Ray actor, which runs one actor of a fleet. Its methods are called one after the other."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=MAX_LINES)

@@ -45,7 +45,7 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True)
 class SizingMemory:
-    """The values that the rule keeps from one window to the next."""
+    """The values that `next_size` keeps from one window to the next."""
 
     # the load before the fleet last grew. None if its last change was not a growth, or the growth has paid
     before_growth: FleetLoad | None = None

@@ -30,7 +30,7 @@ _CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
 class Division:
-    """The division of the float32 elements of a state: those that are rounded, and the exact ones.
+    """The division of the float32 elements of a state into rounded and exact elements.
 
     Its methods raise `WeightsError` (``reason="size"``) for a state of another size.
 

@@ -519,7 +519,7 @@ class RecordTraining(FromRemoteWorker):
 
     Attributes:
         count: Number of this message, from 1.
-        body: Two frames as in `CheckpointFound`: the suspects, empty if they have not changed, and the segments in training.
+        body: Two frames as in `CheckpointFound`: the suspected segments, empty without a change, and those in training.
     """
 
     KIND: ClassVar[int] = 84

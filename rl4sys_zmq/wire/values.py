@@ -26,7 +26,7 @@ MAX_ELEMENTS = 1 << 40
 
 
 class HeaderLimits(NamedTuple):
-    """The limits on a header.
+    """The limits on a msgpack header.
 
     Attributes:
         nbytes: Largest size, in bytes.

@@ -72,7 +72,7 @@ class GatewayEndpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEntry:
-    """The description of an engine in the registry. The import of its module must be fast and must not import torch.
+    """The description of an engine in the registry. The import of a module with an entry must be fast, without torch.
 
     Attributes:
         name: The name for configurations, such as ``process``.

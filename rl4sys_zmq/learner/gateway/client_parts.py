@@ -26,7 +26,7 @@ def _new_topic() -> bytes:
 
 
 class ClientPublishing:
-    """The publication of one client's weights.
+    """The state of the publication of one client's weights.
 
     Attributes:
         policy_id: The id of the policy in messages, 8 bytes.
@@ -165,7 +165,7 @@ class CheckpointRecord:
 
 
 class ReplayProgress:
-    """The replay of journal entries to a learner thread that has loaded a checkpoint.
+    """The state of the replay of journal entries to a learner thread that has loaded a checkpoint.
 
     Attributes:
         token: The number of the replay in progress, which the pages of the journal repeat; 0 if there is none. During a replay,

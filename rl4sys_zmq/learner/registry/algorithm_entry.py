@@ -327,7 +327,7 @@ class AlgorithmEntry:
 
 
 class PolicyParameters(Protocol):
-    """The parameters of an algorithm that determine its policy."""
+    """The interface of an algorithm's parameters that determine its policy."""
 
     def policy(self, name: str, observation_space: ObservationSpace, action_space: Space, /) -> PolicySpec:
         """Return the specification of the policy of the algorithm `name`.

@@ -28,7 +28,7 @@ NETWORKS = Registry(
 
 @runtime_checkable
 class NetworkParameters(Protocol):
-    """Parameters of an algorithm that choose a network."""
+    """The interface of an algorithm's parameters that choose a network."""
 
     @property
     def network_forms(self) -> tuple[str, ...]:

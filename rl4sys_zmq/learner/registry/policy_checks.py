@@ -70,7 +70,7 @@ def check_magnitudes(spec: PolicySpec, limit: float) -> None:
 
 @runtime_checkable
 class MixedBatchParameters(Protocol):
-    """Parameters of an algorithm whose batches consist of demonstrations and of its replay."""
+    """The interface of an algorithm's parameters if its batches consist of demonstrations and of its replay."""
 
     def check_fraction(self, fraction: float) -> None:
         """Raise `ConfigError` if batches cannot be divided with this fraction of demonstrations."""

@@ -84,7 +84,7 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 class _StatePacker:
-    """The conversion of one state. `arrays` has the arrays found so far, by their path in the state."""
+    """The converter of one state to a tree. `arrays` has the arrays found so far, by their path in the state."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}

@@ -34,8 +34,7 @@ WARM_UP_S = 0.4
 COUNTING = "COUNTS"
 WALKING = "WALKS"
 STEP = 1e-3
-"""The largest change of a weight in an update, which changes all weights. The initial weights have a standard deviation of 0.1.
-"""
+"""The largest change of a weight in an update, which changes all weights. Initial weights have a standard deviation of 0.1."""
 
 
 @dataclass(frozen=True)

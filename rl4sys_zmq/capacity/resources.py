@@ -185,11 +185,12 @@ def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
     Bytes::
 
-        learner_bytes + actors * (connection_bytes + session_bytes) + clients * (history + queues + model_bytes * 8 +
-        replay_steps * 2 * observation_bytes)
+        learner_bytes
+        + actors * (connection_bytes + session_bytes)
+        + clients * (history + queues + model_bytes * 8 + replay_steps * 2 * observation_bytes)
 
-        history = the versions kept for late actors: up to 64 within 64 MiB, 2 at level 0, never fewer than 2 queues  = 32
-        updates for slow actors + the data of one second, at most 256 MiB
+        history = the versions kept for late actors: up to 64 within 64 MiB, 2 at level 0, never fewer than 2
+        queues  = 32 updates for slow actors + the data of one second, at most 256 MiB
 
     Eight copies of the model: policy and value network, each with gradients and two moments of Adam.
     """

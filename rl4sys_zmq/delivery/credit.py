@@ -83,7 +83,7 @@ class LearnerThreadBacklog:
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
-        """Count one message sent to the learner thread. `waited`: `accept` has counted it, as it does all but replayed data."""
+        """Count one message sent to the learner thread. `waited` is False for replayed data, which `accept` did not count."""
         if waited:
             self.waiting.subtract(load)
         self.in_transit.add(load)

@@ -77,9 +77,7 @@ class JournalMarksFileWriter:
     """The writer of ``journal.marks``, in the journal's thread. Each change is written at once, and with `flush` also flushed."""
 
     def __init__(self, path: Path, rows: ClientAndStreamRows, *, flush: bool) -> None:
-        """Write a new file. `renew` reads `rows` later, so the caller keeps them up to date. `flush`: flush each write to the
-        disk.
-        """
+        """Write a new file. `renew` reads `rows` later, so the caller keeps them up to date. `flush`: flush each write."""
         self._path, self._rows, self._flush = path, rows, flush
         self._settings: dict[str, dict[str, Any]] = {}
         self._file = -1

@@ -266,7 +266,7 @@ class SegmentStream:
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """Return the ack of this stream. The learner can still accept `free_items` segments of `free_bytes`."""
+        """Return the ack of this stream. The learner can still accept `free_items` segments with `free_bytes` bytes."""
         return Ack(
             generation,
             self.received,

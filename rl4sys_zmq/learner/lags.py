@@ -13,7 +13,7 @@ _LIMITS = np.array(LAG_LIMITS, np.int64)
 
 
 def count_lags(lags: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the steps in each bucket of the histogram, int64 ``[len(LAG_LIMITS) + 1]``. ``steps[i]`` have ``lags[i]``."""
+    """Return the steps in each bucket, int64 ``[len(LAG_LIMITS) + 1]``. ``steps[i]`` steps have the lag ``lags[i]``."""
     return np.bincount(np.searchsorted(_LIMITS, lags), weights=steps, minlength=len(LAG_LIMITS) + 1).astype(np.int64)
 
 

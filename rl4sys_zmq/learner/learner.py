@@ -55,7 +55,8 @@ class Learner(Resource):
     ::
 
         with Learner(LearnerConfig(bind="inproc://lab", run_dir=None)) as learner:
-            ...  # actors connect from any process learner.wait(client_id="luna", version=3, timeout_s=30)
+            ...  # actors connect from any process
+            learner.wait(client_id="luna", version=3, timeout_s=30)
 
     Entering the block (or `start`) binds the sockets. Leaving it (or `close`) stops and joins the threads. With a run
     directory, the learner continues where the last learner in that directory stopped (see `LearnerConfig.resume`).

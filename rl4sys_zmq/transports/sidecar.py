@@ -108,9 +108,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         return self._output.nbytes
 
     def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Queue a command for the socket with the number `line` in the sidecar, and write as many bytes as the socketpair
-        accepts.
-        """
+        """Queue a command for the socket with the number `line` in the sidecar, and write what the socketpair accepts."""
         self.check_owner()
         self._put(command, line, frames)
 

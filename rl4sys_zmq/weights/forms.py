@@ -88,7 +88,7 @@ class _Fp32Mapping(IntegerMapping):
 
 
 class _Bf16Mapping(IntegerMapping):
-    """The mapping of a bfloat16 value to the upper 16 bits of its integer in `_Fp32Mapping`. Others raise `WeightsError`."""
+    """The mapping of a bfloat16 value to the upper half of its integer in `_Fp32Mapping`. Other values raise `WeightsError`."""
 
     word = np.int16
 
@@ -108,7 +108,7 @@ class _Bf16Mapping(IntegerMapping):
 
 
 class _FixedPointMapping(IntegerMapping):
-    """The mapping of a weight to a multiple of its step, a power of two for each element. A tie goes to the even integer."""
+    """The mapping of a weight to its number of steps. Each element has a power of two as its step. A tie rounds to even."""
 
     rounds = True
 

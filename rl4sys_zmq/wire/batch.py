@@ -84,7 +84,7 @@ class SegmentBatchReader:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """The checksum (xxh3-64) of each segment, uint64. If it and the sequence number agree, it is the same segment."""
+        """The checksum (xxh3-64) of each segment, uint64. It shows if two segments with one number are the same."""
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 

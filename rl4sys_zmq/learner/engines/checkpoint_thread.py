@@ -68,7 +68,7 @@ class _Incoming:
         folder.mkdir(mode=0o700)
 
     def add(self, part: CheckpointPart) -> None:
-        """Append a part to its file. At the first part of another file, flush the file before to the disk."""
+        """Append a part to its file. The first part of a new file also flushes the previous file to the disk."""
         if part.name != self._name:
             self._end_file()
             if not (part.name in _NAMES or is_state_file(part.name)) or part.offset:

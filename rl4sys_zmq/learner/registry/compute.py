@@ -45,7 +45,8 @@ class Ranks(Protocol):
 
         with ranks.leading(work, self.checkpoint):   # rank 0 only
             share = ranks.share(rows)                # all ranks, from here on
-            gradient = network.gradient(loss(minibatch[share.rows]) * share.weight) ranks.add_up(gradient)
+            gradient = network.gradient(loss(minibatch[share.rows]) * share.weight)
+            ranks.add_up(gradient)
             optimizer.step(gradient, ...)
 
     Every rank must call `add_up` equally often, with tensors of equal sizes. So a decision that depends on data, such as an

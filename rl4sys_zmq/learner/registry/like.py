@@ -125,9 +125,10 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
 
 
 def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) -> list[str]:
-    """Return a line for each given name that libraries use differently. With ``like``, return one only for the wrong actions.
+    """Return a line for each given name that libraries use differently.
 
-    `numbers` is True if the actions have a Box, False if they do not, None if they are not known.
+    With ``like``, return a line only if that library has its defaults for other actions. `numbers` is True if the actions have
+    a Box, False if they do not, None if they are not known.
     """
     libraries, like = libraries_of(cls), given.get(LIKE)
     if isinstance(like, str) and like in libraries:

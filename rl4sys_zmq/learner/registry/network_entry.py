@@ -94,9 +94,7 @@ ReplayFactory = Callable[[Any, ObservationSpace, ReplayShape], "ReplayNetwork"]
 """A callable that builds networks: ``factory(options, observation_space, shape) -> ReplayNetwork``. All parameters are zero."""
 
 SequenceFactory = Callable[[Any, ObservationSpace, int], "SequenceNetwork"]
-"""A callable that builds a network: ``factory(options, observation_space, outputs) -> SequenceNetwork``. All parameters are
-zero.
-"""
+"""A callable that builds a network: ``factory(options, observation_space, outputs) -> SequenceNetwork``. All parameters are 0."""
 
 ModuleBuilder = Callable[[Any, BoxSpace, int], "nn.Module"]
 """A callable that builds a torch module: ``build(options, observation_space, outputs) -> module``.

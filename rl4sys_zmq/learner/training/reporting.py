@@ -120,9 +120,7 @@ class LearnerThreadReporter:
     # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send verdicts and the demand if they have changed, at most every `GATHER_S`; earlier with `at_once`, or if an actor
-        may soon wait.
-        """
+        """Send verdicts and the demand if they have changed, at most every `GATHER_S`, but `at_once` if an actor may wait."""
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         current = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
         self._gathers = bool(self._disposed) or current != self._reported

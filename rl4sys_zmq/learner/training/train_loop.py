@@ -142,9 +142,7 @@ class TrainLoop:
                 self._ranks.close()
 
     def expect_end(self, *, replaced: bool = False) -> None:
-        """Record that the thread was asked to stop, so that no segment is suspected. `replaced` ends all recording.
-        Thread-safe.
-        """
+        """Record that the thread was asked to stop, so that no segment is suspected. `replaced` ends all recording."""
         self._suspects.expect_end(disable=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:

@@ -31,9 +31,7 @@ fault.
 """
 
 RECENT_SEGMENTS, RECENT_BYTES = 1 << 16, 8 << 20
-"""Number of segments whose stream and sequence number are kept for an off-policy algorithm, and limit on their messages, in
-bytes.
-"""
+"""Off-policy: number of segments whose stream and sequence number are kept, and size of the kept messages in bytes."""
 
 
 @dataclass(slots=True)
@@ -73,9 +71,7 @@ class UpdateRunner:
     # ---- updates
 
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
-        """Do one update if there is enough data, or with `partial` if there is any. Return the result, or None without an
-        update.
-        """
+        """Do one update if there is enough data, or with `partial` if there is any. Return the result; None without one."""
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()

@@ -24,7 +24,7 @@ _REMEDY = "run rl4sys-learner capacity --measure again, or remove the file"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressCost:
-    """The time that a message with segments takes, in seconds: per message, per segment and per byte."""
+    """The time that a learner spends on a message with segments, in seconds: per message, per segment and per byte."""
 
     message_s: float
     segment_s: float
@@ -37,7 +37,7 @@ class IngressCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutCost:
-    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds."""
+    """The time from an update until the last actor has the new weights, if all weights are sent (level 0), in seconds."""
 
     version_s: float  # per version
     actor_s: float  # per version and actor
@@ -83,13 +83,19 @@ class Measured:
 
 
 def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> IngressCost:
-    """Return the non-negative costs that explain measured times with the smallest relative errors."""
+    """Return the non-negative costs that explain measured times with the smallest relative errors.
+
+    A point has the numbers of messages, segments and bytes that took the time in `seconds`.
+    """
     solved = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
     return IngressCost(message_s=solved[0], segment_s=solved[1], byte_s=solved[2])
 
 
 def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> FanoutCost:
-    """Return the non-negative costs that explain measured times of versions with the smallest relative errors."""
+    """Return the non-negative costs that explain measured times of versions with the smallest relative errors.
+
+    A point has the size of the weights in bytes and the number of actors.
+    """
     rows = np.array([(1.0, actors, size, size * actors) for size, actors in points])
     solved = _fit(rows, np.array(seconds, np.float64))
     return FanoutCost(version_s=solved[0], actor_s=solved[1], model_byte_s=solved[2], sent_byte_s=solved[3])
@@ -98,7 +104,7 @@ def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) 
 def _fit(rows: Any, seconds: Any) -> list[float]:
     """Return the least-squares solution of ``rows @ x = seconds``, with relative errors and without negative numbers.
 
-    A column whose number would be negative is left out, and the others are solved again.
+    Columns with a negative element of ``x`` are left out, and the rest is solved again.
     """
     weighted = rows / seconds[:, None]
     scale = np.abs(weighted).max(axis=0)

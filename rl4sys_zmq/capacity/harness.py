@@ -142,7 +142,7 @@ def send(address: str, kind: TrajectoryKind, batch: int, actors: int, name: str,
 
 
 class _Actor:
-    """One actor, with a message that is ready but for its numbers."""
+    """One simulated actor with a message that is ready to be sent, except for its numbers."""
 
     def __init__(self, dealer: Socket, kind: TrajectoryKind, batch: int, ahead: int) -> None:
         self._dealer, self._kind, self._batch, self._ahead = dealer, kind, batch, ahead

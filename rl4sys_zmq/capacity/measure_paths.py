@@ -1,7 +1,7 @@
 """Measurement of the two paths of a learner: trajectories to an algorithm, and updates of the weights to every actor.
 
-For the weights, the learner is in this process, all actors are threads of one other. The time begins when the algorithm returns
-its weights, and ends when the host of the last actor is notified.
+For the weights, the learner is in this process, and all actors are threads of one other process. The time begins when the
+algorithm returns its weights, and ends when the host of the last actor is notified.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARM_UP_S = 0.4
 COUNTING = "COUNTS"
 WALKING = "WALKS"
 STEP = 1e-3
-"""The largest change of a weight in an update, which changes all of them. They begin with a standard deviation of 0.1."""
+"""The largest change of a weight in an update, which changes all weights. Initial weights have a standard deviation of 0.1."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ def append_rate(
 
 
 def measure(count: Callable[[], int], seconds: float, threads: Sequence[Sequence[int]] = ()) -> tuple[float, float, list[float]]:
-    """Measure during `seconds` after a warm-up, or until the first steps arrive, if that is later.
+    """Measure the growth of the number of steps that `count` returns, for `seconds` after a warm-up, or until there are steps.
 
-    Return the steps per second, the CPU time of the process divided by wall time, and the same of each group of `threads`, which
-    are given by their ``ident``.
+    Return the steps per second, the CPU time of the process divided by wall time, and the same of each group of `threads`,
+    which are given by their ``ident``.
     """
     time.sleep(WARM_UP_S)
     used = [_cpu_s(group) for group in threads]
@@ -136,7 +136,7 @@ def _cpu_s(threads: Sequence[int]) -> float:
 
 
 def wait_for(look: Callable[[], T]) -> T:
-    """Return the first true result of a function. Raise `TimeoutError` after `START_S`."""
+    """Return the first true result of `look`. Raise `TimeoutError` after `START_S`."""
     deadline = time.monotonic() + START_S
     while not (result := look()):
         if time.monotonic() > deadline:

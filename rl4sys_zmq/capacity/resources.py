@@ -1,7 +1,8 @@
 """The load of each resource of a learner, and changes for loads that one process can hardly carry or not at all.
 
-These are pure functions of a workload and of measured constants. A load is the amount that is needed, divided by the amount that
-there is. 1.0 is the limit.
+These are pure functions of a workload and of measured constants. A load is the needed amount divided by the available amount.
+1.0 is the limit. In the formulas, rates such as ``messages_s`` are fields of `Traffic`, times such as ``message_s`` are fields
+of `Constants` and its parts, and other names are fields of `Workload`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ HOW_TO = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLoad:
-    """The load of one resource. `detail` has further figures for people."""
+    """The load of one resource. `detail` has further numbers as text."""
 
     name: str
     used: float
@@ -180,7 +181,7 @@ def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
 
 
 def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the resident memory of the learner with its queues full.
+    """Return the resident memory of the learner when its queues are full.
 
     Bytes::
 
@@ -278,7 +279,7 @@ def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
 
 
 def first_limit(rows: Sequence[ResourceLoad]) -> ResourceLoad:
-    """Return the resource with the highest load: the one that a growing load exceeds first."""
+    """Return the resource with the highest load. A growing load exceeds the limit of this resource first."""
     return max(rows, key=lambda row: row.share)
 
 
@@ -344,7 +345,7 @@ def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> Iter
 
 
 def _more_processes(row: ResourceLoad, load: Workload) -> tuple[str, str]:
-    """Return the number of separate learners that divide the clients, or the actors of one client, among them."""
+    """Return the text and needs of a proposal: a number of separate learners that divide the clients, or a client's actors."""
     count = math.ceil(row.share / COMFORTABLE)
     if count <= load.clients:
         return f"{count} learner processes, each with a part of the {load.clients} clients", ""

@@ -21,7 +21,7 @@ UPDATE_HEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The gradient steps of one client."""
+    """The planned training of one client: the number and the size of its gradient steps."""
 
     algorithm: str  # for the output
     # gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps / train frequency
@@ -109,7 +109,7 @@ class Traffic:
 def traffic(load: Workload, diff_ratio: float) -> Traffic:
     """Return the messages and bytes per second of a workload.
 
-    With ``n`` steps in a segment and ``k`` segments in a message::
+    With ``n`` steps in a segment, ``k`` segments in a message, and fields of `Workload` and `Traffic`::
 
         segment_bytes    = 64 + (n + 1) * observation_bytes + n * (action_bytes + 8)
         segments_s       = actors * steps_per_s / n

@@ -212,7 +212,7 @@ class EpisodeCounts:
 
     @property
     def done(self) -> bool:
-        """True if the requested number of episodes have ended, or each environment has ended one since `drain`."""
+        """True if the requested number of episodes have ended, or each environment has ended an episode since `drain`."""
         if self._ended is not None and len(self._ended) >= self._width:
             return True
         return self._limit is not None and self.episodes >= self._limit

@@ -62,7 +62,7 @@ plugin_option = functools.partial(
     callback=_import,
     help="Import this module first, for example to register algorithms and policies; repeatable.",
 )
-"""Imports the modules before the command runs, which gets their names as ``plugin`` unless ``expose_value=False``."""
+"""The option ``--plugin``. The command gets the imported modules' names as ``plugin``, unless ``expose_value=False``."""
 
 
 class FiniteRange(click.FloatRange):
@@ -139,7 +139,7 @@ def _fitted(text: str, stream: TextIO) -> str:
 
 
 def _filled(line: str, width: int) -> str:
-    """Break a line. The rest is indented, or stands under the last column of a table in the left half."""
+    """Break a line. Further lines are indented. In a table, they begin at the last column, if this is in the left half."""
     columns = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.end() <= width // 2]
     indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
     return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

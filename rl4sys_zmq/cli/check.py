@@ -105,7 +105,7 @@ def _client(where: str, name: str | None, entry: ClientConfig, config: LearnerCo
 
 
 def _spaces(entry: ClientConfig) -> tuple[ObservationSpace | None, Space | None]:
-    """Return the spaces of a client. Those that its entry does not give are those of its evaluation, if any."""
+    """Return the spaces of a client. Spaces that the client's entry does not give are those of its evaluation, if any."""
     observations, actions = entry.observation_space, entry.action_space
     if entry.evaluation is None:
         return observations, actions
@@ -147,7 +147,7 @@ def _algorithm(
 def _planned_with_examples(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None
 ) -> tuple[str, object, int]:
-    """Return the result of `_planned`, with example spaces in the place of those that are None."""
+    """Return the result of `_planned`. Example spaces stand in for spaces that are None."""
     refusal: ConfigError | None = None
     for observed in EXAMPLE_OBSERVATIONS if observations is None else (observations,):
         for acted in EXAMPLE_ACTIONS if actions is None else (actions,):

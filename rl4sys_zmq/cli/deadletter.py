@@ -99,7 +99,7 @@ def clear_letters(run: Path, client_id: str | None) -> None:
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """Return the dead letters of a client or all, and the paths of those without a description.
+    """Return the dead letters of one client, or of all, and the paths of dead letters without a description.
 
     The numbers count the letters of all clients from 1, oldest first.
     """
@@ -148,7 +148,7 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _outline(path: Path) -> str:
-    """Check the frame lengths in a file before it is read, because a damaged one can claim millions of frames."""
+    """Check the frame lengths in a file before the frames are read, because a damaged file can claim millions of frames."""
     if not path.is_file():
         raise OSError("no such file" if not path.exists() else "not a regular file")
     size = path.stat().st_size

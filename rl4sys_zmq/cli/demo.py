@@ -121,7 +121,7 @@ def find_task(options: DemoOptions) -> DemoTask:
 
 
 def _probe(env_id: str, algorithm: str) -> float | None:
-    """Create the environment once to check it, and return the mean return at which it counts as solved, if it has one."""
+    """Create the environment once to check it. Return the mean return at which the task counts as solved, or None."""
     from rl4sys_zmq.cli.act import environment_spaces
     from rl4sys_zmq.ops.episodes import make_environment
 

@@ -39,7 +39,7 @@ DRAIN_SLACK_S = {"process": 2.0, "ray": 10.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """The options of ``rl4sys-actor run`` for a fleet; see its help. `run` has those of each actor."""
+    """The options of ``rl4sys-actor run`` for a fleet, as its help describes them. `run` has the options of each actor."""
 
     run: RunOptions
     engine: str
@@ -110,7 +110,10 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
 
 
 def shared_options(run: RunOptions, *, resizes: bool) -> RunOptions:
-    """Return the options with the beginning of all actors' names as `actor_id`, and the folder of all their spools as `spool`."""
+    """Return the options with the beginning of all actors' names as `actor_id`, and the folder of all their spools as `spool`.
+
+    `resizes` is True if the number of actors can change.
+    """
     document: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
     if document.get("policy_cache") is not None:
         problem = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
@@ -189,14 +192,14 @@ ENGINES: Mapping[str, Callable[[FleetOptions, _FleetDisplay], ActorEngine]] = {
 
 
 class _FleetDisplay:
-    """The output of a fleet: its figures every few seconds, and a line for each event."""
+    """The output of a fleet: its metrics every few seconds, and a line for each event."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._shown_at = time.monotonic()
 
     def show(self, status: FleetStatus) -> None:
-        """Write the figures if the interval has passed since the last time."""
+        """Write the metrics if the interval has passed since the last time."""
         if time.monotonic() - self._shown_at >= self._every_s:
             self._shown_at = time.monotonic()
             self.write(status)

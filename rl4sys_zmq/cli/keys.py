@@ -249,7 +249,7 @@ def _replace(path: Path, text: str, mode: int) -> None:
 
 @contextmanager
 def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
-    """Lock the folder, so that two commands do not overwrite each other's changes."""
+    """Lock the folder, so that two commands do not overwrite each other's changes. With `make`, create the folder first."""
     try:
         if make:
             make_private(folder)

@@ -70,7 +70,7 @@ class _StepRates:
 
 
 class _LineDisplay(StatusDisplay):
-    """The display for pipes and files: a line about a client if its state changes, or at intervals if its figures do."""
+    """The display for pipes and files: a line about a client if its state changes, or at intervals if its metrics do."""
 
     def __init__(self, every_s: float, later_s: float) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _TableDisplay(StatusDisplay):
         self._live.update(Group(*body, *errors, *notes), refresh=True)
 
     def close(self) -> None:
-        """Draw the last table and leave it on the terminal."""
+        """Draw the last table, and leave the table on the terminal."""
         if self._live.is_started:
             self._draw()
             self._live.stop()

@@ -75,7 +75,7 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
 
 @contextmanager
 def print_saved_at_stop(run_dir: Path | None, again: str = "the same command continues") -> Iterator[None]:
-    """Print what was saved where, if a signal ends the ``with`` block, which has that of the learner in it."""
+    """Print the saved files if a signal ends the ``with`` block, in which the learner runs. `again` says how to continue."""
     try:
         yield
     except StopSignalReceived as exc:
@@ -152,7 +152,7 @@ def serve(
 
 
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:
-    """Return the configuration with `init` set for one client, after a check of the ``init`` paths of all."""
+    """Return the configuration with `init` set for one client. Check the paths of ``init`` for all clients first."""
     if init is not None:
         check_weights_source(init)
         if client_id is None and not init.is_dir():

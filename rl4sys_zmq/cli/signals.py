@@ -89,8 +89,8 @@ def check_signals() -> None:
 def end_with_stdin(on_line: Callable[[str], None] | None = None) -> None:
     """Start a thread that sends SIGTERM to this process when its stdin is closed, so that it ends with its parent.
 
-    If the process does not end within a second more than `SignalHandlers.patience_s`, for example because its main thread is
-    busy in native code, the thread ends it.
+    `on_line` gets each line of stdin. If the process does not end within a second more than `SignalHandlers.patience_s`, for
+    example because its main thread is busy in native code, the thread ends it.
     """
 
     def watch() -> None:

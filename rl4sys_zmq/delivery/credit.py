@@ -26,7 +26,7 @@ from rl4sys_zmq.wire.messages import Ack
 
 @dataclass(slots=True)
 class DataAmount:
-    """An amount of data."""
+    """The size of some data: numbers of steps, segments and bytes."""
 
     steps: int = 0  # number of environment steps, without the steps of refused segments
     items: int = 0  # number of segments, without refused segments
@@ -50,7 +50,7 @@ class DataAmount:
 
 
 class LearnerThreadBacklog:
-    """The data between the gateway and one learner thread."""
+    """The counts of the data between the gateway and one learner thread: waiting, or in transit to the thread."""
 
     def __init__(self) -> None:
         self.waiting = DataAmount()  # accepted, but not sent so far, because the journal must commit it first
@@ -83,7 +83,7 @@ class LearnerThreadBacklog:
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
-        """Count one message sent to the learner thread. If it `waited`, `accept` has counted it; replayed data has not waited."""
+        """Count one message sent to the learner thread. `waited` is False for replayed data, which `accept` did not count."""
         if waited:
             self.waiting.subtract(load)
         self.in_transit.add(load)
@@ -106,7 +106,8 @@ class LearnerThreadBacklog:
         self.messages = messages
 
     def correct_waiting(self) -> DataAmount | None:
-        """Set a wrong count of waiting data to zero, since it would reduce the actors' credit for good. Return it, or None.
+        """Set a wrong count of waiting data to zero, because it would reduce the actors' credit forever. Return the wrong
+        count, or None.
 
         Call this only while the journal has nothing to commit or to replay, so that no data can be waiting.
         """
@@ -150,7 +151,7 @@ RETRY_S = 5e-3
 
 
 class CreditAllocator:
-    """The credit that one learner thread grants to its actors, from the thread's start to its end."""
+    """The allocator of one learner thread's credit to its actors, from the thread's start to its end."""
 
     def __init__(self) -> None:
         self.retry_at = math.inf  # call `grant` again at this time even without news
@@ -170,13 +171,16 @@ class CreditAllocator:
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record a learner thread's report: the steps that it can still use, and the messages received since its start."""
+        """Record a learner thread's report: the steps that it can still use, and the messages received since its start.
+
+        `min_version` is the lowest policy version with which actors should start a segment.
+        """
         self.transit.take(messages)
         self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
         self.min_version = max(self.min_version, min_version)
 
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
-        """Raise the credit of actors that request more. Return their streams, and set `retry_at`.
+        """Raise the credit of actors that request more. Return their streams. Set `retry_at`, the time of the next attempt.
 
         The actor that has waited longest comes first. It gets an equal share, and at least one segment, of the steps that
         remain after those that others are expected to deliver in the meantime (`_set_aside`).
@@ -218,7 +222,7 @@ class CreditAllocator:
         return granted
 
     def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
-        """Return the number of free steps that an actor of this pace leaves to the `credited` ones."""
+        """Return the free steps that an actor with the mean delivery time `pace_s` leaves to the actors in `credited`."""
         # These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor
         # never waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a
         # later batch, and it leaves nothing.
@@ -265,7 +269,7 @@ class CreditAllocator:
 
 
 def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
-    """Return the number of steps that a stream will soon deliver, in the view of an actor of this pace."""
+    """Return the steps that a stream is expected to deliver earlier than an actor with the mean delivery time `pace_s`."""
     late_s = min(stream.pace_s + max(2 * pace_s, LATE_S), IDLE_S)
     if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
         return 0.0

@@ -83,7 +83,8 @@ class DiskJournal(Worker):
         """Create the journal. Call `open` to start it.
 
         The journal's thread calls `wake` when `committed` has results, or when a problem starts or ends. `max_bytes` limits the
-        size of all stored entries. A lock on `path` + ".lock" excludes other processes.
+        size of all stored entries. `connect` opens the SQLite connection. `recovery` says if a loss of data is accepted. A lock
+        on `path` + ".lock" excludes other processes.
         """
         super().__init__("rl4sys-journal")
         self.journal_id = 0

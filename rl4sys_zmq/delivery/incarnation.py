@@ -24,5 +24,5 @@ def first_incarnation(unix_s: float, rng: random.Random) -> int:
 
 
 def next_incarnation(known: int, rng: random.Random) -> int:
-    """Return a random incarnation above `known`, so that two starts of an actor that both received `known` get different ones."""
+    """Return a random incarnation above `known`. Two starts of an actor that both received `known` get different numbers."""
     return known + 1 + rng.getrandbits(RANDOM_BITS)

@@ -84,7 +84,7 @@ class JournalContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """A part of a client's journal entries: the result of one `Journal.read`."""
+    """A part of a client's journal entries, as one `Journal.read` returns it."""
 
     client_id: str
     token: int  # token that was passed to `read`

@@ -39,7 +39,7 @@ class ClientAndStreamRows:
 
 @dataclass(slots=True)
 class RowChanges:
-    """The changes of one transaction to the rows."""
+    """The changes of one transaction to the rows of a journal."""
 
     # new content of each added or changed client row, by client id
     clients: dict[str, ClientRow] = field(default_factory=dict)
@@ -86,14 +86,14 @@ class JournalCache:
     # ---- operations
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client's row, or change the settings and the generation of an existing one."""
+        """Add a client's row. If the client has a row already, change its settings and its generation."""
         known = self._client(row.client_id)
         if known is not None:
             row = replace(known, generation=max(known.generation, row.generation), settings=row.settings)
         self.changes.clients[row.client_id] = row
 
     def add_to_client(self, client_id: str, accepted: int, refused: int, gap: int) -> None:
-        """Add numbers of segments to the totals of a client."""
+        """Add numbers of accepted segments, refused segments and segments in gaps to the totals of a client."""
         known = self._client(client_id) or ClientRow(client_id, 0, {}, 0, 0, 0)
         sums = _sum(known.accepted, accepted), _sum(known.refused, refused), _sum(known.gap, gap)
         self.changes.clients[client_id] = ClientRow(client_id, known.generation, known.settings, *sums, known.expired)
@@ -133,7 +133,7 @@ class JournalCache:
                 self.changes.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
 
     def drop_stream(self, key: RowKey, *, expires: bool = True) -> None:
-        """Remove the row of a stream. With `expires`, raise the client's `expired` to its origin."""
+        """Remove the row of a stream. With `expires`, raise `ClientRow.expired` of the client to the origin of this stream."""
         self.changes.streams.pop(key, None)
         self.changes.dropped_streams.add(key)
         client = self._client(key[0])
@@ -187,7 +187,7 @@ GROUP_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """Remove a stream and its entries (`Journal.drop_stream`)."""
+    """An operation that removes a stream and its entries (`Journal.drop_stream`)."""
 
     client_id: str
     actor_id: str
@@ -197,21 +197,21 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """Remove a client, its streams and its entries."""
+    """An operation that removes a client, its streams and its entries."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropClientEntries:
-    """Remove all entries of a client, but keep its totals and the sequence numbers of its actors."""
+    """An operation that removes all entries of a client, but keeps its totals and the sequence numbers of its actors."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetireActorStreams:
-    """Release the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
+    """An operation that releases the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
 
     client_id: str
     actor_id: str
@@ -219,7 +219,7 @@ class RetireActorStreams:
 
 @dataclass(frozen=True, slots=True)
 class CountSegmentsLostByJournal:
-    """Count segments as accepted that this journal lacks (`Journal.add_gap`)."""
+    """An operation that counts segments as accepted although this journal does not have them (`Journal.add_gap`)."""
 
     client_id: str
     count: int
@@ -228,8 +228,9 @@ class CountSegmentsLostByJournal:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCoveredEntries:
-    """Remove entries that a checkpoint covers: of each stream ((actor_id, origin), mark), those with all segments below the
-    mark.
+    """An operation that removes the entries that a checkpoint covers.
+
+    `marks` has pairs ((actor_id, origin), mark). An entry of the stream is covered if all its segments are below the mark.
     """
 
     client_id: str
@@ -238,7 +239,7 @@ class DeleteCoveredEntries:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Read a `JournalPage` (`Journal.read`)."""
+    """An operation that reads a `JournalPage` (`Journal.read`)."""
 
     client_id: str
     token: int
@@ -268,7 +269,7 @@ Operation = Write | PageRequest
 
 
 class JournalQueue:
-    """The queued operations of a journal, in the order of their calls. An operation stays in the queue until it is done."""
+    """The queued operations of a journal, in the order of the calls. An operation stays in the queue until it is done."""
 
     def __init__(self) -> None:
         self._operations: deque[Operation] = deque()
@@ -283,8 +284,8 @@ class JournalQueue:
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
-        """Return the next transaction: the writes at the front of the queue that fit, or one read; [] if the first does not
-        fit.
+        """Return the next transaction: the writes at the front of the queue that fit into `max_bytes`, or one read; [] if the
+        first write does not fit.
         """
         group: list[Operation] = []
         size = 0
@@ -345,7 +346,7 @@ class JournalQueue:
         return []
 
     def done(self, group: Sequence[Operation]) -> None:
-        """Remove operations that are done. They must be in the order of the queue."""
+        """Remove operations that are done from the queue. `group` must be in the order of the queue."""
         operations = self._operations
         if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
             for _ in group:

@@ -121,7 +121,7 @@ NO_RECOVERY = JournalLossPolicy()
 
 @dataclass(frozen=True, slots=True)
 class JournalOpenOptions:
-    """The parameters for opening a journal, as those of `DiskJournal`."""
+    """The parameters for opening a journal. They have the meaning of `DiskJournal`'s parameters."""
 
     path: Path
     fsync: Fsync = "normal"
@@ -158,7 +158,10 @@ class JournalFile:
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a file (except ``journal.marks``) that was deleted, moved or replaced; empty if there is none."""
+        """Return the path of a deleted, moved or replaced file, or "". ``journal.marks`` is not checked.
+
+        Without `thorough`, the files are checked only if their folder has changed.
+        """
         folder = self._folder_now()
         if not thorough and folder == self._folder:  # each check of a file releases the GIL: to acquire it again can take 5 ms
             return ""
@@ -423,7 +426,7 @@ def _new_file(path: Path) -> Path:
 
 
 def put_aside(path: Path, why: str) -> None:
-    """Rename a journal's file and its write-ahead log to unused names that end in `why` and a number."""
+    """Rename a journal's file and its write-ahead log to unused names that end in the word `why` and a number."""
     number = 1
     while True:
         aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")

@@ -74,12 +74,10 @@ def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
 
 
 class JournalMarksFileWriter:
-    """The writer of ``journal.marks``, in the journal's thread. Each change is written at once. With `flush`, it is also on the
-    disk.
-    """
+    """The writer of ``journal.marks``, in the journal's thread. Each change is written at once, and with `flush` also flushed."""
 
     def __init__(self, path: Path, rows: ClientAndStreamRows, *, flush: bool) -> None:
-        """Write a new file. The caller keeps `rows` up to date, because `renew` reads it later."""
+        """Write a new file. `renew` reads `rows` later, so the caller keeps them up to date. `flush`: flush each write."""
         self._path, self._rows, self._flush = path, rows, flush
         self._settings: dict[str, dict[str, Any]] = {}
         self._file = -1
@@ -108,7 +106,7 @@ class JournalMarksFileWriter:
         self._identity = status.st_dev, status.st_ino
 
     def drop(self, changes: RowChanges) -> None:
-        """Write which clients and streams a transaction removes. Call this before the commit."""
+        """Write the names of the clients and streams that a transaction removes. Call this before the commit."""
         # In this order, an intended removal never looks like a loss of data, even if the process ends in between.
         if changes.dropped_streams or changes.dropped_clients:
             gone = RowChanges({}, {}, changes.dropped_streams, changes.dropped_clients)
@@ -233,10 +231,10 @@ class JournalLoss:
 def find_loss(
     journal: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> JournalLoss:
-    """Compare a journal (None if unreadable) with ``journal.marks`` (None if missing) and the newest checkpoints.
+    """Return the data that a journal (None if unreadable) lacks, by comparison with `remembered` and `witnesses`.
 
-    Clients and streams that were removed on purpose are in neither file, because they are removed from ``journal.marks``
-    first.
+    `remembered` is ``journal.marks`` (None if missing), and `witnesses` are the newest checkpoints. Clients and streams that
+    were removed on purpose are in neither file, because they are removed from ``journal.marks`` first.
     """
     loss = JournalLoss(whole=journal is None and remembered is not None and bool(remembered.clients or remembered.streams))
     known = journal or remembered or ClientAndStreamRows()
@@ -300,8 +298,9 @@ def merge(
 ) -> ClientAndStreamRows:
     """Return the clients and streams with which a journal continues after an accepted loss of data.
 
-    They have the highest numbers in the journal, ``journal.marks`` and the checkpoints, so the segments that the journal lacks
-    count as rolled back. A record of another journal is ignored, and the id of that journal is added to `lineages`.
+    They have the highest numbers in the journal, ``journal.marks`` (`remembered`) and the checkpoints (`witnesses`), so the
+    segments that the journal lacks count as rolled back. A record of another journal is ignored, and the id of that journal is
+    added to `lineages`.
     """
     rows = ClientAndStreamRows(journal.journal_id, set(journal.lineages), dict(journal.clients), dict(journal.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:

@@ -113,9 +113,9 @@ class JournalTables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """Return the size of all entries in bytes, and the row number of the last one; 0 if there is none.
+        """Return the size of all entries in bytes, and the row number of the last entry; 0 if there is none.
 
-        This reads both indexes of the entries as a whole, and not the entries, and raises sqlite3.DatabaseError if they differ.
+        The call reads only the two indexes of the entries. It raises sqlite3.DatabaseError if the indexes differ.
         """
         by_mark = (
             "SELECT count(actor_id), coalesce(sum(row), 0), coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark"
@@ -160,7 +160,7 @@ class JournalTables:
             log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Store entries from another file, and add to the totals of a stream those entries that they do not include."""
+        """Store entries from another file. Add to the totals of a stream those entries that the totals do not include so far."""
         for entry in entries:
             stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:
@@ -293,7 +293,7 @@ class JournalTables:
         return freed, []
 
     def page(self, request: PageRequest) -> JournalPage:
-        """Read a page of a client's entries. It counts damaged entries, but does not contain them."""
+        """Read a page of a client's entries. The page does not contain damaged entries, but their number."""
         entries: list[JournalEntry] = []
         last, size, damaged, more = request.after_row, 0, 0, False
         # This query reads only the index, so that a damaged page of the table loses only its own entries.

@@ -36,7 +36,7 @@ class ResendTimer:
         self._measured: tuple[int, float] | None = None
 
     def expired(self, now: float) -> bool:
-        """Return True if the timer runs and its time has come."""
+        """Return True if the timer runs and its pause is over."""
         return self.at != 0.0 and now >= self.at
 
     def stop(self) -> None:

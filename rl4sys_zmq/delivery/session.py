@@ -97,7 +97,7 @@ class SendMessage:
 
 @immutable
 class SessionJoined:
-    """Event: the learner accepted the session. ``welcome.gap`` counts acknowledged segments that its journal lacks."""
+    """Event: the learner accepted the session. ``welcome.gap`` counts acknowledged segments that the learner's journal lacks."""
 
     welcome: Welcome
 
@@ -224,7 +224,7 @@ class ActorSession:
         return self._submit(now, items, len(items), limit)
 
     def recover(self, packed: Sequence[PackedSegment]) -> None:
-        """Keep segments from the spool that the learner has received, but that its journal can still lack.
+        """Keep segments from the spool that the learner has received, but that the learner's journal can still lack.
 
         Call this once, after the first `Welcome` of this start of the actor, with the last segments below `received`. An
         earlier start sent them. The session keeps them until they are in the journal.
@@ -234,7 +234,7 @@ class ActorSession:
             self._hold(p)
 
     def want(self, now: float, steps: int) -> list[Action]:
-        """Request credit for a total of `steps` steps since the numbering began, unless it is granted already.
+        """Request credit for a total of `steps` steps since the numbering began, unless this credit is granted already.
 
         A lower number than in the last request returns credit. The learner gets this number with the next message.
         """
@@ -435,7 +435,9 @@ class ActorSession:
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Take an incarnation above `known`, the one that the learner has on record. The segments keep their sequence numbers."""
+        """Take an incarnation above `known`, the incarnation that the learner has on record. The segments keep their sequence
+        numbers.
+        """
         hello = self._hello
         if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
             return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
@@ -449,7 +451,9 @@ class ActorSession:
         return [ReplaceSockets(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start the numbering again with the next incarnation, because the learner has discarded its record of the old one."""
+        """Start the numbering again with the next incarnation, because the learner has discarded its record of the old
+        incarnation.
+        """
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")
@@ -492,7 +496,9 @@ class ActorSession:
         return []
 
     def _submit(self, now: float, items: Iterable[_InFlight], max_items: int, max_bytes: int | None) -> list[Action]:
-        """Send consecutive segments, in messages of at most this size. A message with a single segment can be larger."""
+        """Send consecutive segments, in messages of at most `max_items` segments and `max_bytes`. A single segment can be
+        larger.
+        """
         batch: list[_InFlight] = []
         size = 0
         actions: list[Action] = []

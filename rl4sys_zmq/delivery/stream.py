@@ -81,7 +81,7 @@ class SegmentStream:
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         """Return how many segments of a message, from the first one on, are duplicates. Pass the others to `accept_all`.
 
-        A duplicate's checksum is compared with the one received before, if that is one of the last `CHECKSUMS_KEPT`.
+        The checksums of the last `CHECKSUMS_KEPT` segments are kept, and compared with those of duplicates.
 
         Raises:
             ProtocolError: ``GAP`` if a segment before the first one is missing; ``EQUIVOCATION`` if a duplicate has another
@@ -125,7 +125,7 @@ class SegmentStream:
             self.ready_at = now
 
     def refuse(self, seq: int | None = None) -> None:
-        """Record a malformed segment as refused, by default the last one, after `accept_all` has counted it."""
+        """Record a malformed segment as refused, after `accept_all` has counted it. By default, it is the last segment."""
         seq = self.received - 1 if seq is None else seq
         self.refused += 1
         self._refused_late.append(seq)
@@ -208,11 +208,10 @@ class SegmentStream:
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """Record that the segments `first_seq` to `end_seq` - 1 are trained on again after a rollback, for each entry, in
-        order.
+        """Record that the segments `first_seq` to `end_seq` - 1 of a journal entry are trained on again after a rollback.
 
-        Segments that the journal lacks between two entries are no longer waited for. Return how many of the segments, from the
-        first one on, the checkpoint already covers; None if it covers all of them.
+        Call this for each entry, in order. Segments that the journal lacks between two entries are no longer waited for. Return
+        how many of the segments, from the first one on, the checkpoint already covers; None if it covers all of them.
         """
         if end_seq <= self._replayed:
             return None
@@ -267,7 +266,7 @@ class SegmentStream:
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """Return the ack of this stream. `free_items` and `free_bytes` are what the learner can still accept."""
+        """Return the ack of this stream. The learner can still accept `free_items` segments with `free_bytes` bytes."""
         return Ack(
             generation,
             self.received,

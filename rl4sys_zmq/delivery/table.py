@@ -31,7 +31,7 @@ MAX_GAP = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """The result of an accepted HELLO."""
+    """The result of `StreamTable.open`: the session of the actor whose HELLO was accepted."""
 
     stream: SegmentStream
     previous_peer: bytes | None  # the routing id of the actor's previous connection, if there was another one
@@ -81,7 +81,9 @@ class StreamTable:
                 self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll all streams back to their state in a checkpoint: by key, the mark and the verdicts. Others go back to 0."""
+        """Roll all streams back to a checkpoint. `marks` has the mark and the verdicts by key; streams without a mark go back
+        to 0.
+        """
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
@@ -238,11 +240,11 @@ class StreamTable:
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
     def peer_of(self, stream: SegmentStream) -> bytes | None:
-        """Return the routing id of a stream's actor, or None if it is not live."""
+        """Return the routing id of a stream's actor, or None if the actor is not live."""
         return self._peers.get(stream.actor_id)
 
     def close_session(self, stream: SegmentStream) -> None:
-        """Record that the actor of a stream is no longer live. It keeps its slot until its lease is over."""
+        """Record that the actor of a stream is no longer live. The actor keeps its slot until its lease is over."""
         if self._peers.pop(stream.actor_id, None) is not None:
             self._slots.leave(self._current[stream.actor_id])
 
@@ -278,7 +280,7 @@ class StreamTable:
         return gone
 
     def _remember_dropped(self, stream: SegmentStream) -> None:
-        """Keep the next number of a dropped stream, in case its actor returns with its spool before this process ends."""
+        """Keep the next number of a dropped stream, in case the actor returns with its spool before this process ends."""
         self._dropped[stream.key] = stream.received
         while len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
@@ -340,6 +342,8 @@ class ActorSlots:
         return len(self._live) >= self._max_actors
 
     def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
-        """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor."""
+        """Return the empty stream whose actor has been silent for longest, or None. With `spooled`, only actors with a spool
+        count.
+        """
         empty = (stream for stream in self._empty.values() if stream.spooled or not spooled)
         return next(empty, None)

@@ -47,7 +47,9 @@ class WeightHistory:
         self._policy_id, self._writing = policy_id, writing
 
     def tag_with(self, key: bytes) -> None:
-        """Give each version from now on, and the newest two, a tag under this key. An empty key ends this."""
+        """Give each version from now on, and the newest two, a tag under this key. With an empty key, versions get no tags any
+        more.
+        """
         self._tag_key = key
         self._tags = {s.version: tag_of(key, self._policy_id, s) for s in list(self._ring)[-2:]} if key else {}
 
@@ -64,7 +66,8 @@ class WeightHistory:
         return (*update, tag) if tag else update
 
     def add(self, snapshot: PolicySnapshot, head: WeightsHeader, update: Frames, tag: bytes) -> None:
-        """Add a new version with the update that leads to it: its decoded `head`, and the header and payload as received.
+        """Add a new version with the update that leads to it. `head` is the decoded header; `update` has header and payload as
+        received.
 
         A relay calls this after it has verified the update. An empty tag means none.
         """
@@ -98,7 +101,7 @@ class WeightHistory:
 
     @property
     def before(self) -> PolicySnapshot | None:
-        """The weights of the version before the newest one, or None. Some diffs can only be decoded with both."""
+        """The weights of the version before the newest, or None. Some diffs can only be decoded with the last two versions."""
         return self._ring[-2] if len(self._ring) > 1 else None
 
     @property
@@ -121,12 +124,12 @@ class WeightHistory:
         return self._reply(self._step(held, self.version), self.version)
 
     def _reply(self, body: Frames, *versions: int) -> WeightsReply:
-        """Return a reply with the updates in `body`, the last of which lead to `versions`, and with their tags."""
+        """Return a reply with the updates in `body`, which lead to `versions`, and with the tags of these versions."""
         tags = [self._tags.get(version, b"") for version in versions[-(len(body) // 2) :]]
         return WeightsReply(body, tags if any(tags) else [])
 
     def _step(self, held: int, version: int) -> Frames:
-        """Return an encoded update to a version that is kept, from the version `held`; -1 to encode all weights."""
+        """Return an encoded update from the version `held` to a version that is kept. With `held` -1, it has all weights."""
         key = held, version
         if key not in self._steps:
             base = self._at(held) if held >= 0 else None
@@ -142,7 +145,9 @@ class WeightHistory:
         return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms), tag)
 
     def digest_of(self, version: int) -> int | None:
-        """Return the checksum of a version's weights; None if it is no longer kept, or was never published here."""
+        """Return the checksum of a version's weights; None if the checksum is no longer kept, or the version was never
+        published here.
+        """
         return self._digests.get(version)
 
 

@@ -20,7 +20,7 @@ CONFIG_EXIT_CODE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorReport:
-    """The figures of one actor since its start."""
+    """The metrics of one actor since its start."""
 
     actor_id: str
     state: str  # the state of its session with the learner: ``joining``, ``joined``, ``refused`` or ``closed``
@@ -54,11 +54,11 @@ class ActorReport:
 
 
 class ActorHandle(ABC):
-    """One started actor. `ActorEngine.poll` updates it.
+    """A handle to one started actor. `ActorEngine.poll` updates the handle.
 
     Attributes:
-        report: The newest report of the actor. None before the first, which it sends once it acts.
-        last_output: The last line of its other output. Empty if there is none.
+        report: The newest report of the actor. None before the first report, which the actor sends once it acts.
+        last_output: The last line of output of the actor that is no report. Empty if there is none.
         exit_code: The exit code, negative for the number of a signal. None while the actor is alive.
     """
 

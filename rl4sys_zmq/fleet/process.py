@@ -1,8 +1,8 @@
 """The engine that runs each actor as a process of this machine.
 
-One socket is the standard input, output and error of a process, so that it sees the end of its input and ends even if the fleet
-is killed. Each process leads a session and a process group of its own: Ctrl-C on the terminal reaches only the fleet, and
-everything that an actor has started is killed with the actor.
+One socket is the standard input, output and error of a process, so that the process sees the end of its input, and ends, even
+if the fleet is killed. Each process leads a session and a process group of its own: Ctrl-C on the terminal reaches only the
+fleet, and everything that an actor has started is killed with the actor.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from rl4sys_zmq.remote.ray_process import nodes_text
 from rl4sys_zmq.version import package_version
 
 LATE_S = FOLLOW_S + 0.5
-"""Time after which a Ray actor is killed whose child process should have been killed there, in seconds."""
+"""Time until a Ray actor is killed whose child process should have been killed on its node, in seconds."""
 LOST, KILLED = 1, -9
 
 

@@ -83,7 +83,11 @@ class RayActorEngine(ActorEngine):
         on_output: Callable[[int, str], None] = lambda index, line: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Connect to the cluster, within `CONNECT_S` seconds."""
+        """Connect to the cluster within `CONNECT_S` seconds.
+
+        `arguments` returns those of an actor's Python process, and `on_output` gets its output, as in `ProcessEngine`. `say`
+        gets messages for a person.
+        """
         self._arguments, self._on_output, self._say = arguments, on_output, say
         self._address = cluster_address(address)
         self._numbers = itertools.count(1)
@@ -98,7 +102,7 @@ class RayActorEngine(ActorEngine):
             raise
 
     def start(self, index: int, start: int) -> RayActorHandle:
-        """Start an actor as soon as a node has a free CPU. After the end of a driver, start another."""
+        """Start an actor as soon as a node has a free CPU. If the driver has ended, start another driver first."""
         driver = self._driver or self._start_driver()
         number = next(self._numbers)
         packet = encode_packet(START, number=number, arguments=list(self._arguments(index, start)), folder=os.getcwd())
@@ -152,7 +156,7 @@ class RayActorEngine(ActorEngine):
         return self._driver
 
     def _lose_driver(self, timeout_s: float) -> None:
-        """Wait for the end of the driver, and record that of all actors. `start` starts another."""
+        """Wait for the end of the driver, and record the end of all its actors. `start` starts another driver."""
         driver, self._driver = self._driver, None
         assert driver is not None
         end = driver.close(timeout_s)

@@ -21,7 +21,7 @@ MAX_LINES, MAX_LINE = 20, 500
 
 
 class RayWorker:
-    """The object inside a Ray actor. Its methods are called one after the other."""
+    """The object inside a Ray actor, which runs one actor of a fleet. Its methods are called one after the other."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
@@ -47,7 +47,9 @@ class RayWorker:
         return {"node": ray.get_runtime_context().get_node_id(), "host": ray.util.get_node_ip_address(), "error": error}
 
     def follow(self, grace_s: float | None) -> dict[str, Any]:
-        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds."""
+        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds. With `grace_s`, first begin to end the
+        actor.
+        """
         process, engine = self._process, self._engine
         assert process is not None and engine is not None, "start comes first"
         if grace_s is not None:

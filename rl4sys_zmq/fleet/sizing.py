@@ -3,13 +3,14 @@
 An actor waits when the learner grants no credit or requires newer weights. So the share of waiting time tells which side is
 slower:
 
-- Actors that wait most of the time are too many. The work of the fleet then needs only as many actors as would wait `TARGET` of
-  their time.
-- Actors that hardly wait are too few: the learner waits for data. The fleet grows in steps of a quarter.
+- If actors wait most of the time, there are too many. The work of the fleet then needs only as many actors as would wait
+  `TARGET` of their time.
+- If actors hardly wait, there are too few: the learner waits for data. The fleet grows in steps of a quarter.
 
 Between the two thresholds nothing changes. A fleet that has just grown or shrunk by this rule lands between them if the learner
 takes as many steps as before, so that it does not swing. Growth that brings less than half of the steps that it should bring
-shows that the machine or the network is the limit. It is taken back, and not tried again for `CEILING_WINDOWS` windows.
+shows that the machine or the network is the limit. Such growth is taken back, and not tried again for `CEILING_WINDOWS`
+windows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ GROW_BELOW, TARGET, SHRINK_ABOVE = 0.1, 0.25, 0.5
 GROWTH = 4
 """The fleet grows by one actor for each `GROWTH` actors that it has, and by at least one."""
 CEILING_WINDOWS = 20
-"""The number of windows for which a size that did not pay is not tried again."""
+"""The number of windows for which a size that brought too little is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True)
 class SizingMemory:
-    """The values that the rule keeps from one window to the next."""
+    """The values that `next_size` keeps from one window to the next."""
 
     # the load before the fleet last grew. None if its last change was not a growth, or the growth has paid
     before_growth: FleetLoad | None = None
@@ -79,7 +80,7 @@ def _aged(memory: SizingMemory) -> SizingMemory:
 
 
 def _paid(before: FleetLoad, now: FleetLoad) -> bool:
-    """Return True if a growth has brought at least half of the steps that as many more actors should bring."""
+    """Return True if the growth after `before` has brought at least half of the steps that the added actors should bring."""
     return now.steps_per_s >= before.steps_per_s * (1.0 + 0.5 * (now.actors / before.actors - 1.0))
 
 

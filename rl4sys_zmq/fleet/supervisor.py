@@ -1,4 +1,5 @@
-"""The fleet: it keeps a number of actors alive, restarts those that fail, drains those that are too many, and sums their figures.
+"""The fleet: it keeps a number of actors alive, restarts those that fail, drains those that are too many, and sums their
+metrics.
 
 `Fleet.tick` does all the work, in one thread.
 """
@@ -45,7 +46,7 @@ class FleetConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
-    """The figures of a whole fleet."""
+    """The metrics of a whole fleet."""
 
     size: int  # the number of actors that the fleet should have
     joined: int  # the number of actors that are joined to the learner now
@@ -59,7 +60,7 @@ class FleetStatus:
     restarts: int  # the number of restarts after failures
 
     def line(self) -> str:
-        """Return the figures as one line of text."""
+        """Return the metrics as one line of text."""
         mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
         waiting = "" if self.waiting is None else f", waiting {self.waiting:.0%} of the time"
         done = f", {self.done:,} done" if self.done else ""
@@ -70,7 +71,7 @@ class FleetStatus:
 
 
 class _Place:
-    """One place of a fleet, with the actor that runs there now, if any."""
+    """One place of a fleet, and the actor that runs at this place now, if any."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -173,7 +174,7 @@ class Fleet(Resource):
         self._engine.close()
 
     def status(self) -> FleetStatus:
-        """Return the figures of the fleet."""
+        """Return the metrics of the fleet."""
         reports = [place.report for place in self._places.values() if place.report is not None]
         returns = sum(report.returns for report in reports)
         total = sum(report.returns * report.mean_return for report in reports if report.mean_return is not None)

@@ -57,7 +57,7 @@ class Alarms:
         self._has_new = False
 
     def note(self, name: str, text: str, count: int = 1) -> None:
-        """Record one or more alarms of the same kind."""
+        """Record `count` alarms of the kind `name`. `text` describes the last of them for a person."""
         name = name[:MAX_NAME_CHARS]
         if name not in self._kinds and len(self._kinds) >= MAX_KINDS:
             name = OTHER

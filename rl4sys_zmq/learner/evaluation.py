@@ -1,8 +1,8 @@
 """The periodic evaluation of a client's policy, in a process of its own, and the record of the best version.
 
 A `PolicyEvaluator` is a thread for one client. The gateway thread offers it each published version, which costs no more than a
-comparison. The thread passes the newest one that is due to its process, which plays the episodes, and waits for the result.
-Versions that become due meanwhile replace each other, and are counted as skipped.
+comparison. The evaluator passes the newest version that is due to its process, which plays the episodes, and waits for the
+result. Versions that become due meanwhile replace each other, and are counted as skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_FAILURES = 3
 
 
 class EvaluationProcess(Resource):
-    """The process that plays the episodes of one client. One thread starts it, uses it and closes it."""
+    """The process that plays the episodes of one client. One thread starts, uses and closes the process."""
 
     def __init__(self, plugins: Sequence[str], stopping: threading.Event) -> None:
         self._stopping = stopping
@@ -145,7 +145,7 @@ class PolicyEvaluator(Worker):
             self._condition.notify()
 
     def forget(self) -> None:
-        """Stop, because the client was removed. A later client of this name does not compare itself with the best policy."""
+        """Stop, because the client was removed. A later client of this name begins without a best policy."""
         self._abandons = True
         self.stop()
 

@@ -18,7 +18,7 @@ def count_lags(steps: Mapping[int, int]) -> list[int]:
 
 
 def lag_report(counts: Sequence[int]) -> dict[str, int]:
-    """Return the number of steps by bucket, such as ``3-4``, without the empty ones."""
+    """Return the number of steps by bucket, such as ``3-4``, without empty buckets."""
     firsts = (0, *(limit + 1 for limit in LAG_LIMITS))
     lasts = (*map(str, LAG_LIMITS), "")
     names = (str(first) if str(first) == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True))

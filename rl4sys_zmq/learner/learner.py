@@ -50,12 +50,13 @@ T = TypeVar("T")
 class Learner(Resource):
     """A learner, which receives segments from actors, trains one policy for each client, and publishes the weights.
 
-    It runs a gateway thread, one learner thread for each client, a journal, and, with a run directory, a recorder.
+    The learner runs a gateway thread, one learner thread for each client, a journal, and, with a run directory, a recorder.
 
     ::
 
         with Learner(LearnerConfig(bind="inproc://lab", run_dir=None)) as learner:
-            ...  # actors connect from any process learner.wait(client_id="luna", version=3, timeout_s=30)
+            ...  # actors connect from any process
+            learner.wait(client_id="luna", version=3, timeout_s=30)
 
     Entering the block (or `start`) binds the sockets. Leaving it (or `close`) stops and joins the threads. With a run
     directory, the learner continues where the last learner in that directory stopped (see `LearnerConfig.resume`).
@@ -148,7 +149,7 @@ class Learner(Resource):
 
     @property
     def address(self) -> str:
-        """The URI that actors connect to, with the port that the system chose if the configured one is 0."""
+        """The URI that actors connect to. If the configured port is 0, this has the port that the system chose."""
         return self._running.address
 
     @property
@@ -251,7 +252,7 @@ class Learner(Resource):
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors can keep sending during the call. It does not wait for clients that have failed.
+        Actors can keep sending during the call. The call does not wait for clients that have failed.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -334,7 +335,7 @@ class Learner(Resource):
             timeout_s: Longest time to wait, in seconds.
 
         Returns:
-            The numbers of the actor's ``streams``, of ``live`` ones with an open session (0 or 1), and of ``pending`` segments.
+            The numbers of ``streams``, of ``live`` streams (with an open session: 0 or 1), and of ``pending`` segments.
 
         Raises:
             ConfigError: If there is no such client or actor.

@@ -89,7 +89,7 @@ def diagnose(
 
 
 class _Diagnosis:
-    """The stages, and the state that later stages need.
+    """One diagnosis: its stages, and the state that later stages need.
 
     For each name in `STAGES` there is a method, which returns its result as text or raises an exception.
     """
@@ -155,7 +155,7 @@ class _Diagnosis:
         return "the learner accepts this key, and its key is as expected" if self._keys is not None else "no keys on either side"
 
     def _shake_hands(self, socket: Socket, silent: str) -> None:
-        """Wait until the ZeroMQ handshake of a socket has succeeded."""
+        """Wait until the ZeroMQ handshake of a socket has succeeded. `silent` is the error if nothing happens."""
         failures: list[str] = []
 
         def look() -> bool | None:
@@ -298,7 +298,7 @@ def _refused(answer: Refused) -> LearnerUnreachable:
 
 
 def _pub_address(told: str, learner: Address) -> Address:
-    """Return the address for weights to which an actor would connect. The learner's host replaces a wildcard."""
+    """Return `told`, the address for weights. If its host is a wildcard, the learner's host replaces it, as in an actor."""
     pub = Address.parse(told)
     if pub.scheme == "tcp" and pub.host in ("*", "0.0.0.0", "::"):
         return Address("tcp", learner.host, pub.port)

@@ -96,7 +96,10 @@ def _steps(agent: FrozenAgent, env: Any, seed: int, layout: ActionLayout, check:
 
 
 def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> tuple[float, int]:
-    """Play one episode. Return its return and its length in steps. Masks in the environment's ``info`` are obeyed."""
+    """Play one episode. Return its return and its length in steps. Action masks in the environment's ``info`` are obeyed.
+
+    `seed` is that of the environment's reset. `check` is called every `CHECK_STEPS` steps, and can raise an exception.
+    """
     total, length = 0.0, 0
     for step in _steps(agent, env, seed, action_layout(agent.spec.action_space), check):
         total += step.reward

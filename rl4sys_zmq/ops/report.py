@@ -66,7 +66,7 @@ def _versions(report: Mapping[str, Any]) -> str:
 
 
 def conservation_error(client: Mapping[str, Any]) -> str:
-    """Return an error if the accepted segments of a client are not the sum of those with each verdict, else "".
+    """Return an error if the number of accepted segments of a client is not the sum over all verdicts, else "".
 
     It is not checked while the client is not running or is resuming.
     """
@@ -211,7 +211,7 @@ def worker_text(client: Mapping[str, Any]) -> str:
 
 
 def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about what trains a client. There is none for a thread on the CPU that has not been restarted."""
+    """Yield the lines about what trains a client. There is no line for a thread on the CPU that has not been restarted."""
     worker = client.get("worker", {})
     text = worker_text(client)
     if text != "engine thread" and worker:
@@ -267,7 +267,7 @@ def byte_text(count: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatusRow:
-    """The main figures of one client in a status report."""
+    """The main metrics of one client in a status report."""
 
     client_id: str
     state: str
@@ -288,7 +288,7 @@ class ClientStatusRow:
     error: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return the figures as texts, one for each column in `HEADINGS`. Those from a checkpoint are unknown at the start."""
+        """Return one text for each column in `HEADINGS`. Metrics that come from a checkpoint are unknown at the start."""
         trained = (
             f"{self.episodes:,}",
             "-" if self.mean_return is None else f"{self.mean_return:.1f}",
@@ -309,13 +309,13 @@ class ClientStatusRow:
         )
 
     def lines(self) -> list[str]:
-        """Return the figures as short lines, for a narrow terminal."""
+        """Return the metrics as short lines, for a narrow terminal."""
         named = [f"{name} {cell}" for name, cell in zip(HEADINGS, self.cells(), strict=True)]
         figures = ["  " + "   ".join(named[first:end]) for first, end in ((3, 6), (6, 10), (10, 13))]
         return [f"{self.client_id}: {self.state}, {self.algorithm}", *figures]
 
     def line(self) -> str:
-        """Return the most important figures, a state other than ``running``, and the error as one line."""
+        """Return the most important metrics, a state other than ``running``, and the error as one line."""
         cells = dict(zip(HEADINGS, self.cells(), strict=True))
         state = f"state {self.state}, " if self.state != "running" else ""
         unused = f", unfit/stale {cells['unfit/stale']}" if self.unfit or self.stale else ""

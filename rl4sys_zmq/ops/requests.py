@@ -122,7 +122,7 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
 
 
 def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None = None) -> T | None:
-    """Call `look` until it returns something other than None, or the time is over. A message at `socket` ends a pause."""
+    """Call `look` until it returns something other than None, or the time is over. A message at `socket` ends a pause early."""
     deadline = time.monotonic() + timeout_s
     with Poller() as poller:
         if socket is not None:

@@ -203,7 +203,7 @@ class RelayCore:
     # ---- subscriptions of the children
 
     def topic_of(self, topic: bytes, key: str | None) -> FollowedClient | None:
-        """Return the client that a child subscribes to, or None if there is none or the child may not read it."""
+        """Return the client that a child subscribes to; None if there is none, or a user with this `key` may not read it."""
         known = (c for c in self._clients.values() if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) and c.topic == topic[1:])
         client = next(known, None)
         if client is None or (key is not None and not self._authorizer.may_read(key, client.client_id)):
@@ -212,7 +212,7 @@ class RelayCore:
         return client
 
     def on_subscribed(self, client: FollowedClient, topic: bytes) -> None:
-        """Handle a new subscription. One repeated beacon serves many new subscribers."""
+        """Handle a new subscription. If it is for beacons, repeat the last beacon soon, once for all new subscribers."""
         if topic[:1] == BEACON_TOPIC and client.beacon:
             client.beacon_due = True
 
@@ -317,7 +317,7 @@ class RelayCore:
             self.counters.add(f"refused.{exc.code.value}")
 
     def _on_update(self, client: FollowedClient | None, header: Frame, payload: Frame, tag: bytes, now: float) -> None:
-        """Verify an update, and pass it on. `client` is None for a fetched one, whose header names the policy."""
+        """Verify an update, and pass it on. `client` is None for a fetched update, whose header names the policy."""
         head = WeightsHeader.unpack(header)
         if client is None:
             ours = (c for c in self._clients.values() if c.source is not None and c.source.policy_id == head.policy_id)
@@ -372,7 +372,10 @@ class RelayCore:
         return min([self._tidy_at, *(client.next_deadline for client in self._clients.values())])
 
     def tick(self, now: float, unix_s: float, problem: str = "") -> None:
-        """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests."""
+        """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests.
+
+        `problem` is the reason for which the connection to the upstream fails, or "".
+        """
         self._problem = problem or self._problem
         for client in self._clients.values():
             if client.fetch_at and now >= client.fetch_at:

@@ -22,7 +22,8 @@ MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
 
 
 class FollowedClient:
-    """The weights of one client, as a relay holds them: the recent versions, and who waits for them. It does no I/O.
+    """The weights of one client, as a relay holds them: the recent versions, and the children that wait for a version. The
+    object does no I/O.
 
     All times are on the monotonic clock, in seconds.
     """
@@ -61,13 +62,13 @@ class FollowedClient:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The (generation, version) of the newest version that is held; (0, 0) for none."""
+        """The (generation, version) of the newest version in `history`; (0, 0) for none."""
         history = self.history
         return (history.generation, history.version) if history is not None else (0, 0)
 
     @property
     def upstream_topics(self) -> list[bytes]:
-        """The topics of this client's beacons and weights at the upstream; empty before its first answer."""
+        """The topics of this client's beacons and weights at the upstream; empty before the upstream's first answer."""
         return [kind + self.source.topic for kind in (BEACON_TOPIC, WEIGHTS_TOPIC)] if self.source is not None else []
 
     def change_topic(self) -> None:
@@ -102,7 +103,7 @@ class FollowedClient:
         return self.whole
 
     def apply(self, head: WeightsHeader, header: Frame, payload: Frame, tag: bytes) -> bool:
-        """Verify an update and hold the version to which it leads. Return False if the version is already held."""
+        """Verify an update, and hold the version to which the update leads. Return False if the version is already held."""
         source, held = self.source, self._history
         if source is None or held is None or (head.policy_id, head.generation) != (source.policy_id, source.generation):
             return False
@@ -124,7 +125,7 @@ class FollowedClient:
         return True
 
     def take_beacon(self, beacon: Beacon, frames: list[Frame]) -> bool:
-        """Record the tag of a beacon. Return True if it names the version that is held, and can be passed on."""
+        """Record the tag of a beacon. Return True if the beacon names the newest version here, so that it can be passed on."""
         history = self.history
         if history is None or (beacon.generation, beacon.version, beacon.digest) != (*self.held, history.digest):
             return False

@@ -35,9 +35,9 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame
 
 PUB_HWM = 32
-"""Further publications are lost for a slow child, which then fetches."""
+"""Largest number of publications that wait for a child. A slow child loses further ones, and then fetches the weights."""
 REPLY_HWM, REQUEST_HWM = 4, 16
-"""For each child: replies that wait for it, and requests that wait for the relay."""
+"""Limits for each child: on the replies that wait for it, and on the requests that wait for the relay."""
 SUB_HWM = 64
 BURST = 256
 """Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
@@ -182,7 +182,7 @@ class RelayThread(Worker):
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
     def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Return the frames of a message, `[]` if it had too many, or None if no message is waiting."""
+        """Return the frames of a message; `[]` if the message had too many frames, or None if no message is waiting."""
         try:
             return socket.recv(max_frames)
         except TooManyFrames as exc:
@@ -300,8 +300,8 @@ RELIEF_S = 2.0
 class Relay(Resource):
     """A relay: it takes the weights of policies from a learner or another relay, verifies them, and passes them on.
 
-    It follows a client when the first child asks for it, and drops it when no child asks any more. Use it as a context manager,
-    or call `start` and `close`.
+    The relay follows a client when the first child asks for the client, and drops it when no child asks any more. Use the relay
+    as a context manager, or call `start` and `close`.
     """
 
     def __init__(self, config: RelayConfig) -> None:

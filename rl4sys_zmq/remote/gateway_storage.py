@@ -1,4 +1,5 @@
-"""The storage of a worker on another machine: the gateway keeps its checkpoints and the record of segments in training.
+"""The storage of a worker on another machine: the gateway keeps the worker's checkpoints and its record of segments in
+training.
 
 The learner thread waits for the answer of `CheckpointThread` to each request. A checkpoint counts as written when it is on the
 gateway's disk.
@@ -33,11 +34,12 @@ from rl4sys_zmq.wire.thread_messages import (
 )
 
 PARTS_ON_THE_WAY = 2
-"""Parts of a checkpoint that a worker sends before it waits for an answer."""
+"""Number of parts of a checkpoint that a worker sends before it waits for an answer."""
 
 CAREFUL_S = 60.0
-"""Time for which a worker whose predecessor has crashed waits for each record. Later, a crash costs one more until its cause is
-found."""
+"""Time for which a worker whose predecessor has crashed waits for the answer to each record, in seconds. If it crashes later
+than that, it takes one crash more to find the cause.
+"""
 
 T = TypeVar("T", bound=ToRemoteWorker)
 
@@ -172,9 +174,9 @@ def _parts(number: int, files: Mapping[str, bytes]) -> Iterator[CheckpointPart]:
 class _GatewaySuspects:
     """The record of segments in training on the gateway's machine. It implements `SuspectStorage`.
 
-    It sends the segments of each update. If the previous worker has crashed, it is *careful* for `CAREFUL_S`: it sends the
-    segments of each message too, and waits until each record has arrived. A process that crashes at once would otherwise end
-    before the record has left it.
+    The object sends the segments of each update. If the previous worker has crashed, the object is *careful* for `CAREFUL_S`:
+    it sends the segments of each message too, and waits until each record has arrived. A process that crashes at once would
+    otherwise end before the record has left it.
     """
 
     def __init__(self, storage: GatewayStorage, found: CheckpointFound) -> None:
@@ -192,7 +194,7 @@ class _GatewaySuspects:
         return bytes(suspects), bytes(mark)
 
     def begin(self) -> None:
-        """Do nothing: the gateway has begun a new mark when it answered `FindCheckpoint`."""
+        """Do nothing: the gateway has begun a new ``training.mark`` when it answered `FindCheckpoint`."""
 
     def write(self, at: int, data: bytes, count: int) -> None:
         self._ranges[at:] = data

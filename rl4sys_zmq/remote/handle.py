@@ -64,8 +64,8 @@ class RemoteWorker(WatchedWorker):
         Args:
             assignment: The client that the worker trains.
             link: The connection, from `GatewayEndpoints.connect_worker`.
-            launch: Starts a process that calls `run_remote_worker` with this argument. A thread of this object calls it once, so
-                it can take its time. A ConfigError fails the client; other errors of this library count as a crash.
+            launch: Starts a process that calls `run_remote_worker` with this argument. A thread of this object calls it once,
+                so the call can take long. A ConfigError fails the client; other errors of this library count as a crash.
         """
         self._engine, self._link = assignment.engine, link
         try:
@@ -76,7 +76,7 @@ class RemoteWorker(WatchedWorker):
             raise
 
     def send(self, message: WorkerMessage) -> bool:
-        """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
+        """Queue a message for the worker. Return False if the queue is full, the worker is not connected, or `end` was called."""
         return self._link.send(frames_of(message))
 
     def end(self, *, replaced: bool) -> None:
@@ -85,7 +85,7 @@ class RemoteWorker(WatchedWorker):
             self._watch.kill_within(REPLACED_KILL_S)
 
     def describe(self) -> dict[str, Any]:
-        """Return the engine, what it adds, and after the first sign of life ``host``, ``pid``, ``busy_s``, ``silent_s``."""
+        """Return the engine, the result of `RemoteProcess.describe`, and after the first sign of life the worker's data."""
         status: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
         signs = self._link.signs
         if signs.at is not None:

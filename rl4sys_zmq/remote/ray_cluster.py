@@ -1,4 +1,4 @@
-"""The processes that are connected to Ray: their connection, the nodes, and the choice of a node for an actor."""
+"""The base of processes that are connected to Ray: the connection, the nodes, and the choice of a node for a Ray actor."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, 
 from rl4sys_zmq.remote.ray_process import CONNECTED, LOCAL, REFUSED, placement_problem
 
 PENDING_S = 5.0
-"""Time after which an actor that Ray has not placed so far is reported."""
+"""Time after which a Ray actor that Ray has not placed so far is reported, in seconds."""
 
 LOOK_S = 0.05  # for a packet, or for the result of a call
 LOOK_EVERY_S = 1.0  # at the nodes of the cluster
 REACH_S = 5.0  # for a TCP connection to the cluster's address
 
 SUSPECT_S = 30.0
-"""Ray needs about 15 s to find that a node is lost, and places actors on it until then."""
+"""Time for which a node is avoided, in seconds. Ray needs about 15 s to find that a node is lost, and uses it until then."""
 
 STORE_BYTES = 80 * 1024 * 1024
 """The object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
@@ -66,17 +66,20 @@ def _connect_to_ray(address: str) -> dict[str, Any]:
 
 
 class SuspectNodes:
-    """The nodes of which an actor could not be reached, for `SUSPECT_S` seconds each."""
+    """The nodes on which a Ray actor could not be reached. Each is avoided for `SUSPECT_S` seconds."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def add(self, node: str) -> None:
-        """Place no actor on this node for a while, if another one has the resources."""
+        """Avoid a node for new Ray actors from now on, as long as another node has the resources."""
         self._since[node] = time.monotonic()
 
     def strategy(self, wanted: Mapping[str, float], nodes: Sequence[Mapping[str, Any]], used: Sequence[str]) -> tuple[Any, str]:
-        """Return Ray's strategy for a new actor (spread, but not on a suspect), and the node if the strategy names one."""
+        """Return Ray's strategy for a new Ray actor, and the name of the node if the strategy has one.
+
+        The strategy avoids suspect nodes. `used` names the node of each present Ray actor; the least used one is preferred.
+        """
         now = time.monotonic()
         suspects = {node for node, at in self._since.items() if now - at < SUSPECT_S}
         others = [each["node"] for each in nodes if each["node"] not in suspects and not placement_problem(wanted, [each])]
@@ -93,7 +96,7 @@ def error_line(exc: BaseException) -> str:
 
 
 class Driver(ABC):
-    """A program that is connected to Ray, and to the process that has started it by a socketpair. One thread uses it.
+    """A program that is connected to Ray, and by a socketpair to the process that has started the program. One thread uses it.
 
     A subclass follows the Ray actors that it has created: `run` calls `_read` until that returns False.
     """
@@ -114,7 +117,9 @@ class Driver(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Work until the other process closes the socketpair. Raise RuntimeError if this process's node has left the cluster."""
+        """Handle packets and Ray actors until the other process closes the socketpair. Raise RuntimeError if this process's
+        node has left the cluster.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -143,7 +148,9 @@ class Driver(ABC):
         return True
 
     def _nodes_are_due(self, now: float) -> bool:
-        """Return True if it is time to look at the nodes. Then check that this process's own node is among them."""
+        """Return True if it is time to look at the nodes. Then raise RuntimeError if the node of this process has left the
+        cluster.
+        """
         if now - self._looked < LOOK_EVERY_S:
             return False
         self._looked = now

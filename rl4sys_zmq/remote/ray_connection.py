@@ -68,7 +68,7 @@ class RayProcess:
         return {"node": self.node, "waiting": self.waiting}
 
     def order(self, host: str) -> bytes:
-        """Return the packet that tells the driver to place the worker."""
+        """Return the packet that tells the driver to place the worker. The worker reaches the learner at `host`."""
         down, up = (address.replace("//0.0.0.0:", f"//{host}:", 1) for address in (self.start.down, self.start.up))
         return encode_packet(
             PLACE,
@@ -86,9 +86,9 @@ class RayProcess:
 
 
 class RayConnectionThread(Worker):
-    """The thread that runs the driver process, which is connected to Ray, and starts another one when it ends.
+    """The thread that runs the driver process, which is connected to Ray, and starts another driver when it ends.
 
-    All workers of a driver end with it.
+    All workers of a driver end with the driver.
     """
 
     def __init__(self, address: str) -> None:
@@ -237,7 +237,7 @@ class RayConnectionThread(Worker):
                 worker.waiting = self._problem
 
     def _finish(self) -> None:
-        """Record the end of all workers, also of those that are still to come."""
+        """Record the end of all workers, and of each worker that is added later."""
         with self._lock:
             self._over = True
             workers = list(self._workers)

@@ -26,7 +26,7 @@ from rl4sys_zmq.version import package_version
 
 @dataclass(slots=True, kw_only=True)
 class _Placement:
-    """One worker, from the order to place it until it has ended."""
+    """The state of one worker, from the request to place it until its end."""
 
     number: int
     client_id: str
@@ -61,7 +61,7 @@ class RayDriver(Driver):
                     self._follow(placement, returned)
 
     def close(self) -> None:
-        """End all actors. They do not write another checkpoint."""
+        """End all Ray actors. They do not write another checkpoint."""
         for placement in list(self._placements.values()):
             self._end(placement)
 

@@ -1,10 +1,10 @@
 """The engine ``ray``: each client is trained in an actor of a Ray cluster, on any of its nodes.
 
-This module and the gateway do not import Ray. The *driver* (`ray_driver`), a process of its own, is connected to it. A thread
+This module and the gateway do not import Ray. The *driver* (`ray_driver`), a process of its own, is connected to Ray. A thread
 of the learner (`ray_connection`) starts the driver, and exchanges packets with it.
 
-Ray places a worker, and reports its end. It does not restart it: a worker that Ray revived would have the key of a worker that
-was replaced. The learner starts another one with a new key, as for a process.
+Ray places a worker, and reports its end. Ray does not restart a worker: a revived worker would have the key of a worker that
+was replaced. The learner starts another worker with a new key, as for a process.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ WAITING: Final = "waiting"
 
 ENDED: Final = "ended"
 """From the driver, the last about a worker: how it has ended (``end``; empty if in order), or the ``error`` because of which
-another one would fail too."""
+another worker would fail too.
+"""
 
 
 BUILT_IN = ("CPU", "GPU", "memory")
@@ -54,7 +55,7 @@ BUILT_IN = ("CPU", "GPU", "memory")
 
 
 def ray_amounts(resources: ResourcesConfig) -> dict[str, float]:
-    """Return the amounts that are reserved for a worker, without those of 0."""
+    """Return the amounts of resources that are reserved for a worker, by Ray's names. Amounts of 0 are left out."""
     amounts = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory or 0), **resources.custom}
     return {name: amount for name, amount in amounts.items() if amount}
 
@@ -131,7 +132,7 @@ class DriverProcess:
         return not self.connected and time.monotonic() > self._deadline
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a packet has arrived, or one of the outbox can be sent, at most `timeout_s` seconds."""
+        """Wait until a packet has arrived, or a queued packet can be sent, at most `timeout_s` seconds."""
         poll = select.poll()
         poll.register(self._pair, select.POLLIN | (select.POLLOUT if self.outbox else 0))
         poll.poll(timeout_s * 1000)

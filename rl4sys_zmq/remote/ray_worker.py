@@ -17,7 +17,7 @@ from rl4sys_zmq.remote.worker import run_remote_worker
 
 
 class RayWorker:
-    """The object inside a Ray actor. Ray runs its methods in threads of the actor's process."""
+    """The object inside a Ray actor, which trains one client. Ray runs its methods in threads of the actor's process."""
 
     def describe(self, start: str, path: Sequence[str]) -> dict[str, Any]:
         """Return the node, its host, the process id, and the reason why this process cannot train the client."""

@@ -69,7 +69,8 @@ def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._
     """Train one client of a learner on another machine, until the learner ends this worker or is lost.
 
     Call this in a process that has no other work, with the text that `RemoteWorkerStart.to_json` has returned on the learner's
-    machine. It needs no access to the learner's files. It imports the plugins, so they must be installed here.
+    machine. The process needs no access to the learner's files. It imports the plugins, so they must be installed on this
+    machine. `end_process` ends the process if the algorithm does not end in time.
     """
     try:
         data = RemoteWorkerStart.from_json(start)
@@ -163,7 +164,7 @@ class _GatewayConnection(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """Pass messages on until the learner thread has ended and the gateway has its last messages."""
+        """Pass messages on until the learner thread has ended and the gateway has received the last messages."""
         start = self._start_data
         secure = curve((start.public, start.secret, start.gateway_public))
         try:
@@ -224,7 +225,7 @@ class _GatewayConnection(Worker):
                     self._sign_due = self._ending = True
 
     def _alive(self) -> WorkerAlive:
-        """Return a sign of life. Send it before any other message, because it counts those sent so far."""
+        """Return a sign of life. Send it before any further message, because it has the number of messages sent so far."""
         self._sign_due = False
         return WorkerAlive(platform.node(), os.getpid(), self._learner.busy_s, self._ending, self._sent)
 
@@ -267,7 +268,7 @@ class _GatewayConnection(Worker):
             self._storage.deliver(message)
 
     def _write_gateway(self, from_learner: Socket, up: Socket) -> bool:
-        """Send what waits for the gateway. Return True if nothing waits any more."""
+        """Send queued messages to the gateway. Return True if none is left in the queues."""
         for _ in range(TURN_MESSAGES):
             while self._out:
                 if not self.lost:

@@ -74,7 +74,7 @@ class Address:
         return ":" in self.host
 
     def check_connectable(self) -> None:
-        """Raise TransportError if a socket cannot connect to this address: it is fresh, or its host is ``*``."""
+        """Raise TransportError if no socket can connect to this address, because it is fresh or its host is ``*``."""
         if self.is_fresh or self.host == "*":
             raise TransportError(f"cannot connect to {self.uri}; give the host and port (or path) that the other side binds")
 

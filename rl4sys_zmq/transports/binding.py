@@ -40,7 +40,9 @@ _REMEDIES = {
 
 
 class SocketBinding(Resource):
-    """The binding of a ZeroMQ socket to an address with its actual port, path or name. For ipc it includes a lock on the path."""
+    """The binding of a ZeroMQ socket to an address with its actual port, path or name. With ipc, it includes a lock on the
+    path.
+    """
 
     def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcPathLock | None) -> None:
         self.address = address

@@ -1,6 +1,6 @@
 """A limit on the connections of a process, so that file descriptors are left for its files.
 
-libzmq accepts connections until no descriptor is left. Nothing in this module fails then.
+libzmq accepts connections until no descriptor is left. The code of this module works also in that situation.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ WARN_S = 60.0
 class ConnectionLimitThread(Worker):
     """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
 
-    It first closes those that have completed no message, the longest silent ones first, and others only if all connections
-    together use half of the limit. Their peers reconnect, and lose nothing. The counter ``connections.shed`` counts them.
+    It first closes connections that have completed no message, those that were silent for longest first. It closes others only
+    if all connections together use half of the limit. The peers reconnect, and lose nothing. The counter is
+    ``connections.shed``.
     """
 
     def __init__(self, counters: Counters) -> None:

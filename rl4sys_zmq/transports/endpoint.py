@@ -175,15 +175,16 @@ class Endpoint(TrackedResource):
         self.descriptor()
 
     def cut_off(self) -> bool:
-        """Close the connection from which the last message came, for example because its key was revoked. The peer reconnects.
+        """Close the connection from which the last message came, for example because the peer's key was revoked. The peer
+        reconnects.
 
-        Return False if it has already ended, if there was no message so far, on inproc, and on a connecting socket.
+        Return False if the connection has ended, before the first message, on inproc, and on a connecting socket.
         """
         self.check_owner()
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """Return the file descriptor of the connection from which the last message came, or -1 where `cut_off` returns False."""
+        """Return the file descriptor of the last message's connection; -1 before a message, on inproc and when connecting."""
         if self._binding is None or self._first is None:
             return -1
         descriptor = descriptor_of(self._first)
@@ -191,7 +192,10 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return True if a connection is known from `descriptor` or `grant`, and its negative silence in seconds."""
+        """Return a sort key for connections, of which the lowest is closed first.
+
+        The parts: True if the connection has sent a message or a subscription; the seconds without any data, negative.
+        """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
     def sender_host(self) -> str:
@@ -199,11 +203,11 @@ class Endpoint(TrackedResource):
         return host_of(self._first) if self._first is not None else ""
 
     def cut(self, descriptor: int) -> bool:
-        """Close the connection with this descriptor. Return False if it has already ended, or is no connection to this socket."""
+        """Close the connection with this descriptor. Return False if it has ended, or does not belong to this socket."""
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self.address)
 
     def connections(self) -> list[int]:
-        """Return the file descriptors of all connections to this bound socket; [] on inproc, or without ``/proc``."""
+        """Return the file descriptors of all connections to this bound socket; [] on inproc, or if there is no ``/proc``."""
         return connections(self.address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:

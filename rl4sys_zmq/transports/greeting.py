@@ -141,7 +141,7 @@ def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
 def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
     """Return the cause for which no learner answers at an address, and a remedy. Empty for an ``inproc`` address.
 
-    The call can take three times `timeout_s`.
+    `has_keys` says if the caller has keys. The call can take three times `timeout_s`.
     """
     address = Address.parse(uri)
     if address.scheme == "inproc":
@@ -160,7 +160,7 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
 
 
 def _exchange(raw: socket.socket, request: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
-    """Send bytes, and read up to `at_most` bytes until the timeout. Return them, and True if the peer closed the connection."""
+    """Send bytes, and read up to `at_most` bytes until the timeout. Return these, and True if the peer has disconnected."""
     deadline = time.monotonic() + timeout_s
     heard = b""
     try:

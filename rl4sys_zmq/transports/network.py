@@ -85,7 +85,7 @@ def secure_with(keys: Keys | None) -> Secure | None:
 
 
 def curve(keys: Keys) -> Secure:
-    """Return a function that sets CURVE keys on a connecting socket. It raises TransportError if they are not valid Z85 text."""
+    """Return a function that sets CURVE keys on a connecting socket. Raise TransportError if a key is not valid Z85 text."""
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

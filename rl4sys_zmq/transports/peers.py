@@ -123,7 +123,7 @@ def open_descriptors() -> list[int]:
 
 
 def silence_s(fd: int) -> float:
-    """Return the time since a TCP connection last sent or received data, in seconds; 0 for another one."""
+    """Return the time since a TCP connection last sent or received data, in seconds; 0 for a connection of another kind."""
     with suppress(OSError, AttributeError, struct.error), _socket_of(fd) as connection:
         sent_ms, received_ms = _TCP_TIMES.unpack_from(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64), 44)
         return float(min(sent_ms, received_ms) / 1000)
@@ -131,7 +131,7 @@ def silence_s(fd: int) -> float:
 
 
 def inode(fd: int) -> int:
-    """Return the number that identifies an open connection also after its descriptor is used again; 0 if it is closed."""
+    """Return a number that identifies an open connection even if its descriptor is used again later; 0 if it is closed."""
     try:
         return os.fstat(fd).st_ino
     except OSError:

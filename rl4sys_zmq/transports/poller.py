@@ -1,4 +1,7 @@
-"""The wait of a thread for its sockets: `Poller`, and what other threads use to end the wait (`Wakeup`, `ThreadCalls`)."""
+"""`Poller`, with which a thread waits for its sockets, and the signals of other threads that end the wait.
+
+`Wakeup` is such a signal. `ThreadCalls` lets the waiting thread call functions of other threads.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ Source = Socket | ConnectingSocket | HasFileno | int
 class Poller(Resource):
     """A poller for ZeroMQ sockets and file descriptors, its *sources*. Use it in the thread of the sockets.
 
-    `SidecarPoller` is one for the sockets of a sidecar.
+    The subclass `SidecarPoller` is for the sockets of a sidecar.
     """
 
     def __init__(self) -> None:
@@ -117,7 +120,7 @@ class Poller(Resource):
         self._sockets = [s for s in self._sources.values() if isinstance(s, Socket)]
 
     def unregister(self, source: Source) -> None:
-        """Remove a source. Do this before it is closed. An unknown source is ignored."""
+        """Remove a source. Do this before the source is closed. An unknown source is ignored."""
         key = _pollable(source)
         if self._sources.pop(key, None) is not None:
             self._raw.unregister(key)
@@ -158,7 +161,7 @@ T = TypeVar("T")
 
 
 class ThreadCalls:
-    """The functions that other threads want a thread to call, and the request to stop.
+    """A queue of functions that other threads want one thread to call, and their request to stop this thread.
 
     The thread polls `wakeup` together with its sockets. After each poll it calls `serve`, until `stopping` is True. At its end
     it calls `refuse_all`. Any thread can use the other methods.
@@ -195,7 +198,7 @@ class ThreadCalls:
         self.wakeup.set()
 
     def serve(self) -> None:
-        """Call the functions that wait. Their exceptions go to the futures."""
+        """Call the functions in the queue. An exception goes to the future of the function."""
         self.wakeup.clear()
         with self._lock:
             calls, self._calls = self._calls, []
@@ -206,7 +209,7 @@ class ThreadCalls:
                 future.set_exception(exc)
 
     def refuse_all(self) -> None:
-        """Refuse the functions that wait, and all later ones."""
+        """Refuse the functions in the queue, and all later ones."""
         with self._lock:
             self.stopping = self._ended = True
             calls, self._calls = self._calls, []
@@ -223,5 +226,5 @@ class ThreadCalls:
                 self.wakeup.close()
 
     def closed(self) -> Closed:
-        """Return the error for callers after the end."""
+        """Return the exception for calls after the end of the thread."""
         return Closed(f"the {self._owner} is closed")

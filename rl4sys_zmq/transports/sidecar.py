@@ -108,7 +108,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         return self._output.nbytes
 
     def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Queue a command for a socket in the sidecar, and write as many bytes as the socketpair accepts."""
+        """Queue a command for the socket with the number `line` in the sidecar, and write what the socketpair accepts."""
         self.check_owner()
         self._put(command, line, frames)
 
@@ -165,7 +165,9 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
             self._die()
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Send `PING` to a sidecar that has been silent for `PING_S`, and kill it if it does not answer in time."""
+        """Send `PING` after `PING_S` without `progress` (data from the sidecar), and kill the sidecar if it does not answer in
+        time.
+        """
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):

@@ -42,7 +42,7 @@ _MAX_CHUNKS = 64
 
 
 class SidecarCommandKind(IntEnum):
-    """The commands. The comment of each gives the sender and the frames."""
+    """The kinds of commands between a host and its sidecar. The comment at each kind gives the sender and the frames."""
 
     OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
     SUBSCRIBE = 2  # from the host: prefix
@@ -66,7 +66,7 @@ class SidecarCommand(NamedTuple):
 
 
 def cost_bytes(frames: Frames) -> int:
-    """Return the bytes that a message counts for in the windows: those of its frames and a fixed number."""
+    """Return the bytes that a message counts for in the windows: the size of its frames, and a fixed number."""
     return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
 
 
@@ -89,7 +89,7 @@ class SidecarCommandQueue:
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Add one command, with copies of its frames."""
+        """Add one command for the socket with the number `line`, with copies of its frames."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))

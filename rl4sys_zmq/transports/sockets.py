@@ -208,8 +208,9 @@ _BOUND: dict[str, Options] = {"router": {zmq.ROUTER_MANDATORY: 1}, "xpub": {zmq.
 
 
 def configured(role: str, address: Address, options: Options, *, dials: bool, secure: Secure | None) -> zmq.Socket[bytes]:
-    """Return a new ZeroMQ socket with all options set, to be bound or, if it `dials`, connected. `options` override the common
-    ones.
+    """Return a new ZeroMQ socket of a role, such as ``router``, with all options set. The caller binds or connects it.
+
+    `options` override the common options. `dials` is True for a connecting socket.
     """
     try:
         raw = with_descriptor(lambda: context().socket(zmq.SocketType[role.upper()]))

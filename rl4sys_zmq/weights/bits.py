@@ -35,7 +35,7 @@ def pack_flags(flags: NDArray[np.bool_]) -> bytes:
 
 
 def pack_fields(values: Integers, widths: Integers) -> bytes:
-    """Return numbers of at least 0 as bytes, each number in its own number of bits, 1 to 32, in which it must fit."""
+    """Return numbers of at least 0 as bytes. `widths` has the number of bits for each, 1 to 32."""
     if not widths.size:
         return b""
     ends = np.cumsum(widths, dtype=np.int64)

@@ -82,7 +82,7 @@ class PayloadEncoding(IntEnum):
 
 @immutable
 class Diff:
-    """An encoded diff. If it is `predicted`, the receiver needs the state before the base too."""
+    """An encoded diff. If `predicted` is true, the receiver also needs the state before the base."""
 
     codec: PayloadEncoding
     payload: Payload
@@ -91,7 +91,7 @@ class Diff:
 
 @immutable
 class DecodedState:
-    """The new state, ``[n]`` in a new buffer, and the values of all elements that can differ from the base."""
+    """A decoded state, ``[n]`` in a new buffer, and the values of those elements that can differ from the base."""
 
     flat: FlatWeights
     written: FlatWeights
@@ -105,10 +105,10 @@ def encode_diff(
     before: FlatWeights | None = None,
     prefix: bytes = b"",
 ) -> Diff:
-    """Return the diff that leads from the state `base` to `new`, which has values of `form`. It is never longer than `new`.
+    """Return the diff that leads from the state `base` to `new`. It is never longer than `new`.
 
-    The receiver holds `base`; and `before`, the state before it, unless that is None. The payload begins with `prefix`, unless
-    the codec is `RAW` or `UNCHANGED`.
+    `form` maps the weights to integers, and represents each value of `new` exactly. `before` is the state before `base`, if the
+    receiver holds it too. The payload begins with `prefix`, unless the encoding is `RAW` or `UNCHANGED`.
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
@@ -137,10 +137,10 @@ def decode_diff(
     form: IntegerMapping = FP32,
     before: FlatWeights | None = None,
 ) -> DecodedState:
-    """Return the state to which a diff leads from the state `base`. It equals the sender's bit for bit.
+    """Return the state to which a diff leads from the state `base`. It has the same bits as the sender's state.
 
-    The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state. `before` is given if,
-    and only if, the diff is `predicted`.
+    The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state. `before` is given
+    if, and only if, the diff is `predicted`.
     """
     reader = BitReader(payload)
     if codec == PayloadEncoding.UNCHANGED:
@@ -168,7 +168,7 @@ def decode_diff(
 
 @immutable
 class _DiffParts:
-    """A `Diff` whose payload is a list of parts. The parts can be long, so they are joined only once, at the end."""
+    """A `Diff` whose payload is still a list of parts. They can be long, so they are joined only once, at the end."""
 
     codec: PayloadEncoding
     parts: Sequence[Buffer]
@@ -227,7 +227,7 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
 
 
 def _prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
-    """Estimate from a sample if byte planes get shorter when the last difference is subtracted from the new one."""
+    """Estimate from a sample if byte planes get shorter when the last change of each weight is subtracted from the new change."""
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
@@ -311,7 +311,10 @@ SNAPSHOT_SAMPLE = 1024
 
 
 def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> tuple[PayloadEncoding, Payload]:
-    """Return the form and the payload of a state whose values are values of `dtype`. One of ``GRID`` is sent as float32."""
+    """Return the form and the payload of a state with values of `dtype`. ``GRID`` is sent as float32.
+
+    With `compress`, the payload is compressed if that saves much.
+    """
     every = 1 + flat.size // SNAPSHOT_SAMPLE
     sample = flat[::every]
     if compress and len(_planes_of(sample, dtype)) <= SNAPSHOT_GAIN * dtype.itemsize * sample.size:

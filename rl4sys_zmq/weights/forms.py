@@ -78,7 +78,7 @@ class IntegerMapping(ABC):
 
 
 class _Fp32Mapping(IntegerMapping):
-    """The bits of a float32, changed so that integers and values have the same order."""
+    """The mapping of a float32 to its bits, changed so that integers and values have the same order."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
         return _ordered(flat.view(np.int32))
@@ -88,7 +88,7 @@ class _Fp32Mapping(IntegerMapping):
 
 
 class _Bf16Mapping(IntegerMapping):
-    """The upper 16 bits of the integers of `_Fp32Mapping`. Other values are refused (``reason="dtype"``)."""
+    """The mapping of a bfloat16 value to the upper half of its integer in `_Fp32Mapping`. Other values raise `WeightsError`."""
 
     word = np.int16
 
@@ -108,7 +108,7 @@ class _Bf16Mapping(IntegerMapping):
 
 
 class _FixedPointMapping(IntegerMapping):
-    """The weight divided by a power of two, of which each element has its exponent. A tie goes to the even integer."""
+    """The mapping of a weight to its number of steps. Each element has a power of two as its step. A tie rounds to even."""
 
     rounds = True
 

@@ -32,9 +32,9 @@ class WeightsHeader:
         policy_id: The 8 bytes that identify the policy; the learner assigns them in the handshake.
         generation: Generation of both versions.
         base_version: The version that a diff applies to; for a whole snapshot the same as the new version.
-        new_version: The version that results.
-        codec: Form of the payload.
-        elements: Number of float32 elements of the complete state.
+        new_version: The version that the receiver has after the update.
+        codec: Form of the payload (`PayloadEncoding`).
+        elements: Number of float32 elements of the complete state, not only of the changed ones.
         payload_bytes: Size of the payload.
         payload_hash: xxh3-64 of the payload.
         state_hash: The `digest` of the new state.

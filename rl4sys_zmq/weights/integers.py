@@ -236,7 +236,7 @@ OPEN_BITS, LEAST = _tables()
 
 
 def symbols_of(magnitudes: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Return the symbol of each magnitude (at most `MAX_MAGNITUDE`), with this number of bits after the highest one."""
+    """Return the symbol of each magnitude (at most `MAX_MAGNITUDE`). `mantissa_bits` is defined at the top of this module."""
     symbols = magnitudes.astype(np.float64).view(np.int64)
     symbols >>= 52 - mantissa_bits
     symbols -= (1023 << mantissa_bits) - 1

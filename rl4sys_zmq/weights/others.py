@@ -1,9 +1,10 @@
 """The tensors of a weight update that are not rounded. Their encoding is always lossless.
 
 All tensors of a policy version that are not float32 are in one buffer (`PolicySnapshot.others`). If the wire dtype rounds, the
-exact float32 tensors (`TensorSpec.exact`) follow in it: a `Division` separates them from the weights. The buffer is treated as an
-array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the
-result follows the weights. The payload ends with the number of bytes of the result (u32) and its `PayloadEncoding` (u8)::
+exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. A `Division` separates them from the weights. The buffer
+is treated as an array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In
+the payload, the result follows the weights. The payload ends with the number of bytes of the result (u32) and its
+`PayloadEncoding` (u8)::
 
     the weights | the words of this buffer | number of bytes of the words | codec of the words
 """
@@ -29,7 +30,7 @@ _CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
 class Division:
-    """The division of the float32 elements of a state: those that are rounded, and the exact ones.
+    """The division of the float32 elements of a state into rounded and exact elements.
 
     Its methods raise `WeightsError` (``reason="size"``) for a state of another size.
 
@@ -100,7 +101,7 @@ def _division(sizes: tuple[int, ...], exact: tuple[bool, ...]) -> Division:
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:
-    """Return the payload of the weights with the buffer `new` behind it: as a diff to `base`, or whole if that is None."""
+    """Return a payload with the buffer `new` after the weights: as a diff to `base`, or as a whole if `base` is None."""
     words = _words(new)
     if base is None:
         codec, coded = encode_snapshot(words, WireDtype.FP32, compress=compress)
@@ -121,7 +122,7 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
-    """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or whole if that is None."""
+    """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or the whole buffer if `base` is None."""
     if codec not in _CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:

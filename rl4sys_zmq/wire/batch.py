@@ -82,7 +82,7 @@ class SegmentBatchReader:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """The xxh3-64 of each segment, uint64. It shows if two segments with the same number are the same segment."""
+        """The checksum (xxh3-64) of each segment, uint64. It shows if two segments with one number are the same."""
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 
@@ -139,7 +139,9 @@ class SegmentBatchReader:
                 group.columns[0].large.pop(place, None)
 
     def alone(self, place: int) -> Submit:
-        """Return a message with one segment, for example to store it. Its image files stay, and the rest is uncompressed."""
+        """Return a message with only the segment at index `place`. Its image files stay, and its other columns are
+        uncompressed.
+        """
         group = next(group for group in self._groups if place in group.members)
         at = group.members.index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
@@ -161,7 +163,7 @@ class SegmentBatchReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield names of columns and arrays of rows, to check the values of all segments at once. A name can come again."""
+        """Yield names of columns and arrays of rows, to check all values at once. A name can occur several times."""
         self.decode_images()
         for group in self._groups:
             for name, views in zip(self._names(group.layout), group.columns, strict=True):
@@ -171,7 +173,7 @@ class SegmentBatchReader:
     def oldest(self, generation: int, first_version: int) -> list[int]:
         """Return the lowest policy version among the steps of each segment.
 
-        In segments of an earlier generation, it is at most `first_version`, the first version of the present `generation`.
+        In earlier generations than `generation`, it is at most `first_version`, the first version of `generation`.
         """
         lowest: list[int] = self.heads["version"].tolist()
         for group in self._groups:
@@ -300,7 +302,7 @@ def read_segments(frames: Sequence[Frame]) -> SegmentBatchReader:
 
 
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """Return the segments of a message, with read-only views as columns, and an error in place of each invalid one.
+    """Return the segments of a message, with read-only views as columns, and an error in place of each invalid segment.
 
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.

@@ -24,7 +24,7 @@ _IN_PREFIX = ("first_seq", "count")
 _NO_VALUES = ("batch", "body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
-"""The largest integer in a message, except for hashes. The sum of two fits 64 bits."""
+"""The largest integer in a message, except for hashes. The sum of two such integers fits in 64 bits."""
 _UNBOUNDED = {"digest", "seed"}
 Checker = Callable[[Any], bool]
 
@@ -79,7 +79,7 @@ def _derive_fields(cls: type[Any]) -> _MessageFields:
 
 
 def kinds_of(union: object) -> dict[int, type[Any]]:
-    """Return the classes of a union of messages by their ``KIND``."""
+    """Return the message class for each kind: the classes of a union by their attribute ``KIND``."""
     return {cls.KIND: cls for cls in get_args(union)}
 
 
@@ -117,7 +117,7 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
 
 
 def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool, header: HeaderLimits) -> M:
-    """Decode and check a message of one of several kinds."""
+    """Decode and check a message whose kind is in `kinds`, as `decode` does. `header` limits the msgpack header."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)

@@ -43,7 +43,7 @@ IMAGE_KINDS = {"png": 16, "jpeg": 32}
 _FORMATS = {kind: name for name, kind in IMAGE_KINDS.items()}
 
 Section = tuple[int, int]
-"""Size of a column in a frame, and size of an element, in bytes."""
+"""The size of a column in a frame, and the size of one element of the column, both in bytes."""
 
 
 @immutable
@@ -51,8 +51,9 @@ class EncodedImages:
     """A column of images as PNG or JPEG files, in place of the pixels.
 
     Attributes:
-        nbytes: Size of the decoded column in bytes, as `len`.
-        kind: One of the values of `IMAGE_KINDS`.
+        frame: The files, one after the other.
+        nbytes: Size of the decoded column in bytes, which ``len`` returns too.
+        kind: The format of the files: one of the values of `IMAGE_KINDS`.
     """
 
     frame: Frame
@@ -64,11 +65,11 @@ class EncodedImages:
 
     @property
     def numbers(self) -> list[int]:
-        """The frame's entry in `Submit.codings`."""
+        """The entry in `Submit.codings` for the frame with these images."""
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
-        """Return the pixels of the images, uint8 ``[rows, *row]``."""
+        """Return the pixels of the images, uint8 ``[rows, *row]``. A row has the shape `row` and `row_bytes` bytes."""
         size = image_size(row)
         if size is None:
             raise BadImage(f"rows of {row} are not images")
@@ -79,7 +80,9 @@ BodyFrame = Frame | EncodedImages
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return a message with its body compressed, or unchanged if that saves less than 5 % or exceeds a limit."""
+    """Return a message with a compressed body. `sections` has the columns of each frame. If that saves less than 5 % or exceeds
+    a limit, return the message itself.
+    """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
         if message.codings and message.codings[n][2]:
@@ -97,7 +100,9 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
 
 
 def is_shorter(coded: int, plain: int) -> bool:
-    """Return True if a compressed frame saves at least 5 %, and a learner would not refuse it as too short."""
+    """Return True if a frame of `coded` bytes saves at least 5 % of its `plain` bytes, and claims no more than a learner
+    accepts.
+    """
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
@@ -134,7 +139,10 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
 
 
 def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
-    """Reorder bytes as the docstring of the module says. An incomplete last element stays at the end."""
+    """Put the first bytes of all elements of `itemsize` bytes first, then the second bytes, and so on. `back` undoes this.
+
+    An incomplete last element stays at the end.
+    """
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)
@@ -144,7 +152,7 @@ def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """Check the entry of `Submit.codings` for a frame of `size` bytes. Return the three numbers of each section."""
+    """Check `numbers`, an entry of `Submit.codings`. Return compressed size, plain size and element size of each section."""
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")
     sections = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))

@@ -22,10 +22,10 @@ class ColumnView:
     """The rows of one column of all segments that have the same layout.
 
     Attributes:
-        together: The rows of the small segments, one segment after the other, ``[rows, *row]``.
+        together: The rows of the segments without a frame of their own, one segment after the other, ``[rows, *row]``.
         starts: Index in `together` of the first row of each segment, and at the end the number of rows.
         large: The rows of each segment with a frame of its own, by the segment's index in its `LayoutGroup`.
-        coded: The rows of each segment that came as image files, by the same index. `decode` adds their pixels to `large`.
+        coded: The rows of each segment that came as image files, by the same index. `decode` adds the pixels to `large`.
     """
 
     column: ColumnLayout
@@ -74,7 +74,7 @@ class SegmentRowCounts:
 
     Attributes:
         most: Largest number of rows of one segment.
-        starts: Sum of the rows of the segments before each segment, and at the end of all.
+        starts: For each segment, the number of rows of all segments before it; at the end, the number of rows of all segments.
     """
 
     __slots__ = ("each", "most", "starts")

@@ -85,7 +85,7 @@ class SegmentLayout:
         return self.leaves + self.actions + 2
 
     def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = (), actions: Sequence[str] = ()) -> list[str]:
-        """Return the name of each column, such as ``rewards``."""
+        """Return the name of each column. The arguments name the columns of observations, extra columns, and actions."""
         observed = leaves if len(leaves) == self.leaves else _indexed("observations", self.leaves)
         acted = actions if len(actions) == self.actions else _indexed("actions", self.actions)
         standard = ("rewards", "log_probs", "versions", "masks")[: self.standard - len(observed) - len(acted)]
@@ -134,7 +134,7 @@ def _column(match: re.Match[str]) -> ColumnLayout:
 
 
 def describe(letters: str, columns: Sequence[NDArray[Any]], source: str = "") -> str:
-    """Return the layout of a segment's columns as text."""
+    """Return the layout of a segment's columns as text. Each column has one of `letters`; `source` is `Segment.source`."""
     return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), source)
 
 
@@ -156,7 +156,7 @@ def action_dtype(space: LeafSpace) -> str:
 
 
 def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
-    """Return the layouts that a client's segments can have, as texts. With discrete actions, the second one has masks."""
+    """Return the layouts that a client's segments can have, as texts. Discrete actions have a second one, with masks."""
     actions = action_layout(action_space)
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
         *((np.dtype(leaf.dtype), leaf.shape) for leaf in observations),

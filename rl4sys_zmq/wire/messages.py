@@ -26,9 +26,9 @@ Document = dict[str, Any]
 class Verdict:
     """The possible results for a segment that an actor sent.
 
-    ``evaluated``: it has the return of an evaluation, and was counted. ``overridden``: the host overrode its actions, and an
-    on-policy algorithm leaves it out. ``duplicate``: it had been received before, and this delivery was skipped. `FINAL` has
-    the results of accepted segments, and `RARE` those that most runs lack.
+    ``evaluated``: the segment has the return of an evaluation episode, which was counted. ``overridden``: the host did other
+    actions than the policy's, so an on-policy algorithm leaves the segment out. ``duplicate``: the segment had been received
+    before, so this delivery was skipped. `FINAL` has the verdicts on accepted segments, and `RARE` those that are rare.
     """
 
     TRAINED = "trained"
@@ -63,7 +63,8 @@ class Hello(ToLearner):
     """A request of an actor to open or reopen its session. An empty field means that the actor accepts the learner's value.
 
     Attributes:
-        incarnation: If a higher number is on record, the learner answers with `Refused` and the code ``fenced``.
+        incarnation: Number of this start of the actor. If a higher number is on record, the learner answers with `Refused` and
+            the code ``fenced``.
         first_seq: Lowest sequence number of the segments that the actor still holds.
         held_generation: Generation of the policy that the actor uses; 0 if it has none.
         held_version: Version of that policy.
@@ -72,8 +73,8 @@ class Hello(ToLearner):
         observation_space, action_space: The spaces in JSON form, or empty.
         submits: False for an actor that only receives weights.
         library: Name and version of the sender's library. Informative only.
-        origin: 0 means this incarnation.
-        journal_id: The one in the last `Welcome` for this origin; 0 before the first.
+        origin: The incarnation that began the numbering of the segments; 0 means this incarnation.
+        journal_id: Id of the learner's journal in the last `Welcome` for this origin; 0 before the first `Welcome`.
         spooled: True if the actor's segments and their numbers survive the end of its process.
         weights: The actor's settings ``wire_dtype`` and ``level``.
         previously_welcomed: True if this incarnation has received a `Welcome` before.
@@ -109,15 +110,15 @@ class Submit(ToLearner):
 
     Attributes:
         first_seq: Sequence number of the first segment. It is in the prefix, not in the header.
-        count: Number of segments. It is in the prefix too.
+        count: Number of segments. Like `first_seq`, it is in the prefix.
         want_steps: As in `Heartbeat`.
         layouts: The different layouts of the segments, as texts (`rl4sys_zmq.wire.layout`).
         heads: The heads of all segments, one after the other (`rl4sys_zmq.wire.segments`).
         body: The columns of all segments.
         codings: Lengths and compression of the parts of each frame of the body (`rl4sys_zmq.wire.coding`); empty if no frame is
             compressed.
-        digests: The xxh3-64 of each frame of the body, or None where it is unknown. It is not sent, and spares `encode` the
-            computation.
+        digests: The xxh3-64 of each frame of the body, or None where it is unknown. The digests are not sent. They only save
+            `encode` the computation.
     """
 
     KIND: ClassVar[int] = 2
@@ -151,7 +152,7 @@ class FetchWeights(ToLearner):
     Attributes:
         held_generation: Generation of the policy that the actor holds, so that the answer can be a diff; 0 if it has none.
         held_version: Version of that policy.
-        client_id: Empty in a session. Without one (from a relay, or to a relay): the client.
+        client_id: Name of the client if the sender has no session, because it is a relay or asks a relay; empty in a session.
     """
 
     KIND: ClassVar[int] = 4
@@ -284,8 +285,8 @@ class Ack(ToActor):
     """The learner's progress with one stream, and the actor's credit.
 
     Attributes:
-        generation: The actor ignores the rest of an `Ack` with another generation than it knows. If this one is higher, it
-            opens its session again.
+        generation: Generation of the client. If the actor knows another generation, it ignores the other fields. If the actor
+            knows a lower one, it opens its session again.
         received: Next sequence number that the learner expects. It has accepted all segments below.
         durable: All segments below this sequence number are in the learner's journal.
         trained: All segments below this sequence number have a verdict.
@@ -318,8 +319,8 @@ class Refused(ToActor):
 
     Attributes:
         code: A value of `rl4sys_zmq.errors.RefusalReason`.
-        field: The configuration field in which actor and learner differ; ``keys`` if the actor lacks a right; ``rate`` if it
-            exceeded a rate limit; the client's name in an answer to `FollowWeights`; empty for other reasons.
+        field: The configuration field in which actor and learner differ; ``keys`` if the actor lacks a right; ``rate`` if the
+            actor exceeded a rate limit; the client's name in an answer to `FollowWeights`; empty for other reasons.
         reason: The reason in one line for a person, with the numbers.
         expected_seq: With the code ``gap``, the sequence number to send next.
         incarnation: With the code ``fenced``, the incarnation on record, if the actor is allowed to take a higher number and
@@ -358,15 +359,15 @@ class StatusReply(ToActor):
 
 @immutable
 class Beacon(ToActor):
-    """The newest version of one policy. With it, actors notice that they have missed updates.
+    """The newest version of one policy. Actors compare it with their own version, and so notice missed updates.
 
     The learner sends it once a second on its PUB socket, and over the connection of an actor that takes its weights from a
     relay.
 
     Attributes:
-        digest: `PolicySnapshot.digest` of that version.
+        digest: `PolicySnapshot.digest` of the newest version.
         alarms: Number of alarms of the client by kind, since the learner's start.
-        tag: The tag of that version (`rl4sys_zmq.weights.tag_of`), 16 bytes; empty if versions have no tags.
+        tag: The tag of the newest version (`rl4sys_zmq.weights.tag_of`), 16 bytes; empty if versions have no tags.
     """
 
     KIND: ClassVar[int] = 22
@@ -401,7 +402,7 @@ class WeightsSource(ToActor):
 
 @immutable
 class OperatorCommandDone(ToActor):
-    """The answer to an `OperatorCommand`. It is sent once the result would survive the end of the process.
+    """The answer to an `OperatorCommand`. The learner sends it when the result would survive the end of its process.
 
     Attributes:
         text: The result in one or two lines for a person.

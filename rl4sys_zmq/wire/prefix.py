@@ -46,7 +46,7 @@ Frame = bytes | memoryview
 def pack_prefix(
     kind: int, frames: int, header_bytes: int, body_bytes: int, seq: int = 0, count: int = 0, flags: int = 0, minor: int = MINOR
 ) -> bytes:
-    """Return the prefix of a message without its checksum, 40 bytes."""
+    """Return the prefix of a message without its checksum, 40 bytes. The module lists the fields."""
     if frames > MAX_BODY_FRAMES:
         raise ProtocolError(RefusalReason.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
     try:
@@ -80,13 +80,13 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
 
 
 def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-    """Return the whole first frame of a message: 40 bytes of prefix, checksum, header."""
+    """Return the first frame: `fields` of `pack_prefix`, checksum, header. `digests` has known xxh3-64 of body frames."""
     digest = checksum(fields + bytes(8) + header, body, digests) if body else xxhash.xxh3_64_intdigest(fields + header)
     return fields + _CHECKSUM.pack(digest) + header
 
 
 def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
-    """Return the checksum of a message, whose first frame is `head`."""
+    """Return the checksum of a message with the first frame `head`. `digests` has known xxh3-64 of body frames, or None."""
     if not body:
         return xxhash.xxh3_64_intdigest(b"".join((head[:40], head[PREFIX_BYTES:])))
     view = memoryview(head)

@@ -91,13 +91,13 @@ def encode_call(call: Call) -> list[Frame]:
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
-    """Return the frames of a reply, with copies of all arrays, because the server can send it again."""
+    """Return the frames of a reply, with copies of all arrays, because the server can send the reply again."""
     skeleton, body = pack_tree(reply.payload, copy=True)
     return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
-    """Return the frames of a publication, with copies of all arrays, because later subscribers get it too."""
+    """Return the frames of a publication, with copies of all arrays, because later subscribers get the publication too."""
     check_topic(publication.topic)
     skeleton, body = pack_tree(publication.payload, copy=True)
     return _frames(PUBLICATION, publication.number, [publication.server, publication.latest, publication.topic, skeleton], body)

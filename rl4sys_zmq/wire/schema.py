@@ -52,11 +52,11 @@ class SegmentSchema:
         return cls(spec.observation_space, spec.action_space, max_steps, spec.columns)
 
     def names(self, layout: SegmentLayout) -> list[str]:
-        """Return the name of each column of a layout, which the schema can refuse."""
+        """Return the name of each column of a layout, also if the schema does not allow the layout."""
         return layout.names(self.leaves.names, self.extra_names, self.actions.leaves.names)
 
     def check(self, segment: Segment) -> ProtocolError | None:
-        """Return an error if a segment does not fit, else None. The values in the columns are not checked."""
+        """Return an error if a segment does not fit the schema, else None. The values in the columns are not checked."""
         steps = segment.steps
         rows = steps + (0 if segment.terminated else 1)
         if not 1 <= steps <= self.max_steps:
@@ -97,7 +97,7 @@ class SegmentSchema:
         return None
 
     def check_layout(self, layout: SegmentLayout) -> ProtocolError | None:
-        """Return an error if segments with this layout do not fit, else None."""
+        """Return an error if segments with this layout do not fit the schema, else None."""
         if layout.text.partition(" @")[0] in self.layouts:
             return None
         if layout.has_masks and not self.actions.logits:

@@ -1,4 +1,4 @@
-"""Packing of segments into bytes, once each, and joining of packed segments into a `Submit`. `batch` reads it.
+"""Packing of segments into bytes, and joining of packed segments into a `Submit`, which `rl4sys_zmq.wire.batch` reads.
 
 - Each segment has a *head*, a record of 64 bytes with its numbers. The learner checks the heads of a whole message with a few
   array comparisons.
@@ -71,13 +71,13 @@ class PackedSegment:
     """A segment as bytes, ready to be sent.
 
     Attributes:
-        layout: `SegmentLayout.text`.
+        layout: The layout as text (`SegmentLayout.text`).
         head: The head, with 0 as its layout until `join_submit` sets the index.
         small: The bytes of each column, in the order of the layout; empty for a large column.
         large: The bytes of the columns of at least `LARGE_BYTES`, in the order of the layout.
         digests: The xxh3-64 of each entry of `large`.
         nbytes: Size of all columns before any compression.
-        images: The first entry of `large` if `with_images` has made image files of it, else None.
+        images: The observations as image files, which replace the first entry of `large`; None without image files.
     """
 
     layout: str
@@ -199,7 +199,7 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 
 
 def with_images(packed: PackedSegment, codec: ImageFormat) -> PackedSegment:
-    """Return a copy of the segment in which the observations are image files instead of pixels.
+    """Return a copy of the segment in which the observations are image files of the format `codec` instead of pixels.
 
     Return the segment unchanged if its observations are not one large column of images, if it is larger than `MAX_IMAGE_BYTES`,
     or if the files save too few bytes. The field ``check`` of the head stays the checksum of the pixels.
@@ -228,7 +228,7 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
 
 
 def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
-    """Join heads, with the index of each segment's layout in `known`."""
+    """Return the joined heads of segments with these layouts. Each head gets the index of its layout in `known`."""
     if len(known) > MAX_LAYOUTS:
         raise ProtocolError(RefusalReason.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
     out = bytearray(heads)

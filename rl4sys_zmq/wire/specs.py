@@ -27,7 +27,7 @@ _BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return a policy spec as a document of JSON values. Of the blob, it has only the length and the digest."""
+    """Return a policy spec as a document of JSON values. The document contains only the length and the digest of the blob."""
     form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
@@ -40,7 +40,7 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
-    """Return the body of a message with this policy spec: its blob, if it has one."""
+    """Return the body of a message with this policy spec: the blob of the spec, or no frame without a blob."""
     return (spec.blob,) if spec.blob else ()
 
 

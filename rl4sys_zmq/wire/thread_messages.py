@@ -51,17 +51,17 @@ class AssignClient(ToLearnerThread):
     Attributes:
         client_id, policy_id: The client and its policy, as in `Welcome`.
         generation: The generation of all versions that this thread publishes.
-        algorithm_name, parameters, seed: The algorithm.
+        algorithm_name, parameters, seed: The algorithm, its parameters, and the seed of its random numbers.
         observation_space, action_space: The spaces in JSON form.
-        max_policy_lag: In versions; -1 for the algorithm's own limit.
+        max_policy_lag: Largest policy lag of a segment that is trained on unchanged; -1 for the algorithm's own limit.
         on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
         pacing_lag: Number of batches that actors can collect ahead of the training; -1 for the default of the algorithm's kind.
         publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
         max_parameters: Largest number of parameters of a policy.
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
-        checkpoint_every_s: Time between two checkpoints.
-        journal_id: The thread stores it in the checkpoints.
-        wire_dtype, weights_level: `WeightsConfig`.
+        checkpoint_every_s: Time between two checkpoints, in seconds.
+        journal_id: Id of the learner's journal. The thread stores it in the checkpoints.
+        wire_dtype, weights_level: The number format and the compression of published weights (`WeightsConfig`).
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
         torch_threads: Number of threads of torch in the learner thread; 0 leaves it unchanged.
@@ -103,12 +103,12 @@ class AssignClient(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class DeliverSegments(ToLearnerThread):
-    """Segments of one actor, for training.
+    """A message with segments of one actor, for training.
 
     Attributes:
         actor_id, origin: The stream.
         skip: Number of segments at the beginning of the message that the thread has received before.
-        refused: Number of the other segments that the gateway has refused. The thread finds them with the same check.
+        refused: Number of the remaining segments that the gateway has refused. The thread finds them with the same check.
         body: The frames of the actor's `Submit`, as they were received.
         batch: What the gateway has read of them. It does not travel to another process.
     """
@@ -145,7 +145,7 @@ class SaveCheckpoint(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded(ToLearnerThread):
-    """The journal has no segments of a stream any more, so the thread can leave the stream's mark out of the checkpoints.
+    """A report that the journal has no segments of a stream any more. Checkpoints then leave out the stream's mark.
 
     Attributes:
         actor_id, origin: The stream.
@@ -161,7 +161,7 @@ class ChangeParameters(ToLearnerThread):
     """New parameters of the algorithm, from the next update on.
 
     Attributes:
-        parameters: All of them, as in `AssignClient`.
+        parameters: All parameters, also unchanged ones, as in `AssignClient`.
     """
 
     KIND: ClassVar[int] = 37
@@ -173,13 +173,13 @@ class ChangeParameters(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ThreadReady(FromLearnerThread):
-    """A learner thread has built its algorithm and restored its state. A `PolicyPublished` follows.
+    """The report of a learner thread that it has built its algorithm and restored its state. A `PolicyPublished` follows.
 
     Attributes:
         spec: The policy spec (`rl4sys_zmq.wire.specs`).
         kind: ``onpolicy`` or ``offpolicy``.
         rollout_length: Longest segment that an actor should send, in steps.
-        max_policy_lag: After the algorithm's default was applied.
+        max_policy_lag: As in `Welcome`, after the algorithm's default was applied.
         checkpoint: Number of the checkpoint that the thread resumed from; 0 if it resumed from none.
         marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream. The restored state includes the segments below
             ``next_seq``; ``verdicts`` counts them by verdict.
@@ -215,7 +215,7 @@ class PolicyPublished(FromLearnerThread):
     """A new version of the policy for the actors.
 
     Attributes:
-        version: Without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
+        version: Number of the version, without gaps. The first is 0 for a new policy, else the checkpoint's version.
         digest: Checksum (xxh3-64) of the state.
         body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
             state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
@@ -236,7 +236,7 @@ class SegmentVerdicts(FromLearnerThread):
         actor_id, origin: The stream.
         ranges: Pairs ``[first, end]`` of sequence numbers, ``end`` exclusive.
         verdict: One of the values of `Verdict`.
-        reason: For a person.
+        reason: The reason for the verdict, for a person.
         replaces: The earlier verdict on the same segments; empty if they had none.
     """
 
@@ -283,7 +283,7 @@ class ThreadFailed(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class TrainingMetrics(FromLearnerThread):
-    """Figures of a training, for TensorBoard and the learner's status.
+    """Metrics of a client's training, for TensorBoard and the learner's status.
 
     Attributes:
         step: Environment steps that the algorithm has observed so far: the x-axis.
@@ -308,15 +308,15 @@ class TrainingMetrics(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointResult(FromLearnerThread):
-    """A learner thread has written a checkpoint, or could not write one.
+    """The report of a learner thread that it has written a checkpoint, or could not write one.
 
     Attributes:
-        token: That of the `SaveCheckpoint` request; 0 without a request.
+        token: The token of the `SaveCheckpoint` request; 0 without a request.
         number: Number of the checkpoint; 0 if none was written.
         version: Policy version in the checkpoint.
         marks: A list ``[actor_id, origin, next_seq]`` for each stream. The checkpoint covers the segments below ``next_seq``,
             so the journal can drop them.
-        duration_s: Time that writing took.
+        duration_s: Time that writing took, in seconds.
         error: Reason why the checkpoint could not be written; empty if it was written.
     """
 
@@ -400,7 +400,7 @@ class CheckpointFound(ToRemoteWorker):
         careful: True if the worker before this one has ended without having been asked to. Segments could be the cause, so this
             worker waits for the answer to each `RecordTraining`.
         error: The reason why the checkpoints cannot be used; empty if they can.
-        body: Two frames, either can be empty: the list of suspects as JSON, and the segments that the worker before this one
+        body: Two frames, either can be empty: the suspected segments as JSON, and the segments that the worker before this one
             had in training when it ended (`learner.training.suspects`).
     """
 
@@ -436,7 +436,7 @@ class CheckpointStored(ToRemoteWorker):
 
     Attributes:
         number: Number of the checkpoint.
-        done: True if the whole checkpoint is on the gateway's disk now. False if the part was taken.
+        done: True if the whole checkpoint is on the gateway's disk now. False if parts are missing, or after an error.
         error: The reason why the checkpoint was not stored; empty if there is no error. Its parts are discarded.
     """
 
@@ -464,7 +464,7 @@ class WorkerAlive(FromRemoteWorker):
 
     Attributes:
         host, pid: The worker's machine, and the id of its process there.
-        busy_s: Time since the learner thread last looked for messages.
+        busy_s: Time since the learner thread last looked for messages, in seconds.
         ending: True if this is the last message of the worker. It ends when `GatewayAlive` counts this message.
         sent: Number of messages that the worker has sent before this one. If the gateway has received fewer, it replaces the
             worker.
@@ -518,11 +518,11 @@ class FetchCheckpointPart(FromRemoteWorker):
 
 @dataclass(frozen=True, slots=True)
 class RecordTraining(FromRemoteWorker):
-    """The segments that a remote worker has in training now, so that the next worker can find those that end the process.
+    """A record of the segments that a remote worker trains on now. If they end the process, the next worker can find them.
 
     Attributes:
         count: Number of this message, from 1.
-        body: Two frames as in `CheckpointFound`: the suspects, empty if they have not changed, and the segments in training.
+        body: Two frames as in `CheckpointFound`: the suspected segments, empty without a change, and those in training.
     """
 
     KIND: ClassVar[int] = 84

@@ -185,7 +185,9 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared first frame, or to a frame of their own if they are long. Return frame, offset and length."""
+        """Add bytes to the shared first frame, or long ones as a new frame. Return the frame's index, the offset and the
+        length.
+        """
         if size < OWN_FRAME_BYTES:
             at = self.shared_bytes
             self.shared.append(data)
@@ -206,7 +208,9 @@ class _TreePacker:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Return the skeleton of a tree, and the frames with its large parts."""
+    """Return the skeleton of a tree, and the frames with its large parts. With `copy`, frames are copies of the caller's
+    memory.
+    """
     packer = _TreePacker(copy)
     try:
         skeleton = packer.pack(value, 0)
@@ -218,7 +222,10 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Return a value, such as the ``info`` of an environment, without what no message can contain, and the paths of that."""
+    """Return a value, such as the ``info`` of an environment, without the parts that no message can contain, and their paths.
+
+    `path` is the path of `value` itself, with which the returned paths begin.
+    """
     return _drop(value, path, depth, set())
 
 

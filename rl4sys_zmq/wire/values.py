@@ -1,8 +1,8 @@
 """Message headers in msgpack, with a strict decoder for headers from untrusted peers.
 
-Numpy arrays are encoded as msgpack-numpy does. Its decoder is never called, because it unpickles object arrays and builds
-dtypes from the sender's bytes. This one accepts an array only as a map with exactly the keys ``nd, type, kind, shape, data``,
-and a scalar with exactly ``nd, type, data``.
+Numpy arrays are encoded as msgpack-numpy does. The decoder of msgpack-numpy is never called, because it unpickles object arrays
+and builds dtypes from the sender's bytes. The decoder here accepts an array only as a map with exactly the keys ``nd, type,
+kind, shape, data``, and a scalar with exactly ``nd, type, data``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ELEMENTS = 1 << 40
 
 
 class HeaderLimits(NamedTuple):
-    """The limits on a header.
+    """The limits on a msgpack header.
 
     Attributes:
         nbytes: Largest size, in bytes.
@@ -65,7 +65,9 @@ def unpack_header(data: bytes | memoryview, limits: HeaderLimits = HEADER) -> An
 def unpack_plain(
     data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None, limits: HeaderLimits = HEADER
 ) -> Any:
-    """Decode one msgpack value of limited size. Maps that stand for arrays stay maps, with bytes as keys."""
+    """Decode one msgpack value of limited size. A map that stands for an array stays a map. `pairs` makes maps from lists of
+    items.
+    """
     if len(data) > limits.nbytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {limits.nbytes}")
     items = min(limits.items, len(data))  # else a short message could cause the allocation of long lists
@@ -88,7 +90,7 @@ def unpack_plain(
 
 
 def elements(shape: object) -> int:
-    """Return the number of elements of an array with this shape, or refuse the shape."""
+    """Return the number of elements of an array with this shape. Raise ProtocolError if the shape is invalid or too large."""
     if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= MAX_ELEMENTS:
         return shape[0]
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):

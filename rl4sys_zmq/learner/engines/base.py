@@ -37,7 +37,7 @@ class WorkerAssignment:
         engine: The name of the engine, as in the configuration.
         assign: The first message that the worker receives, with the client's configuration and the worker's generation.
         ended: An engine whose workers are processes calls this once, from any thread, after the end of the worker. For other
-            engines, the gateway looks once a second.
+            engines, the gateway checks once a second if the worker has ended.
     """
 
     client_id: str
@@ -53,10 +53,10 @@ class GatewayEndpoints:
 
     Attributes:
         config: The learner's configuration.
-        resumed: The clients that were in the run directory at the start of the learner.
+        resumed: The ids of the clients that were in the run directory at the start of the learner.
         up: The inproc address of a PULL socket of the gateway, for workers in this process.
         listen: Binds a further PULL socket of the gateway to an address, and returns the bound address. Workers send their
-            messages there.
+            messages to this socket.
         connect_worker: Binds the two sockets of a worker on another machine, with CURVE and a fresh key pair that is accepted
             for this worker only. Arguments: the assignment; the address to bind, such as ``tcp://0.0.0.0:0``; and the host name
             at which the worker reaches this machine, or "" for the host in the address. Returns the connection; its `start` has
@@ -72,7 +72,7 @@ class GatewayEndpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEntry:
-    """The description of an engine in the registry. The import of its module must be fast and must not import torch.
+    """The description of an engine in the registry. The import of a module with an entry must be fast, without torch.
 
     Attributes:
         name: The name for configurations, such as ``process``.
@@ -115,7 +115,7 @@ class WatchThread(Worker):
         """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
 
     def kill_within(self, seconds: float) -> None:
-        """Kill the process if it still runs after a time in seconds."""
+        """Kill the process if it still runs after so many `seconds`."""
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
 

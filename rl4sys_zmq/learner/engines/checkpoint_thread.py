@@ -1,6 +1,6 @@
-"""The threads that work on checkpoints for the gateway: one keeps those of workers on other machines on the learner's disk.
+"""The threads that work on checkpoints for the gateway. `CheckpointThread` stores the checkpoints of workers on other machines.
 
-A checkpoint arrives in parts, which the thread writes to a temporary folder. After the last part it checks the manifest,
+A checkpoint arrives in parts, which this thread writes to a temporary folder. After the last part it checks the manifest,
 renames the folder into place, and only then answers that the checkpoint is stored. So the loss of the worker's machine loses no
 checkpoint that was reported. The thread also sends the newest checkpoint to a new worker, and stores the segments that a worker
 has in training.
@@ -68,7 +68,7 @@ class _Incoming:
         folder.mkdir(mode=0o700)
 
     def add(self, part: CheckpointPart) -> None:
-        """Append a part to its file. A file ends where the next one begins, and is then flushed to the disk."""
+        """Append a part to its file. The first part of a new file also flushes the previous file to the disk."""
         if part.name != self._name:
             self._end_file()
             if not (part.name in _NAMES or is_state_file(part.name)) or part.offset:
@@ -105,7 +105,7 @@ class _Incoming:
 
 
 class WorkerFiles:
-    """The files of one worker's client in the run directory. Only the checkpoint thread uses it, except `fence`."""
+    """The files of one worker's client in the run directory. Only the checkpoint thread uses this object, except for `fence`."""
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
         self.closed = threading.Event()  # set when the thread has finished all work for this worker
@@ -119,11 +119,11 @@ class WorkerFiles:
         self._claimed = self._excused = self._fenced = False
 
     def fence(self) -> None:
-        """Let this worker store no more checkpoints, and record no more segments. Any thread can call this."""
+        """Refuse all further checkpoints and records of this worker. Any thread can call this."""
         self._fenced = True
 
     def excuse(self) -> None:
-        """Record that the worker was asked to end, so that none of its segments is suspected of having ended it."""
+        """Record that the worker was asked to end, so that its segments are not suspected of a crash."""
         self._excused = True
         if self._claimed:
             self._store_mark(encode_mark(0, b"", excused=True))
@@ -242,7 +242,7 @@ class WorkerFiles:
 
 
 class CheckpointThread(Worker):
-    """The thread that reads and writes the checkpoints of all workers on other machines. The gateway thread uses it."""
+    """The thread that reads and writes the checkpoints of all workers on other machines. The gateway thread calls its methods."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         super().__init__("rl4sys-checkpoints")
@@ -251,7 +251,7 @@ class CheckpointThread(Worker):
         self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
 
     def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
-        """Queue a request of a worker. Return False if `MAX_WAITING` of its requests wait."""
+        """Queue a request of a worker. Return False if `MAX_WAITING` requests of this worker are in the queue already."""
         if isinstance(message, RecordTraining):
             files.records.append(message)
             if len(files.records) == 1:  # otherwise the thread has not taken those before
@@ -264,7 +264,7 @@ class CheckpointThread(Worker):
         return True
 
     def finish(self, files: WorkerFiles) -> None:
-        """Discard what an ended worker has left unfinished, and wait until that is done. Any other thread can call this."""
+        """Discard the unfinished work for an ended worker, and wait for that. Do not call this in the checkpoint thread."""
         self._requests.put(files.finish)
         while not files.closed.wait(_LOOK_S) and self.alive:
             pass
@@ -294,7 +294,7 @@ class CheckpointThread(Worker):
 
 
 def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
-    """Handle one request. One that cannot be handled must not end the thread of all workers."""
+    """Return the answer to one request. An exception becomes an answer, so that it does not end the thread of all workers."""
     try:
         return files.handle(message)
     except Exception as exc:

@@ -85,7 +85,7 @@ ENTRY = EngineEntry(
 
 
 class LearnerProcess(WatchedWorker):
-    """A handle to a process that trains one client, with the PUSH socket that sends messages to it.
+    """A handle to a worker process, which trains one client, with the PUSH socket that sends messages to it.
 
     It implements `LearnerThreadHandle`. Only the gateway uses it.
     """
@@ -183,7 +183,7 @@ class _ProcessWatchThread(WatchThread):
             self._kill()
 
     def _kill(self) -> None:
-        """Kill the process, and all that it has started in its group. The caller holds the lock."""
+        """Kill the process and the other processes of its process group. The caller holds the lock."""
         if self.pid is not None:
             self._process.kill_group()
 
@@ -235,7 +235,7 @@ class _ProcessWatchThread(WatchThread):
         return code
 
     def _follow(self) -> None:
-        """Read the packets of the process until it has ended, and kill it when its time is over."""
+        """Read the packets of the process until it has ended, and kill it if it has not ended at the deadline."""
         assert self.pid is not None
         with contextlib.ExitStack() as stack:
             poll = select.poll()

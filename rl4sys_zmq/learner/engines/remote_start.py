@@ -28,7 +28,7 @@ class RemoteWorkerStart:
 
     Attributes:
         engine: Name of the engine.
-        generation: Number of the worker: later workers of the client have higher numbers.
+        generation: The generation of the client, from this worker's start on.
         key: The fencing token, in hexadecimal: the first frame of each message of the worker. It is a secret.
         down: The address from which the worker receives messages.
         up: The address to which the worker sends messages.
@@ -85,7 +85,7 @@ class RemoteWorkerStart:
 
     @property
     def version_error(self) -> str:
-        """A text with both versions if the library or the wire format here is not that of the learner; empty if they agree."""
+        """The text of an error if the library or the wire format here is another than the learner's; empty if they agree."""
         same = (self.library, self.wire) == (package_version(), WIRE_VERSION)
         return "" if same else _difference(self.library, self.wire)
 

@@ -64,7 +64,7 @@ class WorkerSigns:
 
 
 class WorkerLink(Resource):
-    """The gateway's connection to one worker. Only the gateway thread uses it, except as described."""
+    """The gateway's connection to one worker. Only the gateway thread uses it, except for methods that say otherwise."""
 
     def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, links: WorkerLinks) -> None:
         self.signs = WorkerSigns()
@@ -107,7 +107,7 @@ class WorkerLink(Resource):
         return not self._ended and self.flush() and self._try(frames)
 
     def control(self, message: StorageAnswer | ReplaceWorker | StopThread) -> None:
-        """Queue a message of the connection itself. It is sent before further messages for the learner thread."""
+        """Queue a message of the connection itself, such as a storage answer. Later messages of `send` leave after it."""
         self._control.append(encode(message))
         self.flush()
 
@@ -143,7 +143,7 @@ class WorkerLink(Resource):
     # ---- from the worker
 
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
-        """Read messages that have arrived. Yield those of the learner thread, and handle the others."""
+        """Yield the messages of the learner thread that have arrived, a few or `all_of_them`, and handle all other messages."""
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)
@@ -201,7 +201,7 @@ class WorkerLink(Resource):
     # ---- the end
 
     def finish(self) -> None:
-        """Discard what the ended worker has left unfinished on the disk, and wait for that. Another thread calls this."""
+        """Discard what the ended worker has left unfinished on the disk, and wait. Do not call this in the gateway thread."""
         if self._files is not None:
             self._storage.finish(self._files)
 
@@ -215,7 +215,7 @@ class WorkerLink(Resource):
 
 
 class WorkerLinks:
-    """All connections of one gateway. Only the gateway thread uses it, except `join`."""
+    """All connections of one gateway. Only the gateway thread uses this object, except for `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
         self.counters = counters
@@ -241,7 +241,7 @@ class WorkerLinks:
         return link
 
     def serve(self) -> Iterator[list[Frame]]:
-        """Yield the messages of all learner threads that have arrived, send what waits, and close ended connections."""
+        """Yield the messages of all learner threads that have arrived, send queued messages, and close ended connections."""
         self.storage.deliver_answers()
         for link in list(self._links):
             finished = link.finished  # before the last messages are read

@@ -68,12 +68,15 @@ CREDITED_COST = -2.0
 """The cost of a `Submit` with new segments that the actor had credit for. It is negative: the message pays for two others."""
 
 STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
-"""Limit on the time for building statuses. Each one adds `STATUS_REST_FACTOR` times its build time to a waiting time. While more
-than `STATUS_BURST_S` seconds of it remain, a request gets the last status."""
+"""Limit on the time for building statuses. Each build adds `STATUS_REST_FACTOR` times its duration to a balance, which falls
+with time. While the balance is above `STATUS_BURST_S` seconds, a request gets the last status again.
+"""
 
 ACK_LONG_S, ACK_REST_FACTOR, ACK_REST_MAX_S = 0.5e-3, 4.0, 0.1
-"""If the acks of a client take longer than `ACK_LONG_S` seconds, its next ones wait `ACK_REST_FACTOR` times as long, but at most
-`ACK_REST_MAX_S` seconds. Without this bound, a gateway that the system suspended for 250 ms granted no credit for a second."""
+"""If the acks of a client take longer than `ACK_LONG_S` seconds, its next acks wait `ACK_REST_FACTOR` times as long, but at
+most `ACK_REST_MAX_S` seconds. Without this bound, a gateway that the system suspended for 250 ms granted no credit for a
+second.
+"""
 
 
 class ActorSessionHandler:
@@ -102,7 +105,7 @@ class ActorSessionHandler:
     # ---- messages received
 
     def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
-        """Handle a message of an actor or an operator. Return its cost for the rate limit, in ordinary messages."""
+        """Handle a message of an actor or an operator. Return its cost for the rate limit: a number of ordinary messages."""
         cost = 1.0
         try:
             message = decode(frames, max_bytes=MAX_MESSAGE_BYTES)
@@ -123,7 +126,7 @@ class ActorSessionHandler:
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
-        """Check the sender of a message before the message is decoded, and return the user of its key."""
+        """Check the sender of a message before the message is decoded, and return the user of the sender's key."""
         try:
             return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
@@ -343,7 +346,7 @@ class ActorSessionHandler:
             self._refusals.note(hello, error.code, error.detail, "", now)
 
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
-        """Return the number of a user's actors with a session, without the one that a new session replaces."""
+        """Return the number of a user's actors with a session, except for the actor `replaces`, which opens a new session."""
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 
@@ -431,12 +434,12 @@ class ActorSessionHandler:
         client.pool.reclaim(stream)
 
     def close_client_sessions(self, client: ClientState, reason: str) -> None:
-        """Close the sessions of all actors of a client, as `remove_actor` does."""
+        """Close the sessions of all actors of a client. Refuse each actor with the reason, so that it requests a new session."""
         for stream in client.table.live():
             self.remove_actor(client, stream, reason)
 
     def remove_actor(self, client: ClientState, stream: SegmentStream, reason: str) -> None:
-        """Close the session of one actor, and refuse it with the reason. The actor then requests a new session."""
+        """Close the session of one actor, and refuse the actor with the reason. The actor then requests a new session."""
         peer = client.table.peer_of(stream)
         if peer is not None:
             self.close_session(peer, client, stream)
@@ -460,7 +463,7 @@ class ActorSessionHandler:
     # ---- replies
 
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
-        """Grant credit to the actors of a client, and send `Ack` messages to those that need one."""
+        """Grant credit to the actors of a client, and send `Ack` messages to the actors that need one."""
         if (began := self._clock()) < client.next_grant_at:
             return
         live = client.table.live()
@@ -476,7 +479,7 @@ class ActorSessionHandler:
         client.next_ack_at = done + rest_s if done - began > ACK_LONG_S else 0.0
 
     def send_beacons(self, client: ClientState) -> None:
-        """Send a beacon to the actors that use a relay, so that they notice if it is behind or has changed the weights."""
+        """Send a beacon to the actors that use a relay. With it, they notice a relay that is late or has changed the weights."""
         followers = [stream for stream in client.table.live() if stream.relay]
         frames = encode(client.beacon()) if followers else []
         for stream in followers:

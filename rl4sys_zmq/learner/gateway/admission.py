@@ -54,7 +54,7 @@ SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of one client. The options of the learner among them mean the same as in `LearnerConfig`.
+    """The settings of one client. An option that `LearnerConfig` has too means the same there.
 
     Attributes:
         algorithm_name: Registered name of the algorithm, in the form of `algorithm_key`.
@@ -62,11 +62,11 @@ class ClientSettings:
         parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
             among them.
         actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
-        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is
-            not among the saved settings.
+        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. This
+            setting is not saved.
         changed: Parameters that were changed after the client was created, by name. They override `parameters`.
-        file_parameters: Parameters that the learner's configuration gave for this client at the last start, by name. If it
-            gives other values at a later start, those override `changed`.
+        file_parameters: Parameters that the learner's configuration gave for this client at the last start, by name. If the
+            configuration has other values at a later start, they override `changed`.
     """
 
     client_id: str
@@ -237,7 +237,7 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
 
 
 def check_engine(kind: AlgorithmEntry, engine: str) -> None:
-    """Check that an algorithm that needs a process of its own gets one."""
+    """Check that a client has an engine with a process of its own, if its algorithm needs that."""
     if kind.isolated and not ENGINES.get(engine).isolated:
         raise ConfigError(
             f"engine: {kind.name} draws from global random generators, so it needs a process of its own and not the engine "
@@ -332,7 +332,7 @@ class RefusalLog:
         self._omitted = 0
 
     def note(self, hello: Hello, code: RefusalReason, reason: str, field: str, now: float) -> None:
-        """Log the refusal of a HELLO, unless it is known."""
+        """Log the refusal of a HELLO, unless the same refusal was logged before."""
         if code in NOT_LOGGED:
             return
         client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]

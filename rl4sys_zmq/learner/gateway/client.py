@@ -122,7 +122,7 @@ class ClientState:
 
     @property
     def is_wanted(self) -> bool:
-        """True if an actor of this client is connected, or waits for its connection while the learner thread starts."""
+        """True if an actor of this client has a session, or waits for one while the learner thread starts."""
         return self.table.has_live or bool(self.waiting)
 
     @property
@@ -148,7 +148,7 @@ class ClientState:
         return self.publishing.history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
-        """Return the record of this client for the journal. Its totals are 0, since the journal keeps its own."""
+        """Return the record of this client for the journal. The totals in it are 0, since the journal counts them itself."""
         return ClientRow(self.client_id, self.publishing.history.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: SegmentStream) -> StreamRow:
@@ -187,7 +187,7 @@ class ClientState:
         self.worker.start(assign, callbacks.start_worker)
 
     def suspend(self, crash: str) -> bool:
-        """Record a crash of the worker. Return False if no other one is to be started.
+        """Record a crash of the worker, described by `crash`. Return False if no other worker is to be started.
 
         The client is in the state ``starting`` until the next worker is ready.
         """
@@ -209,7 +209,7 @@ class ClientState:
         return lost
 
     def ready(self, message: ThreadReady) -> None:
-        """Store what a learner thread tells when it is ready to train: the policy and the training totals."""
+        """Store what a learner thread reports when it is ready to train: the policy and the training totals."""
         spec = spec_from_document(message.spec, message.body)
         self.publishing.describe(message, spec, self.settings.writing(spec))
         self.algorithm_type = message.kind
@@ -255,7 +255,10 @@ class ClientState:
             self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
 
     def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
-        """Queue the segments of a journal entry for the learner thread, and count them as sent to it."""
+        """Queue a journal entry for the learner thread, without its first `skip` segments, and count `load` as sent.
+
+        `waited` is True if the data was counted as waiting before.
+        """
         self.pool.transit.send(load, waited=waited)
         self.worker.send(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames, entry.batch))
 

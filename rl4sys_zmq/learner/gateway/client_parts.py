@@ -26,7 +26,7 @@ def _new_topic() -> bytes:
 
 
 class ClientPublishing:
-    """The publication of one client's weights.
+    """The state of the publication of one client's weights.
 
     Attributes:
         policy_id: The id of the policy in messages, 8 bytes.
@@ -88,8 +88,8 @@ class SegmentBooks:
 
     Attributes:
         verdicts: The number of segments by verdict. The numbers go back when a learner thread returns to a checkpoint.
-        gap: The segments that were acknowledged, but are not in the journal. They also count as accepted and rolled back.
-        counters: The refused segments by reason.
+        gap: The number of acknowledged segments that are not in the journal. They also count as accepted and rolled back.
+        counters: The number of refused segments by reason.
     """
 
     def __init__(self) -> None:
@@ -104,13 +104,13 @@ class SegmentBooks:
         self.rolled_back += count
 
     def rewind(self, verdicts: Mapping[str, int]) -> None:
-        """Return to the verdicts of a checkpoint. Duplicates are not a part of it."""
+        """Return to the numbers of verdicts in a checkpoint. Duplicates stay, because checkpoints do not contain their number."""
         for verdict in Verdict.ALL:
             if verdict != Verdict.DUPLICATE:
                 self.verdicts[verdict] = verdicts.get(verdict, 0)
 
     def balance(self, pending: int) -> int:
-        """Count the accepted segments that are neither judged nor pending as rolled back. Return the number of new ones."""
+        """Count accepted segments without a final verdict that are not pending as rolled back. Return the number of new ones."""
         before = self.rolled_back
         judged = sum(self.verdicts[verdict] for verdict in Verdict.FINAL)
         self.rolled_back = max(0, self.accepted - judged - pending)
@@ -123,7 +123,7 @@ class CheckpointRecord:
     Attributes:
         folder: The folder of the checkpoints; empty without a run directory.
         newest: The report of the newest checkpoint. Its number is 0 if there is none.
-        saved_at: The time when it was written or loaded, on the monotonic clock, in seconds.
+        saved_at: The time when the newest checkpoint was written or loaded, on the monotonic clock, in seconds.
         error: The reason why the last one could not be written; empty if it was written.
         marks: The position in each stream that the newest checkpoint includes.
     """
@@ -149,8 +149,8 @@ class CheckpointRecord:
     def written(self, message: CheckpointResult, now: float) -> dict[Key, int]:
         """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries.
 
-        They are those of the checkpoint before this one. So if this one is damaged later, the journal has all segments since
-        the one before.
+        These are the positions of the checkpoint before the new one. So if the new one is damaged later, the journal still has
+        all segments since the earlier one.
         """
         self.error = message.error
         if message.error or not message.number:
@@ -160,12 +160,12 @@ class CheckpointRecord:
         return self._older_marks
 
     def trimmed(self, stream: SegmentStream) -> bool:
-        """Return True if the journal has no entries of a stream, so that nothing of it can be replayed."""
+        """Return True if the journal has no entries of a stream, so that nothing of the stream can be replayed."""
         return not self.folder or self._older_marks.get(stream.key, 0) >= stream.accepted_end
 
 
 class ReplayProgress:
-    """The replay of journal entries to a learner thread that has loaded a checkpoint.
+    """The state of the replay of journal entries to a learner thread that has loaded a checkpoint.
 
     Attributes:
         token: The number of the replay in progress, which the pages of the journal repeat; 0 if there is none. During a replay,
@@ -181,7 +181,7 @@ class ReplayProgress:
         self.rollback_asked = False
 
     def reset(self, token: int = 0) -> None:
-        """Wait for the checkpoint that a new learner thread loads, or end the replay (token 0)."""
+        """Begin to wait for the checkpoint that a new learner thread loads; or end the replay, with token 0."""
         self.token, self.page_after = token, None
 
     def rewind(self) -> None:
@@ -190,7 +190,7 @@ class ReplayProgress:
 
 
 class TrainingFigures:
-    """The figures of a client's training. Means are over the last `RECENT_EPISODES` episodes."""
+    """The metrics of a client's training. Means are over the last `RECENT_EPISODES` episodes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -218,7 +218,7 @@ class TrainingFigures:
         self._evaluations.extend((version, total, length) for version, total, length in metrics.evaluations)
 
     def note_evaluation(self, scalars: Mapping[str, float]) -> int:
-        """Add the figures of an evaluation of the policy to the scalars. Return the number of training episodes so far."""
+        """Add the metrics of an evaluation of the policy to the scalars. Return the number of training episodes so far."""
         metrics = self._metrics
         self._metrics = replace(metrics, scalars={**metrics.scalars, **scalars})
         return metrics.ended
@@ -253,7 +253,7 @@ class TrainingFigures:
         }
 
     def _evaluation_report(self, evaluated: int) -> dict[str, Any]:
-        """Return the part about the episodes of actors with ``explore: false``; empty if there are none."""
+        """Return the part of the status about the episodes of actors with ``explore: false``; empty if there are none."""
         episodes = self._evaluations
         if not episodes:
             return {}

@@ -59,7 +59,7 @@ class ClientRegistry:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold `published` during a change of clients or policy versions, and notify the threads that wait for one."""
+        """Hold `published` during a change of clients or policy versions, and notify the threads that wait for a change."""
         with self.published:
             yield
             self.published.notify_all()
@@ -109,7 +109,10 @@ class ClientRegistry:
         return client
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
-        """Create the clients that an earlier run has recorded, and start their learner threads."""
+        """Create the clients that an earlier run has recorded, and start their learner threads.
+
+        `rolled_back` is the id of the client that was returned to an earlier checkpoint; empty for none.
+        """
         now = self._callbacks.clock.monotonic()
         clients = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
         for row, earlier in zip(restored.clients, clients, strict=True):
@@ -141,7 +144,7 @@ class ClientRegistry:
         return ClientState(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
 
     def fail(self, client: ClientState, message: ThreadFailed) -> bool:
-        """Stop a client whose learner thread has failed.
+        """Stop a client whose learner thread has failed. Return True if the client was removed.
 
         A client that was never ready is removed, so that the next actor can create it with a corrected configuration.
         """
@@ -161,7 +164,10 @@ class ClientRegistry:
         return True
 
     def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
-        """Replace the learner thread of a client with a new one. Return the number of segments that this rolls back."""
+        """Replace the learner thread of a client. Return the number of segments that are rolled back.
+
+        With `give_up_pending`, these include the accepted segments that the checkpoint does not cover.
+        """
         self._by_key.pop(client.worker.key, None)
         client.worker.end(replaced=True)
         client.replay.rollback_asked = give_up_pending
@@ -193,7 +199,7 @@ class ClientRegistry:
         self._retire(client)
 
     def put_back(self, client: ClientState, error: str) -> None:
-        """Restore a client that `detach` has removed, in the state ``failed`` with this error. Used if the removal failed."""
+        """Restore a client that `detach` has removed, in the state ``failed`` with this error, because the removal failed."""
         del self._detached[client.client_id]
         client.state, client.error = LearnerThreadState.FAILED, error
         self._clients[client.client_id] = client

@@ -51,7 +51,7 @@ class ClientWorker:
     def key(self) -> bytes:
         """The first frame of each message of the current worker.
 
-        It has random bytes, so that a process that an earlier learner has started cannot have it.
+        The key has random bytes, so that no process of an earlier learner has the same key.
         """
         return self._policy_id + self.starts.to_bytes(4, "little") + self._token
 
@@ -75,7 +75,7 @@ class ClientWorker:
             self.backlog.popleft()
 
     def end(self, *, replaced: bool = False) -> None:
-        """Discard the queued messages, and ask all workers to end."""
+        """Discard the queued messages, and ask all workers to end. With `replaced`, they write no checkpoint."""
         self.handle = None
         self.devices = []
         self.backlog.clear()

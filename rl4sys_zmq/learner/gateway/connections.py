@@ -1,8 +1,9 @@
 """The reader of the learner's ROUTER socket. It limits the rate of each connection, and closes connections that misbehave.
 
-Each message adds its cost to the *debt* of its connection, in ordinary messages. The debt falls with time, at the rate that the
-limit permits. The stored value is the time at which the debt will be paid. If this time is more than `BURST_S` seconds away, the
-connection is over the limit, and its messages are dropped. A `Submit` within the actor's credit has a negative cost.
+The cost of a message is measured in ordinary messages. It adds to the *debt* of the connection, which falls with time, at the
+rate that the limit permits. The stored value is the time at which the debt will be paid. If this time is more than `BURST_S`
+seconds away, the connection is over the limit, and its messages are dropped. A `Submit` within the actor's credit has a
+negative cost.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ FREE_MESSAGES = 2
 """Number of first messages of a connection without a session that are accepted even if the joint limit is exceeded."""
 
 REPLIES_PER_S = 5.0
-"""Largest rate of refusals that a connection receives for its dropped messages."""
+"""Largest rate of refusals that a connection receives for its dropped messages, per second."""
 
 CUT_AFTER = 4096
 """Number of dropped messages after which a connection is closed."""
 
 CUT_BYTES = 1 << 18
-"""Size in bytes from which a dropped message closes its connection at once. More of them could fill the memory."""
+"""Size in bytes from which a dropped message closes its connection at once. Several such messages could fill the memory."""
 
 REST_FACTOR, MAX_REST_S = 2.0, 0.001
 """After it has dropped messages, the gateway reads nothing for `REST_FACTOR` times the time that it spent on them, at most for
@@ -53,7 +54,7 @@ class ConnectionRateState:
 
     Attributes:
         descriptor: File descriptor of the connection; -1 if unknown.
-        debt_paid_at: Time at which the debt for the messages will be zero.
+        debt_paid_at: Time at which the debt of the connection will be zero.
         replies_paid_at: Time at which the debt for refusals that were sent to the connection will be zero.
         excess: Number of dropped messages since `ConnectionRateLimits.count_excess` last returned True.
         sessionless_messages: Number of messages that were checked while the connection had no session.
@@ -87,7 +88,7 @@ class ConnectionRateLimits:
         return rate
 
     def exceeds(self, rate: ConnectionRateState, now: float, *, sessionless: bool) -> bool:
-        """Return True if a message exceeds the limit of its connection, or the joint limit of those without a session."""
+        """Return True if a message exceeds the limit of its connection, or the joint limit of connections without a session."""
         if rate.debt_paid_at > now + BURST_S:
             return True
         if not sessionless:
@@ -122,7 +123,7 @@ class ConnectionRateLimits:
     # ---- rests
 
     def rest_after(self, wasted_s: float, now: float) -> None:
-        """Begin a rest without reading, after `wasted_s` seconds were spent on dropped messages."""
+        """Read nothing for some time, a rest, after `wasted_s` seconds were spent on dropped messages."""
         self._rests_until = now + min(wasted_s * REST_FACTOR, MAX_REST_S)
 
     def rest_s(self, now: float) -> float:
@@ -132,7 +133,7 @@ class ConnectionRateLimits:
     # ---- all connections
 
     def silent_connections(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
-        """Return the descriptors of the connections that have completed no message for too long."""
+        """Return the descriptors in `connected` without a complete message for `silent_s`, or, if new, for `new_s` seconds."""
         last_message_s: dict[int, float] = {}
         for rate in self.rates.values():
             last_message_s[rate.descriptor] = max(rate.last_message_s, last_message_s.get(rate.descriptor, 0.0))

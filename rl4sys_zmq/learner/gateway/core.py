@@ -57,7 +57,7 @@ class LearnerCore:
     Attributes:
         start_notes: Lines of text for a person about the parameters in which the learner's configuration differs from the
             earlier run.
-        actor_sessions: Its `receive` handles the messages of actors and operators.
+        actor_sessions: The handler of the messages of actors and operators.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class LearnerCore:
             client.alarms.note(SEGMENT_QUARANTINED, text, sum(end - first for first, end in message.ranges))
 
     def on_worker_ended(self, key: bytes) -> None:
-        """Handle the end of a worker that is a process. If it has crashed, its client gets another one after a pause."""
+        """Handle the end of a worker that is a process. After a crash, the client gets another worker after a pause."""
         self.callbacks.poll_workers()  # its last messages
         client = self.registry.by_key(key)
         ended = client.worker.handle if client is not None else None
@@ -326,10 +326,10 @@ class LearnerCore:
         return next((client for client in self.registry if client.publishing.topic == topic[1:]), None)
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
-        """Handle a new subscription. If it is for beacons, let `turn` publish one, since the subscriber has missed the last.
+        """Handle a new subscription. For one to beacons, let `turn` publish a beacon: the subscriber has missed the last one.
 
-        A beacon goes to all subscribers. So many new ones share it, or 1,000 actors that join would cause half a million
-        messages.
+        A beacon goes to all subscribers, so new subscribers share one. With one beacon for each, 1,000 actors that join would
+        cause half a million messages.
         """
         if topic[:1] == BEACON_TOPIC and client.state is LearnerThreadState.RUNNING:
             client.publishing.beacon_due = True

@@ -1,4 +1,4 @@
-"""The interface through which the learner's core uses sockets, threads and clocks: the gateway's, or the simulator's."""
+"""The interface through which the learner's core uses sockets, threads and clocks. The gateway and the simulator implement it."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class CoreCallbacks:
         clock: The clock for measured durations and records. Each input of the core carries its own time.
         send: Sends frames to the peer with a routing id.
         publish: Sends frames to all subscribers of a topic.
-        start_worker: Starts a worker. Arguments: its first message, and the key that is the first frame of each of its messages.
+        start_worker: Starts a worker. Arguments: the worker's first message, and the first frame of all its messages.
         poll_workers: Passes all messages that workers have sent so far to the core.
-        abandon_checkpoints: Starts the task for a client's id, its workers, and the folder of its checkpoints.
+        abandon_checkpoints: Starts an `AbandonCheckpointsTask`. Arguments: client's id, workers, folder of checkpoints.
         offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
             received a call for this client.
         forget_policy: Removes a client's policy from the inference service.

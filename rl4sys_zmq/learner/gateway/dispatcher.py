@@ -28,9 +28,9 @@ UNBOUNDED_BYTES = 1 << 40
 
 
 class SegmentDispatcher:
-    """The sender of segments to learner threads: new ones that the journal has committed, and earlier ones for a replay.
+    """The sender of segments to learner threads: new segments that the journal has committed, and earlier ones for a replay.
 
-    It also requests checkpoints. Only the thread of `LearnerCore` uses it.
+    The object also requests checkpoints. Only the thread of `LearnerCore` uses it.
     """
 
     def __init__(self, core: LearnerCore) -> None:
@@ -41,7 +41,7 @@ class SegmentDispatcher:
         self._rescued = 0
 
     def dispatch(self) -> None:
-        """Send the learner threads what waits for them, with the segments that the journal has committed or read back."""
+        """Send the learner threads all queued messages, and the segments that the journal has committed or read back."""
         for item in self._journal.committed():
             if isinstance(item, JournalPage) and self._core.operator.on_page(item):
                 continue
@@ -144,7 +144,10 @@ class SegmentDispatcher:
     # ---- checkpoints
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every running client. The result has the error of each client without one."""
+        """Request a checkpoint of every running client, with `partial` after training on incomplete batches.
+
+        The result has an error for each client without a new checkpoint.
+        """
         token, running = next(self._save_tokens), [c for c in self._registry if c.state is LearnerThreadState.RUNNING]
         future: Future[dict[str, str]] = Future()
         self._saves[token] = {c.client_id for c in running}, future, {}
@@ -156,12 +159,12 @@ class SegmentDispatcher:
         return future
 
     def give_up(self, client: ClientState, error: str) -> None:
-        """End all open requests for a checkpoint of a client with this error."""
+        """End all open requests for checkpoints of a client, with `error` as their result."""
         for token in list(self._saves):
             self._saved(client.client_id, token, error)
 
     def close(self, error: Exception) -> None:
-        """End all open requests for checkpoints with this error."""
+        """End all open requests for checkpoints. `error` becomes the exception of their futures."""
         for _, future, _ in self._saves.values():
             future.set_exception(error)
         self._saves.clear()

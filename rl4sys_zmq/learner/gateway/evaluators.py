@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 
 class PolicyEvaluators:
-    """The `PolicyEvaluator` of each client with the option ``evaluation``. Only the gateway thread uses it, but for `join`."""
+    """The `PolicyEvaluator` of each client with the option ``evaluation``. Other threads use only `join`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PolicyEvaluators:
         self._ending: list[PolicyEvaluator] = []
 
     def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Offer a newly published version to the client's evaluator, if it has one and the version is due."""
+        """Offer a newly published version to the evaluator of the client, if there is an evaluator and the version is due."""
         options = self._options.get(client.client_id)
         if options is None:
             return
@@ -93,7 +93,7 @@ class PolicyEvaluators:
         return ended
 
     def _from_thread(self, handle: Callable[..., None], *arguments: object) -> None:
-        """Run a function in the gateway thread; do nothing if the learner is closing."""
+        """Call `handle` with the arguments in the gateway thread; do nothing if the learner is closing."""
         with suppress(Closed):
             self._call(functools.partial(handle, *arguments))
 

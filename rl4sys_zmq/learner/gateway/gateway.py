@@ -289,7 +289,7 @@ class Gateway(Worker):
             self.core.on_worker(frames)
 
     def _listen(self, address: str) -> str:
-        """Bind a PULL socket for the messages of learner threads, and return its address."""
+        """Bind a further PULL socket for the messages of learner threads, and return the bound address."""
         upstream = Socket.pull(bind=address, max_frame_bytes=NO_FRAME_LIMIT)
         self._upstreams.append(upstream)
         self._poller.register(upstream)
@@ -383,7 +383,7 @@ class Gateway(Worker):
 
 
 def _beside(address: Address, name: str) -> str:
-    """Return the default address of a further socket beside the ROUTER."""
+    """Return the default address of the socket `name`, such as that for weights, next to the ROUTER's `address`."""
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"
 
 

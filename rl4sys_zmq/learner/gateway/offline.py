@@ -56,7 +56,7 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
 
 
 class _OfflineCommandExecutor:
-    """The files of a learner that is not running. Its journal is open, so that no learner can start on them."""
+    """The executor of operators' commands while no learner runs. The open journal keeps a learner from starting."""
 
     def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, wakeup: threading.Event) -> None:
         self._run_dir, self._journal, self._restored, self._wakeup = run_dir, journal, restored, wakeup
@@ -121,7 +121,7 @@ class _OfflineCommandExecutor:
             ) from exc
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
-        """Return how many accepted segments of a client are not in its newest checkpoint."""
+        """Return how many accepted segments of a client, or of one of its actors, are not in its newest checkpoint."""
         ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
         count, after, more = 0, 0, True

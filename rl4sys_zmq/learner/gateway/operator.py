@@ -60,7 +60,7 @@ def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any
 
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigError:
-    """Return an error for an unknown name, with a list of up to `NAMED` valid names."""
+    """Return an error for an unknown name of a `kind` such as ``client``, with a list of up to `NAMED` valid names."""
     names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
     return ConfigError(f"there is no {kind} {name!r:.80}; known names: {names or 'none'}", key=f"{kind}_id")
 
@@ -75,7 +75,7 @@ class _RunningCommand:
 
 
 class OperatorCommandExecutor:
-    """The executor of operators' commands. It also removes idle clients. Only the gateway thread uses it.
+    """The executor of operators' commands. The object also removes idle clients. Only the gateway thread uses it.
 
     A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`.
     """
@@ -111,14 +111,14 @@ class OperatorCommandExecutor:
         self._tasks = [task for task in self._tasks if not task.done]
 
     def on_page(self, page: JournalPage) -> bool:
-        """Note that the journal has committed all changes before this page. Return False if another object requested it."""
+        """Note that the journal has committed all changes before this page. Return False if another object requested the page."""
         if page.token < FIRST_TOKEN:
             return False
         self._committed.add(page.token)
         return True
 
     def close(self, error: Exception) -> None:
-        """Stop all commands in progress. Their callers get this error."""
+        """Stop all commands in progress. The futures of the commands get this error."""
         for running in self._running:
             running.steps.close()
             running.future.set_exception(error)
@@ -150,7 +150,7 @@ class OperatorCommandExecutor:
         raise unknown_name_error("command", command.command, COMMANDS)
 
     def _until_committed(self, client_id: str) -> Callable[[], bool]:
-        """Return the condition that the journal has committed all earlier changes of a client. It is true once."""
+        """Return a function that is True, once, when the journal has committed all earlier changes of a client."""
         token = next(self._tokens)
         self._core.journal.read(client_id, token, LAST_ROW, 1)
 
@@ -288,7 +288,7 @@ class OperatorCommandExecutor:
         self._core.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: ClientState, reason: str) -> None:
-        """Close the sessions of a client's actors, and end its learner thread. Its name stays reserved."""
+        """Close the sessions of a client's actors, and end the client's learner thread. The name of the client stays reserved."""
         core = self._core
         with core.registry.changing():
             core.registry.detach(client)

@@ -19,7 +19,7 @@ LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_update
 """Options of the learner that a user can also set among the parameters of an algorithm."""
 
 ParameterChanges = dict[str, list[Any]]
-"""Changed parameters: a list ``[old value, new value]`` by name. The values are JSON values."""
+"""Changed parameters by name. Each value is a list ``[old value, new value]`` of JSON values."""
 
 
 def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None) -> dict[str, Any]:
-    """Merge an algorithm's parameters from several sources. A later source overrides an earlier one, also by another name."""
+    """Merge an algorithm's parameters. Later layers override earlier ones. `like` is the default of the parameter ``like``."""
     library = libraries_of(kind.parameters).get(str(next((layer[LIKE] for layer in reversed(layers) if LIKE in layer), like)))
 
     def name(key: str) -> str:
@@ -43,7 +43,7 @@ def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None
 
 
 def by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any], like: object) -> dict[str, Any]:
-    """Return parameters by name as JSON values. With `like` of the merged parameters, no name is a synonym."""
+    """Return parameters by name as JSON values. Synonyms are replaced by names, unless `like` names another library."""
     return {kind.name_of(key) if like is None else key: plain(value) for key, value in parameters.items()}
 
 

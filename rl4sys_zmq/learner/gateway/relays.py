@@ -1,4 +1,4 @@
-"""The relays that work with a learner: the choice for each actor, and those that have asked for weights lately."""
+"""The relays that work with a learner: the choice of relays for each actor, and the relays that have asked for weights lately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ADDRESS = 256
 
 
 class _SeenRelay:
-    """One relay that follows clients of this learner. `children` has their number and the time of the request, by client."""
+    """A relay that follows clients of this learner. `children`: by client, the number of children and the time of the request."""
 
     __slots__ = ("children", "seen_at")
 
@@ -44,7 +44,9 @@ class RelayDirectory:
         self._seen: dict[tuple[str, str, str], _SeenRelay] = {}
 
     def choose(self, actor_id: str, host: str) -> list[list[str]]:
-        """Return the relays for an actor, nearest first, as ``[URI, public key or ""]``; an empty list if no rule applies."""
+        """Return the relays for an actor at the IP address `host`, nearest first, as ``[URI, public key or ""]``; [] if no rule
+        applies.
+        """
 
         def order(rule: RelayRule) -> tuple[bool, int]:
             # The hash spreads the actors over the relays, and those of a relay that ends over the others.

@@ -64,8 +64,8 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     """Return the settings with which a client continues after a restart of the learner.
 
     The client's entry in the configuration takes precedence over the saved settings (`known`), and these over the learner's
-    defaults. But where the entry has the same value of a parameter as at the last start, the saved value applies, which an
-    operator can have set since.
+    defaults. There is an exception: if the entry's value of a parameter is the same as at the last start, the saved value
+    applies, because an operator can have changed it since.
     """
     entry = config.clients.get(client_id, ClientConfig())
     spaces = {key: read(known[key]) for key, read in SPACES.items()}

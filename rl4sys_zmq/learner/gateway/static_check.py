@@ -76,7 +76,7 @@ def _check_parameters(kind: AlgorithmEntry, parameters: Mapping[str, object]) ->
 
 
 def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerConfig) -> None:
-    """Check that the algorithm of a client can use its demonstrations, and, if it trains on this machine, their file."""
+    """Check that the algorithm of a client can use its demonstrations. Check their file too, if training is on this machine."""
     options = entry.demonstrations
     if options is None:
         return
@@ -105,7 +105,7 @@ def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], opt
 
 
 def under(where: str, error: ConfigError) -> ConfigError:
-    """Return the error with the full path of its key in the file, such as ``clients.NAME.algorithm_parameters.KEY``."""
+    """Return the error with the full path of its key in the file: `where`, such as ``clients.NAME``, and the key."""
     if not where:
         return error
     message, own = str(error), "algorithm_parameters."

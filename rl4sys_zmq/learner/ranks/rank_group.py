@@ -127,7 +127,7 @@ class RankGroup(RankMember, Resource):
                 waiting.remove(other)
 
     def _await_connecting(self, deadline: float) -> None:
-        """Wait until all other ranks connect, since `connect` cannot be interrupted, or one has ended."""
+        """Wait until all other ranks have begun to connect, or one has ended. `connect` itself cannot be interrupted."""
         while not self.connecting(self._store, self._assign.generation):
             if time.monotonic() > deadline or any(other.process.poll() is not None for other in self._others):
                 raise self._lost(TimeoutError())
@@ -138,7 +138,10 @@ class RankGroup(RankMember, Resource):
 
     @contextmanager
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> Iterator[None]:
-        """Let the other ranks do the same work as the ``with`` block."""
+        """Let the other ranks do `work`, while rank 0 does the same in the ``with`` block.
+
+        If the state of rank 0 has changed outside of this method, the ranks first get the result of `state`.
+        """
         self._send(self._others, {"state": state() if self._differs else None, "work": work})
         self._differs = False
         try:
@@ -156,7 +159,7 @@ class RankGroup(RankMember, Resource):
             raise self._lost(exc) from exc
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`, so that the others get it with the next work."""
+        """Record that the state of rank 0 has changed outside of `leading`. The other ranks get it with the next work."""
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:

@@ -89,7 +89,7 @@ RANK_TIMEOUT_S = 60.0
 
 _LOOPBACK = "127.0.0.1"
 _DISTRIBUTED: Any = distributed
-"""The module without its annotations, which lack the classes of stores and of groups that are not torch's default group."""
+"""The module ``torch.distributed`` without type annotations, which do not describe all stores and groups that are used here."""
 
 
 def open_store(size: int) -> tuple[Any, int]:
@@ -122,7 +122,7 @@ class RankMember:
         self._options = distributed.AllreduceOptions()
 
     def connect(self, store: Any, generation: int, device: torch.device) -> None:
-        """Connect all ranks with each other. The call returns when all ranks have made it.
+        """Connect all ranks with each other. The call returns when all ranks have called this method.
 
         The group is not torch's default group, of which a process has only one: each client of a learner has its own.
         """
@@ -165,4 +165,4 @@ class RankMember:
         return nullcontext()
 
     def differ(self) -> None:
-        """Do nothing. The state comes from rank 0."""
+        """Do nothing. A rank other than 0 gets its state from rank 0."""

@@ -62,7 +62,7 @@ def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.dev
 
 
 def serve(link: RankLink) -> NoReturn:
-    """Build the algorithm, connect to the other ranks, and do the work that rank 0 announces, until it closes the link."""
+    """Build the algorithm, connect to the other ranks, and do the work that rank 0 announces, until rank 0 closes the link."""
     setup = link.receive()
     assign, member, device, algorithm = build(setup)
     link.send({"ready": True})

@@ -1,6 +1,6 @@
 """The seam between the learner and the algorithms: their interface (`Algorithm`), their entries, and the registries.
 
-`networks` has the same for kinds of networks; `like` the names and meanings of other libraries' parameters.
+`networks` has entries and a registry for kinds of networks. `like` has the names and meanings of other libraries' parameters.
 """
 
 from rl4sys_zmq.interfaces import Algorithm

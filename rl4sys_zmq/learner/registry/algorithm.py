@@ -26,7 +26,7 @@ class CloneOptions:
 
     Attributes:
         steps: Number of gradient steps.
-        batch_size: Steps of the demonstrations in each of them.
+        batch_size: Number of demonstrated steps in each gradient step.
         learning_rate: Adam's step size.
         report: A function to call after each gradient step, with the number of steps so far and the loss; None for none.
     """
@@ -43,7 +43,7 @@ PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
 
 @runtime_checkable
 class FolderAlgorithm(Protocol):
-    """The optional method of an algorithm whose data, such as a replay, can be larger than memory should be."""
+    """The interface of an algorithm that can keep large data, such as a replay, in files instead of memory."""
 
     def use_folder(self, folder: Path) -> None:
         """Keep large data in files in this folder, if there will be much data.
@@ -58,10 +58,10 @@ class FolderAlgorithm(Protocol):
 
 @runtime_checkable
 class MemoryAlgorithm(Protocol):
-    """The optional method of an algorithm that knows from the beginning how much memory its data can need."""
+    """The interface of an algorithm that knows from the beginning how much memory its data can need."""
 
     def check_memory(self, available: int) -> None:
-        """Check that the data fit in the available memory, in bytes, except for those that are in files.
+        """Check that the algorithm's data, except for data in files, fit in `available` bytes of memory.
 
         The learner thread calls this once, after `FolderAlgorithm.use_folder` and before the first segment.
 
@@ -72,7 +72,7 @@ class MemoryAlgorithm(Protocol):
 
 @runtime_checkable
 class IncrementalAlgorithm(Protocol):
-    """The optional method of an algorithm whose state is large and mostly the same in each checkpoint."""
+    """The interface of an algorithm whose state is large and mostly the same in each checkpoint."""
 
     def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
         """Return `Algorithm.state` without the arrays of the pieces (`rl4sys_zmq.replay.StatePiece`) that are stored already.
@@ -84,7 +84,7 @@ class IncrementalAlgorithm(Protocol):
 
 @runtime_checkable
 class TunableAlgorithm(Protocol):
-    """The optional method of an algorithm with parameters that can change in training (`AlgorithmEntry.changeable`)."""
+    """The interface of an algorithm with parameters that can change in training (`AlgorithmEntry.changeable`)."""
 
     def change(self, parameters: Mapping[str, object]) -> None:
         """Use these parameters from the next update on. Keep the observed data and the whole state.
@@ -96,11 +96,11 @@ class TunableAlgorithm(Protocol):
 
 @runtime_checkable
 class UndoableAlgorithm(Protocol):
-    """The optional methods of an algorithm with which a learner thread can undo an update cheaply.
+    """The interface of an algorithm whose updates a learner thread can undo cheaply.
 
     An update is undone if it raises an exception, or makes a loss or a weight non-finite. Without these methods, the learner
-    thread copies the whole state of an on-policy algorithm at each update. An update of an off-policy algorithm, whose state has
-    a replay, is then not undone, and its learner thread ends with an error.
+    thread copies the whole state of an on-policy algorithm at each update. An update of an off-policy algorithm, whose state
+    has a replay, is then not undone, and its learner thread ends with an error.
     """
 
     def checkpoint(self) -> Any:
@@ -129,7 +129,7 @@ class UndoableAlgorithm(Protocol):
 
 @runtime_checkable
 class WarmStartAlgorithm(Protocol):
-    """The optional method of an algorithm whose training can start with given weights (the option ``init``)."""
+    """The interface of an algorithm whose training can start with given weights (the option ``init``)."""
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replace the weights of the policy. The rest of the state, such as the optimizer, stays as it is.
@@ -144,13 +144,13 @@ class WarmStartAlgorithm(Protocol):
 
 @runtime_checkable
 class DemonstrationAlgorithm(Protocol):
-    """The optional method of an algorithm whose replay can have demonstrations (`demonstrations.fraction`)."""
+    """The interface of an algorithm whose replay can have demonstrations (`demonstrations.fraction`)."""
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
         """Take a fraction of each batch from demonstrations, during the whole training.
 
-        The learner thread calls this at most once, before the first segment and before `Algorithm.load`. The demonstrations need
-        not be in `Algorithm.state`, but `Algorithm.load` must refuse a state of a training with others.
+        The learner thread calls this at most once, before the first segment and before `Algorithm.load`. The demonstrations
+        need not be in `Algorithm.state`, but `Algorithm.load` must refuse a state that was trained with other demonstrations.
 
         Args:
             segments: The demonstrations: one segment for each episode, with rewards.
@@ -164,7 +164,7 @@ class DemonstrationAlgorithm(Protocol):
 
 @runtime_checkable
 class CloningAlgorithm(Protocol):
-    """The optional method of an algorithm whose policy can imitate demonstrations (`demonstrations.clone_steps`)."""
+    """The interface of an algorithm whose policy can imitate demonstrations (`demonstrations.clone_steps`)."""
 
     def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
         """Train the policy alone to choose the demonstrated actions. Return the mean loss of the last tenth of the steps.
@@ -179,10 +179,10 @@ class CloningAlgorithm(Protocol):
 
 @runtime_checkable
 class PlaceableAlgorithm(Protocol):
-    """The optional method of an algorithm that can compute on a GPU (the option ``device``)."""
+    """The interface of an algorithm that can compute on a GPU (the option ``device``)."""
 
     def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizer to a device, and use it and its ranks from now on.
+        """Move the networks and the optimizer to the device of `compute`, and use this device and the ranks from now on.
 
         The learner thread calls this at most once, right after it has built the algorithm. Afterwards, `Algorithm.state` can
         return tensors on the device. The tensors of a state for `Algorithm.load` are on the CPU.
@@ -194,7 +194,7 @@ class PlaceableAlgorithm(Protocol):
 
 @runtime_checkable
 class ParallelAlgorithm(PlaceableAlgorithm, UndoableAlgorithm, Protocol):
-    """The optional methods of an algorithm that several ranks can train together (the option ``learners``).
+    """The interface of an algorithm that several ranks can train together (the option ``learners``).
 
     Each rank is a process with an object of the algorithm with the same parameters and seed. Only rank 0 observes segments and
     makes updates. The others follow it, and get its state through `UndoableAlgorithm.restore`. `Ranks` in

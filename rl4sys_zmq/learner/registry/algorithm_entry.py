@@ -109,7 +109,7 @@ def inherited(cls: type[Any], name: str, default: object, *, names: tuple[str, .
 
 
 class Setting(NamedTuple):
-    """The default of a parameter that a class inherits, with another meaning or other synonyms, as for `inherited`."""
+    """The default of an inherited parameter that also gets another meaning or other synonyms, as for `inherited`."""
 
     default: object
     doc: str = ""
@@ -121,7 +121,7 @@ def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
     """Return a decorator that makes a class of parameters a frozen dataclass in which inherited parameters have other defaults.
 
     Args:
-        settings: The defaults by the names of the parameters, or a `Setting`.
+        settings: By the name of a parameter, its default or a `Setting`.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -136,7 +136,7 @@ def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
 
 
 def rl4sys_notes(parameters: object) -> list[str]:
-    """Return lines for the log that explain what parameters with names from other projects mean here."""
+    """Return lines for the log that explain the meaning here of parameters whose names come from other projects."""
     notes: list[str] = getattr(parameters, "rl4sys_notes", list)()
     return notes
 
@@ -151,7 +151,7 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
 
 
 def default_pacing_lag(entry: AlgorithmEntry, kind: str) -> int | None:
-    """Return the default of ``pacing_lag``, in batches; None if neither the entry nor the kind determines it."""
+    """Return the default of ``pacing_lag``, in batches: that of the entry, else of the kind of algorithm, else None."""
     if entry.staleness is not None and entry.staleness.pacing_lag is not None:
         return entry.staleness.pacing_lag
     return PACING_LAG.get(kind)
@@ -205,14 +205,7 @@ class TaskPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """The age of the data that an algorithm can learn from, and the way in which it corrects for the age.
-
-    Attributes:
-        max_policy_lag: The default of the option: the largest number of versions by which data can be behind; None for no limit.
-            It equals `Algorithm.max_policy_lag`.
-        correction: The correction for data within this limit, as a phrase for people.
-        pacing_lag: The default of the option, in batches; None for the default of the algorithm's kind.
-    """
+    """The largest policy lag of the data that an algorithm can learn from, and its correction for the lag."""
 
     max_policy_lag: int | None
     correction: str
@@ -334,7 +327,7 @@ class AlgorithmEntry:
 
 
 class PolicyParameters(Protocol):
-    """The parameters of an algorithm that determine its policy."""
+    """The interface of an algorithm's parameters that determine its policy."""
 
     def policy(self, name: str, observation_space: ObservationSpace, action_space: Space, /) -> PolicySpec:
         """Return the specification of the policy of the algorithm `name`.

@@ -93,7 +93,7 @@ def planned_policy(
 
 
 def mask_refusal(name: str) -> str:
-    """Return the reason why an algorithm must get no action masks, with those that take them; empty if it may take masks."""
+    """Return the reason why an algorithm must get no action masks, and the algorithms that take masks; else an empty text."""
     asked = ALGORITHMS.get(name)
     if asked.takes_masks is not False:
         return ""

@@ -39,7 +39,7 @@ def row_share(rows: int, rank: int, size: int) -> RowShare:
 
 
 class Ranks(Protocol):
-    """The interface of an algorithm to the ranks.
+    """The interface through which an algorithm works with the other ranks.
 
     An update on rank 0 looks like this. The other ranks call `ParallelAlgorithm.follow` with the same `work`::
 
@@ -49,8 +49,8 @@ class Ranks(Protocol):
             ranks.add_up(gradient)
             optimizer.step(gradient, ...)
 
-    Every rank must call `add_up` equally often, with tensors of equal sizes. So a decision that depends on data, such as an early
-    end of an update, must depend on sums of all ranks.
+    Every rank must call `add_up` equally often, with tensors of equal sizes. So a decision that depends on data, such as an
+    early end of an update, must depend on sums of all ranks.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The form of a library's table for one algorithm, and the conversion of its parameters to those of this library."""
+"""The parameters of other libraries (the parameter ``like``): a table for each algorithm, and the conversion to ours."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class SharedName:
     """A parameter of another library, with a rule or a meaning of its own.
 
     Attributes:
-        default: The default there; ``...`` if it has none, so that this library's applies.
-        note: The rule of the conversion, or the meaning there.
-        ours: Our name, or several with commas; empty for that of which it is a synonym.
-        convert: A function from a value, and all parameters by name, to ours. It raises `InvalidValue`. None without a rule.
-        differs: True if this library takes the name with another meaning without ``like``.
+        default: The default in the other library; ``...`` if there is none, so that this library's default applies.
+        note: The rule of the conversion, or the meaning in the other library.
+        ours: The name in this library, or several with commas; empty if the other library's name is a synonym here.
+        convert: A function from the value and all parameters by name to ours. It raises `InvalidValue`. None without a rule.
+        differs: True if, without ``like``, the name has another meaning in this library.
     """
 
     default: object
@@ -47,13 +47,13 @@ class Library:
     """The parameters of one algorithm in another library.
 
     Attributes:
-        title: The library, and its class or file.
-        names: The parameters by their names there: a `SharedName`; or the default, ``...`` for none, if at most the name differs.
-        rules: Our parameters with the values that give the library's rules, for what has no name there.
+        title: The name of the library, and its class or file.
+        names: By name there, a `SharedName`; or the default alone (``...`` for none) if only the name can differ.
+        rules: Values of this library's parameters that reproduce a rule of the other library for which it has no parameter.
         absent: The reason and the remedy for each parameter without a counterpart here, if it is not in `names`.
-        differences: What stays different, as sentences.
-        marks: Names that only files of this library have. Beside one of them, no name is ambiguous.
-        numbers: The actions that the defaults are for: True for a Box, False for discrete ones, None for all.
+        differences: The remaining differences, as sentences.
+        marks: Names that only files of the other library have. If one of them is given, no name is ambiguous.
+        numbers: The kind of actions that the defaults are for: True for a Box, False for discrete actions, None for all.
     """
 
     title: str
@@ -65,7 +65,7 @@ class Library:
     numbers: bool | None = None
 
     def row(self, name: str) -> SharedName:
-        """Return a row of `names`."""
+        """Return the entry of `names` for a name, as a `SharedName`."""
         known = self.names[name]
         return known if isinstance(known, SharedName) else SharedName(known, "")
 
@@ -75,20 +75,20 @@ Libraries = Mapping[str, Library]
 
 
 def our_name(cls: type[Any], library: Library, name: str) -> str:
-    """Return our name of a parameter of a library, or several with commas."""
+    """Return this library's name of a parameter of another library, or several names with commas."""
     synonyms = (f.name for f in fields(cls) if name == f.name or name in f.metadata.get("names", ()))
     return library.row(name).ours or next(synonyms, name)
 
 
 def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algorithm: str) -> Values:
-    """Return the parameters of an algorithm without ``like``, with our names and our meaning.
+    """Return the parameters of an algorithm with the names and the meaning of this library.
 
-    Without ``like`` they are returned unchanged. With it, what is not given has the library's default, and our own names are
-    accepted for what the library does not have. The keys in `elsewhere` are passed on unchecked.
+    Without ``like``, they are unchanged. With it, a missing parameter has the other library's default, and this library's names
+    are accepted where the other library has none. The keys in `elsewhere` are passed on unchecked.
 
     Raises:
-        ConfigError: If there is no table of this library, a name is unknown, has no counterpart or contradicts one of ours, or a
-            value is invalid.
+        ConfigError: If there is no table of this library, a name is unknown, has no counterpart or contradicts one of this
+            library's names, or a value is invalid.
     """
     libraries, like, rest = libraries_of(cls), given.get(LIKE), {key: value for key, value in given.items() if key != LIKE}
     if like is None or (like == OURS and libraries):
@@ -125,9 +125,10 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
 
 
 def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) -> list[str]:
-    """Return a line for each name that libraries use differently; with ``like``, one if its defaults are for other actions.
+    """Return a line for each given name that libraries use differently.
 
-    `numbers` is True if the actions have a Box, False if they do not, None if they are not known.
+    With ``like``, return a line only if that library has its defaults for other actions. `numbers` is True if the actions have
+    a Box, False if they do not, None if they are not known.
     """
     libraries, like = libraries_of(cls), given.get(LIKE)
     if isinstance(like, str) and like in libraries:
@@ -143,7 +144,7 @@ def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) 
 
 
 def falling(default: float, ours: str, schedule: Values) -> SharedName:
-    """Return the row of a number that can fall linearly to 0, for which our parameters get the values of `schedule`."""
+    """Return the entry of the number `ours`, which can fall linearly to 0. Then the parameters get the values of `schedule`."""
 
     def convert(value: Any, values: Values) -> dict[str, object]:
         try:
@@ -156,7 +157,7 @@ def falling(default: float, ours: str, schedule: Values) -> SharedName:
 
 
 def times(factor: float, name: str, default: object, note: str) -> SharedName:
-    """Return the row of a number that we multiply by a factor; null stays null. The meaning of its name differs."""
+    """Return the entry of a number that is multiplied by `factor` here (null stays null), so the name means something else."""
     read = number(0.0, 1e9)
     return SharedName(default, note, "", lambda value, _: {name: None if value is None else factor * read(value)}, True)
 

@@ -57,7 +57,7 @@ class ReplayShape:
     """The inputs and outputs of the networks of a `ReplayNetwork`.
 
     Attributes:
-        outputs: The number of outputs of each network. Network 0 has the most.
+        outputs: The number of outputs of each network, by its index. Network 0 has the most.
         actions: The number of elements of an action that each network gets beside an observation; 0 for no action.
         extras: The number of parameters that follow those of the layers of network 0.
     """
@@ -73,10 +73,10 @@ class LayerPlan:
 
     Attributes:
         shared: The first layers, which all networks share.
-        own: Further layers. Each network of a replay algorithm has its own; they get the action beside the outputs of the shared
-            layers. In an actor-critic with `values`, policy and values share them, too.
-        values: The hidden layers of the value network of an actor-critic, after those of the policy. None for a value network of
-            its own, with the layers of the policy.
+        own: Further layers. Each network of a replay algorithm has its own. Their inputs are the outputs of the shared layers,
+            and the action. In an actor-critic with `values`, policy and values share them, too.
+        values: The hidden layers of the value network of an actor-critic, which follow the layers of the policy. None for a
+            separate value network with the same layers as the policy.
         normalises: False if observations are never standardised, whatever the algorithm wants.
         value_gradient: False if the values do not train the shared layers where both networks are trained together.
         sequence_length: The largest number of steps of a sequence in training; None for whole segments.
@@ -91,10 +91,10 @@ class LayerPlan:
 
 
 ReplayFactory = Callable[[Any, ObservationSpace, ReplayShape], "ReplayNetwork"]
-"""``factory(options, observation_space, shape) -> ReplayNetwork``, with all parameters zero."""
+"""A callable that builds networks: ``factory(options, observation_space, shape) -> ReplayNetwork``. All parameters are zero."""
 
 SequenceFactory = Callable[[Any, ObservationSpace, int], "SequenceNetwork"]
-"""``factory(options, observation_space, outputs) -> SequenceNetwork``, with all parameters zero."""
+"""A callable that builds a network: ``factory(options, observation_space, outputs) -> SequenceNetwork``. All parameters are 0."""
 
 ModuleBuilder = Callable[[Any, BoxSpace, int], "nn.Module"]
 """A callable that builds a torch module: ``build(options, observation_space, outputs) -> module``.
@@ -148,10 +148,10 @@ class NetworkEntry:
         return any(factories[form] != "" for form in forms or factories)
 
     def load(self, factory: Callable[..., Any] | str) -> Callable[..., Any]:
-        """Return a factory of this entry. If it is given as a path, import it.
+        """Return a factory of this entry. If the factory is given as a path, import it.
 
         Raises:
-            ConfigError: If it is empty, or cannot be imported.
+            ConfigError: If the factory is empty, or cannot be imported.
         """
         if not isinstance(factory, str):
             return factory

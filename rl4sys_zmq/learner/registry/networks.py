@@ -28,7 +28,7 @@ NETWORKS = Registry(
 
 @runtime_checkable
 class NetworkParameters(Protocol):
-    """Parameters of an algorithm that choose a network."""
+    """The interface of an algorithm's parameters that choose a network."""
 
     @property
     def network_forms(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def choose_network(
 
     Args:
         network: The parameter ``network``, as `network_option` returns it; None for an MLP.
-        short: The parameters that stand for options of an MLP, such as ``hidden_sizes``: the values by name, None if not given.
+        short: Parameters that abbreviate options of an MLP, such as ``hidden_sizes``: values by name, None if not given.
         defaults: The algorithm's own defaults of options of an MLP; None for those of `MLPOptions`.
 
     Raises:
@@ -133,17 +133,17 @@ def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms:
         forms: The forms of networks that the algorithm can train (`NetworkEntry.serves`).
 
     Raises:
-        ConfigError: If the algorithm cannot train the network, or it does not fit the spaces.
+        ConfigError: If the algorithm cannot train the network, or the network does not fit the spaces.
     """
     check_trainable(choice, requirements.algorithm, *forms)
     return choice.plan(requirements)
 
 
 def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
-    """Check that an algorithm, which trains these forms of networks, can train a chosen one.
+    """Check that an algorithm that trains these `forms` of networks can train the chosen network.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: If the algorithm cannot train the network.
     """
     entry = choice.entry
     if entry.serves(*forms):

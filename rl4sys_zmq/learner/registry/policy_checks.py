@@ -18,13 +18,13 @@ from rl4sys_zmq.values.observations import leaves_of
 def check_planned_size(
     kind: AlgorithmEntry, spaces: tuple[ObservationSpace, Space], parameters: Mapping[str, object], limit: int
 ) -> PolicySpec | None:
-    """Check the networks that an algorithm would build, as far as its entry can plan them, against ``max_parameters``.
+    """Check that each network that an algorithm would build has at most `limit` parameters, if its entry can plan the networks.
 
     Returns:
         The planned policy; None if the entry cannot plan one.
 
     Raises:
-        ConfigError: If one has more than `limit` parameters, or a parameter is invalid.
+        ConfigError: If a network has more than `limit` parameters, or a parameter of the algorithm is invalid.
     """
     plan = kind.planned(*spaces, parameters)
     if plan is not None:
@@ -40,16 +40,16 @@ def check_policy_size(spec: PolicySpec, limit: int) -> None:
     """Check that a policy has at most `limit` parameters, the option `max_parameters`.
 
     Raises:
-        ConfigError: If it has more.
+        ConfigError: If the policy has more parameters.
     """
     if spec.parameters > limit:
         raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
 
 
 def check_magnitudes(spec: PolicySpec, limit: float) -> None:
-    """Check that the integers of observations can be trained on: those of a Box up to `limit`, the option `max_magnitude`.
+    """Check that integer observations in a Box are at most `limit`, the option `max_magnitude`.
 
-    Larger ones need a network that normalises observations. Networks of plug-ins are not checked.
+    Larger integers need a network that normalises observations. Networks of plugins are not checked.
 
     Raises:
         ConfigError: If an integer can be larger and the network has no normalisation.
@@ -70,7 +70,7 @@ def check_magnitudes(spec: PolicySpec, limit: float) -> None:
 
 @runtime_checkable
 class MixedBatchParameters(Protocol):
-    """Parameters of an algorithm whose batches consist of demonstrations and of its replay."""
+    """The interface of an algorithm's parameters if its batches consist of demonstrations and of its replay."""
 
     def check_fraction(self, fraction: float) -> None:
         """Raise `ConfigError` if batches cannot be divided with this fraction of demonstrations."""
@@ -86,7 +86,7 @@ def require_use(name: str, options: DemonstrationsConfig, *, takes: bool, clones
         clones: True if the algorithm is a `CloningAlgorithm`.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: If the algorithm cannot use the demonstrations in this way.
     """
     if options.fraction and not takes:
         raise ConfigError(

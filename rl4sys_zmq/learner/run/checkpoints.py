@@ -84,13 +84,13 @@ class CheckpointManifest:
     Attributes:
         journal_id: Id of the journal for which the positions in `marks` are valid.
         number: Number of the checkpoint, from 1 for each client; set by `CheckpointStore.write`.
-        generation: Number of the learner thread that wrote the checkpoint.
+        generation: The client's generation when the checkpoint was written.
         digest: Xxh3-64 of the policy's weights, as in `PolicySnapshot`.
-        trained_digest: The same without the tensors that follow from parameters, which can be changed at a resume.
+        trained_digest: Like `digest`, but without the tensors that follow from parameters, which can be changed at a resume.
         steps: Number of environment steps that the algorithm has observed.
         verdicts: Number of all segments of the client by verdict.
-        grid: The step size of each rounded tensor as an exponent of 2; empty unless weights are rounded to multiples of one.
-        blob: Digest of the extra bytes (`blob`) in the description of the policy; empty if it has none.
+        grid: The step size of each rounded tensor as an exponent of 2; empty unless the wire dtype is ``grid``.
+        blob: Digest of the extra bytes (`blob`) in the description of the policy; empty without extra bytes.
         saved_unix_s: Unix time of writing, in seconds; set by `CheckpointStore.write`.
         episodes: Number of episodes that ended in `steps`.
         recent: Return and length in steps of the latest of these episodes, oldest first.
@@ -123,7 +123,7 @@ def encode_checkpoint(
     policy: StoredPolicy | None = None,
     stored: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return the contents of the new files of a checkpoint, by file name."""
+    """Return the contents of the new files of a checkpoint, by file name. `stored` describes files that exist already."""
     tree, arrays = pack_state(state)
     files = {name: _safetensors().numpy.save(part) for name, part in _by_file(arrays).items()}
     entries = {name: {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)} for name, data in files.items()}
@@ -332,7 +332,10 @@ class CheckpointStore:
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Write one checkpoint. It is on disk when this returns."""
+        """Write one checkpoint, with `policy` beside the state. On return, the checkpoint is on the disk.
+
+        If `wanted` returns False at the end, the checkpoint is discarded, and CheckpointError is raised.
+        """
         with _disk(self.folder):
             number = self.prepare()
             written = replace(manifest, number=number, saved_unix_s=time.time())
@@ -368,7 +371,9 @@ class CheckpointStore:
         return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
 
     def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Rename a complete checkpoint into place, and remove old ones. After an error, remove the folder."""
+        """Rename a complete checkpoint into place, and remove old ones. After an error, or if `wanted` returns False, remove
+        the folder `temporary`.
+        """
         with _disk(self.folder):
             try:
                 if not wanted():
@@ -382,11 +387,11 @@ class CheckpointStore:
         self._prune()
 
     def stored_pieces(self) -> frozenset[str]:
-        """Return the pieces of the second newest checkpoint, which the next one can share; none if it cannot be read."""
+        """Return the names of the pieces of the second newest checkpoint, which the next one can share; none after an error."""
         return frozenset(name.removeprefix(PIECE).partition(".")[0] for name in self._shared_pieces()[1])
 
     def _shared_pieces(self) -> tuple[Path, dict[str, dict[str, Any]]]:
-        """Return the folder of the second newest checkpoint, and its manifest's entries for pieces if all files are there."""
+        """Return the folder of the second newest checkpoint, and its manifest's entries for pieces if their files exist."""
         for path in self.newest()[1:2]:
             try:
                 entries = _document(path, _read)["files"]

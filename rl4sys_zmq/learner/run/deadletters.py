@@ -49,7 +49,7 @@ class StoredDeadLetter:
 class DeadLetterFolder:
     """The folder of dead letters. Use the object in one thread.
 
-    Each write removes the oldest ones beyond `max_letters` segments or `max_bytes` bytes.
+    Each write removes the oldest dead letters beyond `max_letters` segments or `max_bytes` bytes.
     """
 
     def __init__(self, folder: Path, *, max_letters: int = MAX_LETTERS, max_bytes: int = MAX_BYTES) -> None:
@@ -84,7 +84,7 @@ class DeadLetterFolder:
         return path
 
     def _look(self) -> deque[tuple[Path, int]]:
-        """Return the path and size of each dead letter on disk, oldest first, also of earlier runs."""
+        """Return the path and size of each dead letter on disk, also of earlier runs, oldest first."""
         if self._held is None:
             letters = sorted((p.stat().st_mtime, p, p.stat().st_size) for p in self._folder.glob("*/*.msg"))
             self._held = deque((path, size) for _, path, size in letters)

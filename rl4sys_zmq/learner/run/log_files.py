@@ -33,7 +33,7 @@ _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 class EventFileFormat(RecordFormat):
-    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is its tags.
+    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is the set of its tags.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -87,7 +87,7 @@ class EventFileFormat(RecordFormat):
         return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
 
     def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
-        """Yield the complete records of a file, up to an incomplete one. Skip those that cannot be decoded."""
+        """Yield the complete records of a file. Stop at an incomplete record, and skip records that cannot be decoded."""
         while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
             (size,) = _LENGTH.unpack_from(start)
             if size > MAX_RECORD_BYTES:
@@ -168,7 +168,7 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log, and return them, oldest first. `stack` closes them."""
+    """Open all files of the log, and return them, oldest first. The caller's `stack` closes them."""
     # All are opened before the first is read: a learner can merge and remove files, but one that is open stays readable.
     for tries_left in reversed(range(TRIES)):
         with contextlib.ExitStack() as trying:
@@ -185,7 +185,7 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
 
 def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log once, oldest first. Return ``[]`` if a learner has renamed one meanwhile."""
+    """Open all files of the log once, oldest first. Return ``[]`` if a learner has renamed a file meanwhile."""
     newest: BinaryIO | None = None
     with contextlib.suppress(FileNotFoundError):  # it has become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))

@@ -30,7 +30,7 @@ _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
 
 @dataclass(frozen=True, slots=True)
 class FileSeriesRecord:
-    """One record. A `lasting` one is dropped only if the lasting ones alone take more than half of the space."""
+    """One record. If space is short, a record with `lasting` is kept as long as these records take at most half of the space."""
 
     kind: str
     content: bytes
@@ -39,7 +39,7 @@ class FileSeriesRecord:
 
 @dataclass(frozen=True, slots=True)
 class SeriesPart:
-    """A file that gets no new records. `stamp` never decreases from one part to the next."""
+    """A file of a series that gets no new records. `stamp` never decreases from one part to the next."""
 
     path: Path
     stamp: int
@@ -49,7 +49,7 @@ class SeriesPart:
 
 
 class RecordFormat(ABC):
-    """The format of the files: the ends of their names, the bytes before the first record, and the records."""
+    """The format of the files of a series: prefix and suffix of their names, bytes before the first record, and the records."""
 
     prefix = ""
     suffix = ""
@@ -57,7 +57,7 @@ class RecordFormat(ABC):
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
-        """Yield the complete records of a file, without `head`."""
+        """Yield the complete records of a file. `head`, the bytes before the first record, is skipped."""
 
 
 def thin(records: Sequence[FileSeriesRecord], limit: int) -> list[FileSeriesRecord]:
@@ -75,7 +75,7 @@ def thin(records: Sequence[FileSeriesRecord], limit: int) -> list[FileSeriesReco
 
 
 def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
-    """Return the parts in a folder, oldest first, and what a crash has left within them."""
+    """Return the parts in a folder, oldest first, and the superfluous parts that a crash has left."""
     present: list[SeriesPart] = []
     try:
         names = os.listdir(folder)
@@ -95,10 +95,10 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
 
 
 class RecordSeries(Resource):
-    """The writer of a series. One thread uses it. `dropped` counts the records that it has removed to save space."""
+    """The writer of a series. One thread uses it. `dropped` counts the records that were removed to save space."""
 
     def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
-        """Create the writer, without I/O. With `active`, new records go there, and the full file moves into `folder`."""
+        """Create the writer, without I/O. With `active`, new records go to this file, which moves to `folder` when it is full."""
         self.dropped = 0
         self._folder, self._form, self._active = folder, form, active
         self._most_parts = min(max(max_bytes // PART_BYTES, LEAST_PARTS), MOST_PARTS)
@@ -110,7 +110,7 @@ class RecordSeries(Resource):
         self._is_known = False
 
     def write(self, record: bytes, at_unix_s: float) -> bool:
-        """Add a record. Return False if it is longer than a part. OSError: this one, or one in the buffer, cannot be written."""
+        """Add a record. Return False if it is longer than a part. Raise OSError if it or a buffered record cannot be written."""
         if len(record) > self._part_bytes - len(self._form.head):
             return False
         self._know()
@@ -124,7 +124,7 @@ class RecordSeries(Resource):
         return True
 
     def open(self) -> None:
-        """Create the active file now, if there is one. The name of another file needs the time of its first record."""
+        """Create the active file now, if the series has one. The name of any other file needs the time of its first record."""
         self._know()
         if self._active is not None and self._file is None:
             self._begin_part(0.0)
@@ -141,7 +141,7 @@ class RecordSeries(Resource):
             file.close()
 
     def _know(self) -> None:
-        """Before the first write, find the files, remove what a crash has left, and open the active file."""
+        """Find the files, remove leftovers of a crash, and open the active file. Only the first write does this."""
         if self._is_known:
             return
         for path in self._folder.glob(f"{_TEMPORARY}*"):
@@ -195,7 +195,7 @@ class RecordSeries(Resource):
             self._parts[place : place + 2] = [self._merge(*self._parts[place : place + 2])]
 
     def _merge(self, *parts: SeriesPart) -> SeriesPart:
-        """Write one part of limited size in the place of some."""
+        """Merge neighbouring parts into one part of limited size, which replaces them."""
         records: list[FileSeriesRecord] = []
         for part in parts:
             with part.path.open("rb") as file:

@@ -136,7 +136,7 @@ LOGGED_BY_CALLER = frozenset(
     {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
     | {"hello_refused", "others_can_write"}
 )
-"""The events that the caller itself logs with `logging`, as a sentence."""
+"""The events that `log_event` does not log, because the caller logs them as a sentence."""
 
 
 def log_event(name: str, fields: Mapping[str, Any]) -> None:

@@ -56,9 +56,9 @@ class RollbackSummary:
         checkpoint: Number of the earlier checkpoint, which is now the newest one.
         version: Number of the policy version in this checkpoint.
         abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
-        undone_versions: Difference between the versions of the newest abandoned checkpoint and of this one.
-        undone_segments: Difference between these two checkpoints in the number of segments with a verdict. Those that are still
-            in the journal are trained on again; the others are counted as rolled back.
+        undone_versions: Difference between the versions in the newest abandoned checkpoint and in the earlier checkpoint.
+        undone_segments: Difference between these two checkpoints in the number of segments with a verdict. The segments that
+            are still in the journal are trained on again; the others count as rolled back.
     """
 
     client_id: str
@@ -151,7 +151,7 @@ def has_state(run_dir: Path) -> bool:
 
 
 def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
-    """Return which part of the journal the newest valid checkpoint of each client covers."""
+    """Return, for the newest valid checkpoint of each client, the part of the journal that the checkpoint covers."""
     records = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         manifest = newest_manifest(CheckpointStore(folder)) if folder.is_dir() else None

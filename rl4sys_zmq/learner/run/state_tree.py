@@ -37,13 +37,13 @@ _PLAIN = (type(None), bool, str)
 
 
 def piece_of(array: str) -> str:
-    """Return the name of the piece that an array belongs to, given its name from `pack_state`; empty if to none."""
+    """Return the name of the piece that an array belongs to; empty if none. `array` is its name in the result of `pack_state`."""
     kind, _, rest = array.partition(":")
     return rest.partition(":")[0] if kind == "piece" else ""
 
 
 def pieces_without_arrays(state: Any) -> Iterator[str]:
-    """Yield the names of the pieces in a state whose arrays the reader must have already; see `StatePiece`."""
+    """Yield the names of the pieces in a state that have no arrays, because the reader has them already (`StatePiece`)."""
     if isinstance(state, Mapping):
         state = list(state.values())
     if isinstance(state, list | tuple):
@@ -84,7 +84,7 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 class _StatePacker:
-    """The conversion of one state. `arrays` has the arrays found so far, by their path in the state."""
+    """The converter of one state to a tree. `arrays` has the arrays found so far, by their path in the state."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}

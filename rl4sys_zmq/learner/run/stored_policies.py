@@ -40,13 +40,13 @@ class EvaluationRecord:
     """The result of the evaluation of one policy version.
 
     Attributes:
-        generation: Number of the learner thread that published the version.
+        generation: The generation of the version.
         version: Number of the version.
         steps: Environment steps of the training up to the version.
         updates: Updates of the training up to the version.
         env: Arguments of ``gymnasium.make``, with ``id``.
         seed: Seed of the initial states.
-        episodes: Number of episodes. The returns are theirs, and `mean_length` is in steps.
+        episodes: Number of episodes. The returns and `mean_length` (in steps) are over these episodes.
         evaluated_unix_s: Unix time of the evaluation, in seconds.
     """
 
@@ -64,7 +64,7 @@ class EvaluationRecord:
     evaluated_unix_s: float
 
     def comparable(self, other: EvaluationRecord) -> bool:
-        """Return True if the other result is from the same episodes: environment, seed and number are equal."""
+        """Return True if both results are from the same episodes: environment, seed and number of episodes are equal."""
         return (self.env, self.seed, self.episodes) == (other.env, other.seed, other.episodes)
 
 
@@ -77,14 +77,14 @@ class BestPolicyFolder:
     """
 
     def __init__(self, run_dir: Path, client_id: str) -> None:
-        """Read the record of an earlier start of the learner. A damaged one is logged and counts as none."""
+        """Read the record of an earlier start of the learner. A damaged record is logged and counts as none."""
         self._folder = run_dir / BEST / folder_name(client_id)
         self.policy = self._folder / "policy"
         self._new = self._folder / ".new"
         self.record = self._read()
 
     def offer(self, policy: StoredPolicy, record: EvaluationRecord) -> bool:
-        """Keep a policy if its mean return is higher than that of the best one so far. Return True if it is kept.
+        """Keep a policy if its mean return is higher than that of the best policy so far. Return True if the policy is kept.
 
         A best policy whose evaluation had another environment, seed or number of episodes cannot be compared, and is replaced.
 
@@ -110,7 +110,7 @@ class BestPolicyFolder:
         """Rename the policy, so that it is no longer the best one. Nothing is deleted.
 
         Raises:
-            OSError: If it cannot be renamed.
+            OSError: If the policy cannot be renamed.
         """
         if self.policy.exists():
             self.policy.rename(self._folder / f"policy.abandoned-{time.time_ns() // 1_000_000}")

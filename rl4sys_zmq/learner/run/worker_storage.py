@@ -40,12 +40,14 @@ def encode_range(key: Key, first: int, end: int) -> bytes:
 
 
 def encode_mark(count: int, ranges: bytes, *, excused: bool = False) -> bytes:
-    """Return the content of ``training.mark`` for `count` ranges from `encode_range`."""
+    """Return the content of ``training.mark``: a head, and `count` ranges from `encode_range`. `excused`: no range is
+    suspected.
+    """
     return _HEAD.pack(_MAGIC, excused, count, len(ranges)) + ranges
 
 
 def is_excused(mark: bytes) -> bool:
-    """Return True if the end of the mark's process was asked for, or if the mark is invalid or empty."""
+    """Return True if `mark`, the content of ``training.mark``, is invalid or empty, or says that the process was asked to end."""
     if len(mark) < _HEAD.size:
         return True
     magic, excused, _, _ = _HEAD.unpack_from(mark)
@@ -53,7 +55,7 @@ def is_excused(mark: bytes) -> bool:
 
 
 def read_mark(mark: bytes) -> list[SegmentRange]:
-    """Return the segments that were in training when the process ended; ``[]`` if its end is excused."""
+    """Return the segments that were in training when the process ended; ``[]`` if it was asked to end."""
     if is_excused(mark):
         return []
     _, _, count, size = _HEAD.unpack_from(mark)
@@ -71,33 +73,31 @@ def read_mark(mark: bytes) -> list[SegmentRange]:
 class SuspectStorage(Protocol):
     """The place of one worker's record of segments in training. The next worker of the client reads it.
 
-    The methods but `excuse` raise OSError if the record cannot be read or written.
-
-    Only the learner thread uses it, except `excuse`.
+    All methods except `excuse` raise OSError if the record cannot be read or written. Only the learner thread calls them.
     """
 
     @property
     def each_message(self) -> bool:
-        """True to record the segments of each message before the algorithm gets them; False to record only those of updates."""
+        """True to record the segments of each message before the algorithm gets them; False to record those in updates only."""
 
     def read(self) -> tuple[bytes, bytes]:
-        """Return the suspects, as JSON, and the mark of the previous worker. Either can be empty."""
+        """Return the suspected segments as JSON, and the previous worker's ``training.mark``. Either can be empty."""
 
     def begin(self) -> None:
-        """Begin a new mark, without segments."""
+        """Begin a new ``training.mark``, without segments."""
 
     def write(self, at: int, data: bytes, count: int) -> None:
-        """Replace the ranges' bytes from position `at` on by `data`, from `encode_range`. The mark then has `count` ranges."""
+        """Replace the encoded ranges in ``training.mark`` from position `at` on by `data`. The file then has `count` ranges."""
 
     def excuse(self) -> None:
-        """Record that the process was asked to end. Any thread can call this. It does not block."""
+        """Record that the process was asked to end. The call does not block, and any thread can make it."""
 
     def save(self, suspects: bytes) -> None:
-        """Store the suspects, as JSON."""
+        """Store the suspected segments, as JSON."""
 
 
 class SuspectFiles:
-    """The files ``training.mark`` and ``suspects.json`` in a folder. The mark is mapped memory: no call writes it.
+    """The files ``training.mark`` and ``suspects.json`` in a folder. ``training.mark`` is mapped memory.
 
     The files are not flushed to the disk, so they survive the end of the process, but not a loss of power.
     """
@@ -113,7 +113,7 @@ class SuspectFiles:
         return _content(self._folder / SUSPECTS_FILE), _content(self._folder / MARK)[:MARK_BYTES]
 
     def begin(self) -> None:
-        """Replace ``training.mark`` by a new file, and map it. A process that this one has replaced writes to the old one."""
+        """Replace ``training.mark`` by a new file, and map it. An earlier worker that still runs writes to the old file."""
         path = self._folder / MARK
         fresh = path.with_name(f".{path.name}")
         fresh.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ def _content(path: Path) -> bytes:
 
 
 class CheckpointStorage(Protocol):
-    """The checkpoints of one client, for its learner thread. `CheckpointStore` is one."""
+    """The interface of the checkpoints of one client, for its learner thread. `CheckpointStore` implements it."""
 
     @property
     def damaged(self) -> Sequence[str]:
@@ -169,7 +169,7 @@ class CheckpointStorage(Protocol):
         """Return the newest intact checkpoint, as `CheckpointStore.load` does."""
 
     def stored_pieces(self) -> Collection[str]:
-        """Return the names of the pieces of the state that the next checkpoint need not contain; see `StatePiece`."""
+        """Return the names of the pieces of the state that the next checkpoint need not contain (`StatePiece`)."""
 
     def write(
         self,
@@ -179,14 +179,14 @@ class CheckpointStorage(Protocol):
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Write one checkpoint, as `CheckpointStore.write` does. It survives the loss of this machine when this returns."""
+        """Write one checkpoint, with the arguments of `CheckpointStore.write`. It then survives the loss of this machine."""
 
 
 class WorkerStorage(Protocol):
     """The place where a worker keeps its files."""
 
     def checkpoints(self, assign: AssignClient) -> CheckpointStorage:
-        """Return the checkpoints of a client, in which workers with lower generations cannot write then."""
+        """Return the checkpoints of a client. Afterwards, workers with lower generations cannot write there."""
 
     def folder(self, assign: AssignClient) -> Path | None:
         """Return the folder for data of the algorithm that are larger than memory should be; None: keep them in memory."""

@@ -1,4 +1,4 @@
-"""The start of a client's algorithm: it is built, placed on its devices, and can get given weights."""
+"""The building of a client's algorithm, its placement on devices, and the loading of initial weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltAlgorithm:
-    """An algorithm that has loaded no checkpoint, and what it trains with."""
+    """A new algorithm that has loaded no checkpoint, with its devices and ranks."""
 
     algorithm: Algorithm
     devices: tuple[str, ...]  # of each rank
@@ -74,7 +74,7 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
 
 
 def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
-    """Let the option `publish_every_updates`, if it is set, override the algorithm's own number."""
+    """Use the option `publish_every_updates` in place of the algorithm's own number, if the option is set."""
     if assign.publish_every_updates:
         algorithm.publish_every_updates = assign.publish_every_updates
 
@@ -107,7 +107,7 @@ def pacing_lag(algorithm: Algorithm, assign: AssignClient) -> int:
 def place_algorithm(
     algorithm: Algorithm, assign: AssignClient, stopping: threading.Event
 ) -> tuple[tuple[str, ...], RankGroup | None]:
-    """Move an algorithm to its device. Return the device of each rank, and the ranks, which are not started so far."""
+    """Move an algorithm to its device. Return the device of each rank, and the group of ranks, which `start` starts later."""
     from rl4sys_zmq.learner.ranks.rank_group import RankGroup  # these two import torch
     from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, allow_tf32, find_devices
 

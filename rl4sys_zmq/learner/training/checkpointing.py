@@ -77,12 +77,12 @@ class TrainingCheckpoints:
         return manifest
 
     def save_soon(self) -> None:
-        """Let the next checkpoint be written at once, because the algorithm's state is not that of its seed."""
+        """Write the next checkpoint at once, because the algorithm's state is not the initial one of its seed."""
         self.saved_updates = -1
         self._save_at = time.monotonic()
 
     def save(self, updates: int, progress: CheckpointProgress, token: int = 0, *, asked: bool = False) -> CheckpointResult | None:
-        """Write a checkpoint if the state has changed or the gateway has requested one."""
+        """Write a checkpoint if the state has changed, or if the gateway has requested a checkpoint (`asked`, `token`)."""
         if self._store is None:
             return CheckpointResult(token, 0, max(self._publisher.version, 0), [], 0.0, "") if asked else None
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s

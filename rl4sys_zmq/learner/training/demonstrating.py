@@ -48,7 +48,9 @@ class TrainingDemonstrations:
         log.info("client %s has %d demonstrations of %d steps", assign.client_id, count, demonstrations.steps)
 
     def clone(self, send: Callable[[dict[str, float]], None]) -> bool:
-        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has."""
+        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. `send` gets metrics. Return True if it
+        has cloned.
+        """
         options, algorithm = self._options, self._algorithm
         if not options.clone_steps or not isinstance(algorithm, CloningAlgorithm):
             return False

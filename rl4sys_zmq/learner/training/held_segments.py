@@ -1,4 +1,6 @@
-"""The segments in training, kept with their messages, so that a segment that proves unfit can still be saved to a file."""
+"""Segments in training, with the messages that contained them. A segment that proves unfit can still be stored as a dead
+letter.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ class RecentSegments:
         self._next += 1
 
     def pop(self, number: int) -> SegmentInTraining | None:
-        """Return the segment with this number, and forget it; None if it is not known, or was observed before a restart."""
+        """Return the segment with this number, and forget it. Return None if it is not kept, or was observed before a restart."""
         at = bisect.bisect_right(self._messages, number, key=lambda one: one.first) - 1
         if at < 0 or number >= self._next:
             return None
@@ -121,7 +123,7 @@ def to_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
-    """Return the sequence numbers of segments as ranges of their streams."""
+    """Return segments as ranges ``(stream, first, end)`` of sequence numbers."""
     by_stream: dict[Key, list[int]] = {}
     for one in held:
         by_stream.setdefault(one.key, []).append(one.seq)

@@ -1,4 +1,4 @@
-"""The learner thread."""
+"""The learner thread, which trains one client."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LearnerThread(Worker):
 
     @property
     def busy_s(self) -> float:
-        """The time since the thread last looked for messages, in seconds. It grows while the algorithm is built or updates."""
+        """The time since the thread last looked for messages, in seconds. It is long while the algorithm is built or updates."""
         return time.monotonic() - (self._loop.turned_at if self._loop is not None else self._began)
 
     def expect_end(self) -> None:

@@ -48,7 +48,7 @@ class CheckpointProgress:
         self.moved = False  # since the last checkpoint: the owner sets it to False then
 
     def receive(self, key: Key, first: int, end: int) -> None:
-        """Record that the segments ``[first, end)`` were received. They are the next ones of their stream."""
+        """Record that the segments ``[first, end)`` were received. They must be the next segments of their stream."""
         since = self._since.get(key)
         if since is None:
             since = self._since[key] = _StreamProgress(first, {})

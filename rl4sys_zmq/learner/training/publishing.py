@@ -26,14 +26,14 @@ from rl4sys_zmq.wire.thread_messages import AssignClient, PolicyPublished, Threa
 GRID_NOISE = 2.0
 """The distance of neighbouring rounded values, in multiples of an update's size (the root mean square of its changes).
 
-A step larger than an update does little harm, because the rounding errors of different weights are independent, and the changes
-of an update are not. On LunarLander, rounding changes the policy a thousand times less than an update does
+A distance larger than an update does little harm, because the rounding errors of different weights are independent, and the
+changes of an update are not. On LunarLander, rounding changes the policy a thousand times less than an update does
 (``benchmarks/diffs.py --grid``).
 """
 
 
 class WeightQuantizer:
-    """The rounding of one policy's weights for the network. Call `round` once per version, in order.
+    """The rounding of one policy's weights to its wire dtype. Call `round` once per version, in order.
 
     The algorithm's own weights are not changed, so rounding errors do not add up over versions.
     """
@@ -59,7 +59,7 @@ class WeightQuantizer:
 
 
 class PolicyPublisher:
-    """The versions of one policy that a learner thread has published. It counts, rounds, encodes and sends them."""
+    """The publisher of one policy, in a learner thread: it counts, rounds, encodes and sends the versions."""
 
     def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[ThreadMessage], None]) -> None:
         self.version = self._resumed_version = -1  # before the first publication, the number before the first one
@@ -78,7 +78,7 @@ class PolicyPublisher:
     def first_version(self) -> int:
         """The number of the first version that this learner thread publishes.
 
-        A higher version of an earlier learner thread counts as this one, for the lag of its segments.
+        For the lag of a segment, a higher version of an earlier learner thread counts as this version.
         """
         return max(self._resumed_version, 0)
 
@@ -89,7 +89,7 @@ class PolicyPublisher:
     def version_of(self, weights_digest: int) -> int:
         """Return the version of the algorithm's present weights, for a checkpoint.
 
-        If they are not published, it is the next version, which they get from this learner thread or from one that resumes.
+        Weights that are not published so far have the next version. This or a resumed learner thread publishes them.
         """
         published = self._snapshot is not None and self._master_digest == weights_digest
         return self.version if published else self.version + 1

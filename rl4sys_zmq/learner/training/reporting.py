@@ -32,7 +32,7 @@ GATHER_BYTES = 16 << 20
 METRICS_PERIOD_S = 0.1
 IDLE_S = 0.5
 REWARD_STEPS = 10_000
-"""The number of latest steps in the metric ``charts/mean_reward``. It has more if they end within a message."""
+"""The number of latest steps in the metric ``charts/mean_reward``. A message is never divided, so there can be more."""
 
 
 class GatewaySender:
@@ -117,7 +117,7 @@ class LearnerThreadReporter:
     # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send changed verdicts and the demand, at most every `GATHER_S` unless an actor may soon have to wait for them."""
+        """Send verdicts and the demand if they have changed, at most every `GATHER_S`, but `at_once` if an actor may wait."""
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         current = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
         self._gathers = bool(self._disposed) or current != self._reported
@@ -147,7 +147,7 @@ class LearnerThreadReporter:
         self._episodes.append([step, total, length])
 
     def evaluated(self, version: int, total: float, length: int) -> None:
-        """Record an episode of an actor that does not explore."""
+        """Record an episode of an actor that does not explore: policy version, return (`total`), and length in steps."""
         self._evaluations.append([version, total, length])
 
     def overridden(self, steps: int) -> None:

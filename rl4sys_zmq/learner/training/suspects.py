@@ -1,13 +1,13 @@
 """Detection of segments that crash the learner's process when they are trained on.
 
-``training.mark`` lists the segments that are in training at the moment. If a start finds segments in this file, the previous
-process ended during their training, and they become suspects, unless it was asked to end. The file is not flushed to the
-disk, so it survives the end of the process, but not a loss of power.
+``training.mark`` lists the segments that are in training at the moment. If a new process finds segments in this file, the
+previous process ended during their training. Unless that process was asked to end, the segments become *suspects*. The file is
+not flushed to the disk, so it survives the end of the process, but not a loss of power.
 
 One crash proves nothing, because a process can be killed from outside. So suspects are first trained on separately: an
 on-policy algorithm tries each half of them, and an off-policy algorithm takes them one at a time. If the process crashes again,
 only the suspects that were in training both times remain. So it takes about log2(n) crashes to find one segment in a batch of
-n. A suspect whose training completes is no longer a suspect. Quarantined are:
+n. A suspect whose training completes is no longer a suspect. These are quarantined:
 
 - a single remaining suspect, after `ENDS_ALONE` crashes in a row with this result;
 - a group of suspects that cannot be separated, because training on each half of it does no harm, after `ENDS_TOGETHER`.
@@ -66,7 +66,7 @@ class CrashSuspectRecord:
         self._disabled = True
 
     def expect_end(self, *, disable: bool = False) -> None:
-        """Record that the thread was asked to end, so that no segment becomes a suspect. Any thread can call this."""
+        """Record that the thread was asked to end, so that no segment becomes a suspect. `disable` ends all recording."""
         if self._disabled or self._storage is None:
             return
         self._disabled = disable
@@ -75,7 +75,7 @@ class CrashSuspectRecord:
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Record that segments ``[first, end)`` of a stream are in training too, if the storage records each message."""
+        """Record further segments ``[first, end)`` of a stream as in training, if the storage records each message."""
         if not self._disabled and len(self._in_hand) < MAX_RANGES and self._storage is not None and self._storage.each_message:
             self._write([(key, first, end)])
 
@@ -114,12 +114,12 @@ class CrashSuspectRecord:
         return (*key, seq) in self._suspected
 
     def reasons(self, key: Key, first: int, end: int) -> dict[int, str]:
-        """Return the reason for each segment in ``[first, end)`` that must be quarantined, by its number minus `first`."""
+        """Return the reason for each segment in ``[first, end)`` that must be quarantined, by its offset from `first`."""
         condemned = self._to_quarantine
         return {seq - first: condemned[*key, seq] for seq in range(first, end) if (*key, seq) in condemned} if condemned else {}
 
     def parts(self, held: Sequence[SegmentInTraining]) -> list[list[SegmentInTraining]]:
-        """Return the suspects in up to two halves to train on separately: a crash tells which has the cause. ``[]`` if none."""
+        """Return the suspects in up to two halves, for separate training: a crash tells which half has the cause."""
         suspects = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(suspects) // 2
         return [part for part in (suspects[:half], suspects[half:]) if part]

@@ -129,7 +129,10 @@ class TrainLoop:
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Record that no segment is in training any more, and end the other ranks. Only the learner thread calls this."""
+        """End the training record and the other ranks. After a crash (`crashed`), the segments in training stay on record.
+
+        Only the learner thread calls this.
+        """
         try:
             self._suspects.close(crashed=crashed)
         finally:
@@ -137,7 +140,7 @@ class TrainLoop:
                 self._ranks.close()
 
     def expect_end(self, *, replaced: bool = False) -> None:
-        """Record that the thread was asked to stop, so that no segment is suspected. Any thread can call this."""
+        """Record that the thread was asked to stop, so that no segment is suspected. `replaced` ends all recording."""
         self._suspects.expect_end(disable=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:
@@ -317,7 +320,7 @@ class TrainLoop:
         return index + 1
 
     def _note(self, message: DecodedSegmentMessage, lags: Sequence[int], observed: Sequence[int]) -> None:
-        """Update counts and metrics for observed segments. Off-policy, they also count as trained now."""
+        """Update counts and metrics for observed segments of a message. Off-policy, these also count as trained now."""
         if not observed:
             return
         key, batch = message.key, message.batch
@@ -350,7 +353,7 @@ class TrainLoop:
         )
 
     def _reject(self, message: DecodedSegmentMessage, index: int, exc: Exception) -> None:
-        """Quarantine a segment for which the algorithm has raised an exception; each new learner thread would receive it again.
+        """Quarantine a segment for which the algorithm has raised an exception, so that no new learner thread receives it.
 
         If more than `MAX_POISONED` in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
         """

@@ -26,10 +26,12 @@ MAX_TRIALS = 128
 """Largest number of trial updates for one failed update. Segments that they could not separate are removed together."""
 
 MAX_DIVERGED = 3
-"""Largest number of updates in a row that can be undone without a good segment, or off-policy without data found at fault."""
+"""Largest number of failed updates in a row that are undone: on-policy without a good segment, off-policy without data at
+fault.
+"""
 
 RECENT_SEGMENTS, RECENT_BYTES = 1 << 16, 8 << 20
-"""Segments whose stream and number are remembered for an off-policy algorithm, and the bytes of the messages kept with them."""
+"""Off-policy: number of segments whose stream and sequence number are kept, and size of the kept messages in bytes."""
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class UpdateRunner:
     # ---- observing
 
     def observe(self, message: DecodedSegmentMessage, index: int, *, correct: bool = False) -> None:
-        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
+        """Give a segment to the algorithm, and keep it. `correct` and exceptions are those of `Algorithm.observe`."""
         self._algorithm.observe(message.segments[index], correct=correct)
         if self._onpolicy:
             seq = message.batch.first_seq + index
@@ -69,7 +71,7 @@ class UpdateRunner:
     # ---- updates
 
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
-        """Do one update if the algorithm has enough data, and return the result; otherwise return None."""
+        """Do one update if there is enough data, or with `partial` if there is any. Return the result; None without one."""
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()
@@ -99,15 +101,15 @@ class UpdateRunner:
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
-        """Return True if the next update must be checked in full and its state kept.
+        """Return True if the next update must be checked in full, and the state before it must be kept.
 
-        Off-policy, only updates that can be published, or that are repeated after a failure, are due.
+        Off-policy, these are updates that can be published, and those that are repeated after a failure.
         """
         every = self._algorithm.publish_every_updates
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a successful update, and keep its state if `due`. Return True if no weight changed although it should."""
+        """Count a successful update, and keep the state if `due`. Return True if no weight changed although it should."""
         self.updates += 1
         self._diverged = 0
         self._careful = max(0, self._careful - 1)
@@ -142,7 +144,7 @@ class UpdateRunner:
         return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
 
     def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
-        """Return a description of what is wrong after an update; empty if nothing is."""
+        """Return the fault of an update from its metrics or exception (`failure`), or ""; with `due`, check all weights too."""
         if failure is not None:
             return f"the update raised {type(failure).__name__}: {failure}"[:300]
         for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():
@@ -179,7 +181,7 @@ class UpdateRunner:
         return UpdateOutcome(culprits=culprits, reason=reason)
 
     def _find(self, batch: list[SegmentInTraining]) -> list[SegmentInTraining]:
-        """Return the segments that make a batch fail, by halving it; the whole batch if both of its halves succeed."""
+        """Return the segments that make a batch fail, by halving the batch; the whole batch if both halves succeed."""
         if len(batch) <= 1 or self._trials >= MAX_TRIALS:
             return batch
         half = len(batch) // 2

@@ -1,6 +1,7 @@
-"""The check of the numbers in segments before training. First a whole message is checked; if that fails, each of its segments.
+"""The check of the numbers in segments before training. First a whole message is checked; if the check fails, each of its
+segments.
 
-Where a space has bounds, they give the allowed range. Elsewhere the options ``max_magnitude`` and ``max_reward`` do. Real
+The bounds of a space give the allowed range. Values without bounds are limited by ``max_magnitude`` and ``max_reward``. Real
 systems and environments exceed the bounds of their Box: in Gymnasium's LunarLander-v3, the height can be 200, and its bound is
 2.5. So the range of floats is wider than the Box (`BEYOND`).
 
@@ -50,7 +51,7 @@ TILE = 512
 
 
 class ColumnValueLimits:
-    """The allowed range of the values in one column of a segment. It can differ between the elements of a row."""
+    """The allowed range of the values in one column of a segment. Elements of a row can have different ranges."""
 
     def __init__(
         self,

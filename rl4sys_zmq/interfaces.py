@@ -157,7 +157,7 @@ class LearnerThreadHandle(Protocol):
 
     @property
     def crash(self) -> str:
-        """How a worker process ended by itself without reporting an error, as text; empty if it did not."""
+        """The way in which a worker process ended by itself without reporting an error, as text; empty if it did not."""
 
     @property
     def failure(self) -> ThreadFailed | None:

@@ -116,7 +116,7 @@ class MemoryLimitThread(Worker):
                 self.look(resident_bytes(statm), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Compare the memory with the limit, and close connections if the memory exceeds it."""
+        """Compare the used memory with the limit. Over the limit, close connections, or end the process."""
         if used_bytes <= self._limit_bytes:
             self._over_since, self._cut_all = None, False
             return

@@ -343,7 +343,7 @@ class TrainerClient(Resource):
             return
 
     def _conclude(self, result: UpdateResult) -> UpdateResult:
-        """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
+        """Return a result. If it has an error, raise the error if `raises` is True, otherwise count and log the error."""
         if result.error is None:
             self.last_error = None
             self._failing.pop("update", None)
@@ -354,7 +354,7 @@ class TrainerClient(Resource):
         return result
 
     def _failed(self, what: str, error: RL4SysError) -> None:
-        """Count a failed update or request, and log it unless the last one failed in the same way."""
+        """Count a failed update or request (`what`), and log it unless the last failure was of the same kind."""
         self._count("update_failed" if what == "update" else "request_failed")
         self.last_error = error
         if self._failing.get(what) is not type(error):
@@ -362,7 +362,7 @@ class TrainerClient(Resource):
             log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send the items that the server does not have, and with `from_id` all items after it."""
+        """Send the items that the server does not have, and with `from_id` all items after that number."""
         feed = self._feed(name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:

@@ -154,7 +154,7 @@ class WeightSubscriber:
         self._changing = threading.RLock()
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """If the current policy is `bad`, replace it by the version before. Return None if no earlier version is in memory."""
+        """Replace the current policy, if it is `bad`, by the version before. Return None if no earlier version is in memory."""
         with self._changing:
             if self.policy is not bad:  # a newer version has arrived
                 return self.policy

@@ -112,21 +112,21 @@ def nullable(check: Check[T], *, names: tuple[str, ...] = (), doc: str = "") -> 
 
 
 def text(value: object) -> str:
-    """Check an option's value: accept text of 1 to `MAX_TEXT` printable characters."""
+    """Return a value unchanged if it is text of 1 to `MAX_TEXT` printable characters, else raise `InvalidValue`."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
         raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value
 
 
 def name(value: object) -> str:
-    """Accept a name, as `rl4sys_zmq.names` defines it."""
+    """Return a value unchanged if it is a name (`rl4sys_zmq.names`), else raise `InvalidValue`."""
     if not is_name(value):
         raise InvalidValue(NAME_RULE)
     return cast(str, value)
 
 
 def flag(value: object) -> bool:
-    """Accept a bool."""
+    """Return a value unchanged if it is a bool, else raise `InvalidValue`."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidValue("true or false")
     return bool(value)
@@ -217,7 +217,7 @@ def logger_level(value: object) -> int | str:
 
 
 def callback(value: object) -> Callable[..., Any]:
-    """Accept a function or another callable object."""
+    """Return a value unchanged if it is callable, else raise `InvalidValue`."""
     if not callable(value):
         raise InvalidValue("a function")
     return value

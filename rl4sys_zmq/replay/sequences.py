@@ -227,7 +227,7 @@ class SequenceMemory(PrioritisedReplay):
         """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
 
         Returns:
-            The numbers of the removed segments, as `ReplayMemory.discard`.
+            The numbers of the removed segments, in the form that `ReplayMemory.discard` returns.
         """
         ring = self._sequences
         held = np.arange(ring.begin, ring.end)
@@ -244,7 +244,7 @@ class SequenceMemory(PrioritisedReplay):
         return gone
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all sequences and priorities, as `ReplayMemory.state`."""
+        """Return copies of all sequences and priorities, in the form that `ReplayMemory.state` returns."""
         steps, sequences = (pieces.state(stored) for pieces in self._pieces)
         return self._state({"steps": steps, "sequences": sequences})
 

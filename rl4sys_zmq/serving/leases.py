@@ -58,7 +58,7 @@ class LeaseTable:
         return list(self._slots)
 
     def lease(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
-        """Lease environments: free ones first, then those whose lease has expired. A repeated request gets the same slots."""
+        """Lease `count` environments: free ones first, then those with expired leases. A repeated request gets the same slots."""
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
             raise CallRefusedByCallback(

@@ -137,7 +137,8 @@ class TrainerClient(Resource):
         stay at the server.
 
         Returns:
-            The result. It is false if the update failed, and `UpdateResult.error` then has one of the first four exceptions.
+            The result. It is false if the update failed, and `UpdateResult.error` then has the exception: one of the first four
+            below.
 
         Raises:
             CallTimeout: If a reply did not arrive in time. The next update continues after the last item that the server has.
@@ -226,7 +227,7 @@ class TrainerClient(Resource):
     def request(self, type: str, payload: Tree) -> Tree:
         """Make a custom request, which the server's callback answers. The callback runs at most once.
 
-        If the request fails and `raises` is False, one of the first four exceptions is logged and counted.
+        If the request fails and `raises` is False, the exception, one of the first four below, is logged and counted.
 
         Args:
             type: One of the configuration's `request_types`.

@@ -65,7 +65,7 @@ class ActionLayout:
 
     The outputs of a policy network are first the logits of all choices, one choice after another, and then the means of all
     numbers. A mask has one element for each logit, in the same order. The choices are in the order of the arrays of an action
-    (by sorted dict keys), and then row-major; the numbers too.
+    (by sorted dict keys), and then row-major. So are the numbers.
 
     Attributes:
         counts: The number of options of each choice.

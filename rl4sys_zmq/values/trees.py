@@ -32,7 +32,7 @@ Structure = tuple[type, tuple[Any, ...], tuple[Any, ...]] | None
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
-    """Return the leaves of nested dicts and tuples, and their structure. A list is a leaf, and without `tuples` a tuple too."""
+    """Return the leaves of nested dicts and tuples, and their structure. A list is a leaf; without `tuples`, so is a tuple."""
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, (dict, tuple) if tuples else (dict,), by_key)
 

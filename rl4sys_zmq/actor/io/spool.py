@@ -163,7 +163,7 @@ class Spool(Resource):
     # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Add segments, and write about `FLUSH_BYTES` of them to the file; `tick` writes the rest."""
+        """Add segments, and write about `FLUSH_BYTES` bytes of them to the file. `tick` writes the remaining segments."""
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
             head = QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes)

@@ -467,7 +467,7 @@ class WeightSubscriber:
 
     @property
     def _base(self) -> PolicySnapshot | None:
-        """The newest weights that have arrived, also rolled-back ones: the learner's next diff starts from them."""
+        """The newest weights that have arrived, even if they were rolled back: the learner's next diff applies to them."""
         return self._newest[-1] if self._newest else None
 
     def _note_alarms(self, beacon: Beacon) -> None:

@@ -2,7 +2,7 @@
 
 A head estimates a vector for each action: the expected return, the probabilities of fixed values (*atoms*) of the return [2],
 or its quantiles [3]. The value of an action is the mean. With *dueling* [1], the network also estimates a vector for the state,
-and the vectors of the actions are deviations (advantages) from that one.
+and the vectors of the actions are deviations (advantages) from the state's vector.
 
 [1] Wang et al. 2016, Dueling Network Architectures for Deep Reinforcement Learning.
 [2] Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning.

@@ -47,8 +47,7 @@ class ActorCritic(ABC):
       batch, because the first policy hardly depends on its input.
     - When the statistics change, the first layers are adjusted, so that the networks compute what they computed before. Without
       this, each change would disturb what was learned: one of three runs on Pendulum stayed at a return of -600.
-    - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
-      too.
+    - ``episodes_per_update`` counts ended episodes. A part of an episode with ``max_traj_length`` steps counts as an ended one.
     """
 
     kind: ClassVar[str] = "onpolicy"

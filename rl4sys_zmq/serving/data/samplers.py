@@ -104,7 +104,7 @@ class SequenceSampler(Sampler):
         squeeze: True to omit the time axis. The window must then have one row.
         begin: Offset of the first row from the drawn row, such as -3.
         end: Offset of the last row, plus one.
-        source: See `Sampler`.
+        source: Key of the stored steps to read, as in `Sampler`.
 
     Raises:
         ConfigError: If the window is empty, an offset is not an integer, or `squeeze` is True for more than one row.
@@ -143,7 +143,7 @@ class FutureSampler(Sampler):
         max_future: The offset is less than this number. None: no limit.
         lambda_: Parameter of `GEOMETRIC`, in rows: the mean of an exponential distribution whose value is rounded down. A
             discount ``g`` corresponds to ``lambda_ = -1 / log(g)``.
-        source: See `Sampler`.
+        source: Key of the stored steps to read, as in `Sampler`.
 
     Raises:
         ConfigError: If an argument is out of range.

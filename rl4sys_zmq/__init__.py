@@ -1,7 +1,7 @@
 """Reinforcement learning policies embedded in real, running systems, over ZeroMQ.
 
 An actor (`RL4SysAgent`) runs inside a host program and chooses its actions. A learner trains the policy on another thread,
-process or machine. `FrozenAgent` acts with a policy that was exported from a learner, without one.
+process or machine. `FrozenAgent` needs no learner: it acts with an exported policy.
 
 The rooms, each of which imports only from itself and from rooms before it:
 

@@ -37,7 +37,7 @@ _REMEDIES = {
 def child_environment() -> dict[str, str]:
     """Return the environment variables for a child: those of this process, with this package's folder first in ``PYTHONPATH``.
 
-    This program can have found the package by a change of `sys.path`, which the child does not inherit.
+    The child does not inherit changes of `sys.path`, by which this program can have found the package.
     """
     root = str(Path(__file__).resolve().parents[1])
     environment = dict(os.environ)
@@ -47,9 +47,9 @@ def child_environment() -> dict[str, str]:
 
 
 def module_path() -> list[str]:
-    """Return the folders in which this process finds modules, for a child.
+    """Return the folders in which this process finds modules, so that a child process finds the same ones.
 
-    An empty entry of `sys.path` stands for the working directory. It is left out if that folder was removed.
+    An empty entry of `sys.path` means the working directory. It is left out if that folder was removed.
     """
     path = list(sys.path)
     if "" in path:
@@ -60,13 +60,17 @@ def module_path() -> list[str]:
 
 
 class ChildProcess(subprocess.Popen[bytes]):
-    """A child process in a process group of its own, whose lost exit status counts as a failure.
+    """A child process in a process group of its own. If its exit status was lost, the process counts as failed.
 
-    If the program ignores SIGCHLD, or another part of it has collected the process, `subprocess.Popen` takes the status for 0.
+    The status is lost if the program ignores SIGCHLD, or if another part of the program has collected it. `subprocess.Popen`
+    then reports the status 0.
     """
 
     def look(self, options: int = os.WNOHANG) -> int | None:
-        """Return the exit status, without collecting the process; None while it runs. The option 0 waits for the end."""
+        """Return the exit status without collecting the process, or None while the process runs.
+
+        `options` are those of `os.waitid`. With 0, the method waits for the end of the process.
+        """
         if self.returncode is not None:
             return self.returncode
         try:
@@ -97,7 +101,7 @@ class ChildProcess(subprocess.Popen[bytes]):
     def end(self, patience_s: float) -> int:
         """Wait for the end of the process, kill it after `patience_s` seconds, and return its exit status.
 
-        What is left of its process group is killed too.
+        Then kill the rest of its process group.
         """
         deadline = time.monotonic() + patience_s
         while self.look() is None and time.monotonic() < deadline:
@@ -110,7 +114,7 @@ class ChildProcess(subprocess.Popen[bytes]):
             return -signal.SIGKILL
 
     def kill_group(self) -> None:
-        """Kill the process and its process group, until it is collected."""
+        """Kill the process and its process group. Do nothing if the process was already collected."""
         if self.returncode is None:  # until then, no other group has its number
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -123,7 +127,7 @@ def start_with_socket(
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ChildProcess:
-    """Start a Python process that inherits a socket. It is in a session of its own, and its standard input is empty."""
+    """Start a Python process that inherits the socket `end`. Its session is its own; its standard input is empty."""
     # In a program without standard streams, the socket could have one of their numbers, which the child replaces.
     number = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     try:
@@ -142,16 +146,16 @@ def start_with_socket(
 
 
 def reset_signals() -> None:
-    """Undo what this process has inherited: an ignored SIGCHLD, and blocked signals. Only the owner of the process calls it."""
+    """Undo inherited signal settings: an ignored SIGCHLD, and blocked signals. Only the owner of the process may call this."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def begin_child(*ignored: signal.Signals) -> None:
-    """Prepare a process that `start_with_socket` has started, which can lose its standard streams.
+    """Prepare the current process, a child that `start_with_socket` has started. Its standard streams can be lost.
 
-    On Linux, the kernel kills it at the end of the thread that has started it. A socketpair alone does not always show this end:
-    a forked process can hold a copy of the parent's descriptor.
+    On Linux, the kernel then kills the child when the parent's thread that started it ends. A closed socketpair alone does not
+    always show the end of the parent: another forked process can hold a copy of the parent's descriptor.
     """
     reset_signals()
     for number in ignored:
@@ -175,9 +179,10 @@ os.killpg(group, signal.SIGKILL)
 
 
 def end_group_with_process() -> subprocess.Popen[bytes] | None:
-    """Let what this process starts in its process group end with it, even if it is killed. This has an effect on Linux only.
+    """Make the processes that this process starts in its process group end with it, even if it is killed. Linux only.
 
-    The main thread of the leader of a process group calls this, and keeps the result: a small process that waits for its end.
+    Call this in the main thread of the leader of the process group, and keep the result: a small process that waits for the end
+    of the leader.
     """
     if sys.platform != "linux":
         return None
@@ -186,14 +191,14 @@ def end_group_with_process() -> subprocess.Popen[bytes] | None:
 
 
 def start_error_text(error: BaseException) -> str:
-    """Return the text of an error that a start of a process or a thread has raised, with a remedy if there is a known one."""
+    """Return the text of an exception from the start of a process or thread, with a remedy if one is known."""
     text = str(error) or type(error).__name__
     remedy = _MORE_PROCESSES if isinstance(error, RuntimeError) else _REMEDIES.get(getattr(error, "errno", None) or 0)
     return f"{text}; {remedy}" if remedy else text
 
 
 def end_text(code: int) -> str:
-    """Return the end of a process as text, such as ``signal 6 (SIGABRT)``."""
+    """Return the exit status of a process as text, such as ``signal 6 (SIGABRT)``."""
     if code == _UNKNOWN_STATUS:
         return "an unknown exit status: this program ignores SIGCHLD, or collects processes that it did not start"
     if code >= 0:

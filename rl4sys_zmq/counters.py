@@ -25,7 +25,7 @@ class Counters:
         mine[name] = mine.get(name, 0) + amount
 
     def get(self, name: str) -> int:
-        """Return the value of the counter `name`. It is 0 if nothing was ever added."""
+        """Return the value of the counter `name`. A counter to which nothing was added is 0."""
         return sum([counts.get(name, 0) for counts in self._counts.copy().values()])
 
     def under(self, prefix: str) -> dict[str, int]:

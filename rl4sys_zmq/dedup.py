@@ -1,12 +1,11 @@
 """Detection of segments and calls that arrive more than once.
 
-The segments of an actor (runs of consecutive steps) are numbered and accepted in order. So one number is enough to detect
-duplicates: the next number that the receiver expects, also called the *mark*. `count_received` counts the segments with lower
-numbers.
+The segments of an actor are numbered and accepted in order. So one number is enough to detect duplicates: the next number that
+the receiver expects, also called the *mark*. `count_received` counts the segments with lower numbers.
 
-The calls of a *session* (one connection of a caller) can run in any order, and the reply to a repeated call must be sent again.
-A `SessionCalls` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
-`CallDeduplicator` limits the memory for all sessions of a server.
+The calls of a session can run in any order, and the reply to a repeated call must be sent again. A `SessionCalls` therefore
+keeps the calls that wait or run, and the replies that the caller possibly did not receive. `CallDeduplicator` limits the memory
+for all sessions of a server.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class SessionCalls(Generic[Request, Reply]):
 class CallDeduplicator(Generic[Request, Reply]):
     """The calls and kept replies of all sessions of one server, so that it runs no call twice.
 
-    A session is one connection of a caller. The class limits the number of sessions and the memory for kept replies.
+    The object limits the number of sessions and the memory for kept replies.
     """
 
     def __init__(self) -> None:
@@ -72,7 +71,7 @@ class CallDeduplicator(Generic[Request, Reply]):
         return len(self._windows)
 
     def heard(self, now: float) -> int:
-        """Return the number of sessions with a call within the last `SESSION_S` seconds. Any thread can call this."""
+        """Return the number of sessions that sent a call within the last `SESSION_S` seconds. Any thread can call this."""
         return sum(not is_silent(now, window.last_message_s, SESSION_S) for window in list(self._windows.values()))
 
     def open(self, session: int, number: int, now: float) -> int:
@@ -94,10 +93,9 @@ class CallDeduplicator(Generic[Request, Reply]):
         return number
 
     def find(self, session: int, acked: int, now: float) -> SessionCalls[Request, Reply] | None:
-        """Return the calls and replies of the session (connection of a caller) of a new call. None if it is not open.
+        """Return the calls and replies of the session to which a new call belongs; None if the session is not open.
 
-        The call contains `acked`: the caller has received the replies to all calls with lower numbers than this. The method
-        discards these replies.
+        Also discard the replies to calls with numbers below `acked`: the caller has received them.
         """
         window = self._windows.get(session)
         if window is not None:

@@ -122,7 +122,7 @@ class ConfigError(RL4SysError):
 
 
 class BadInput(RL4SysError, ValueError):
-    """An invalid value, such as a reward, that the host program passed to this library. Nothing was stored."""
+    """An invalid value, such as a reward, that the host program passed to this library. The value was not stored."""
 
 
 class ObservationError(BadInput):
@@ -229,7 +229,7 @@ class CallFailed(CallError):
 
 
 class CallLost(CallError):
-    """A call that must run at most once, after the server lost its record of this caller's calls (the session).
+    """The error for a call that must run at most once, if the server has lost the caller's session.
 
     The server was restarted, or it discarded the session, for example because the caller was silent for too long. It is unknown
     whether the call ran, so the call is not sent again.
@@ -247,8 +247,8 @@ class CallbackStuck(RL4SysError):
     """A server's callback that did not return in the time allowed for stopping the server.
 
     Attributes:
-        concurrency_group: The concurrency group of the callback (methods that never run at the same time), followed by the name
-            of the method in brackets if the two names differ.
+        concurrency_group: The concurrency group of the callback, followed by the name of the method in brackets if the two
+            names differ.
     """
 
     def __init__(self, server: str, concurrency_group: str, timeout_s: float) -> None:
@@ -272,7 +272,7 @@ class PayloadError(RL4SysError, TypeError):
 
 
 class LearnerUnavailable(RL4SysError):
-    """A learner that did not reply in time, or that replied and did not let the actor continue in time.
+    """A learner that did not reply in time, or that replied but did not let the actor continue in time.
 
     Attributes:
         address: The learner's address.
@@ -375,7 +375,7 @@ class AddressInUse(TransportError):
 
 
 class RefusalReason(StrEnum):
-    """The reason for which a message, or one segment (run of steps) in it, was refused. The receiver counts each reason."""
+    """The reason for which a message, or one segment in the message, was refused. The receiver counts each reason."""
 
     FRAMES = "frames"  # the message has no frames, or more than the limit
     TOO_LARGE = "too_large"  # a frame, a message or a length is over its limit
@@ -414,8 +414,8 @@ class ProtocolError(RL4SysError):
     Attributes:
         code: The reason, as a code.
         detail: The reason, as text.
-        incarnation: With the code ``FENCED``, the incarnation (number of a start of the actor) that the learner has on record, if
-            the actor may try again with a higher number; else 0.
+        incarnation: With the code ``FENCED``, the actor's incarnation in the learner's record, if the actor may try again with
+            a higher one; else 0.
     """
 
     def __init__(self, code: RefusalReason, detail: str, *, incarnation: int = 0) -> None:
@@ -426,7 +426,7 @@ class ProtocolError(RL4SysError):
 
 
 class WeightsError(RL4SysError):
-    """A weight diff or snapshot that does not fit the policy, or whose digest (checksum over all weights) is wrong.
+    """A weight diff or snapshot that does not fit the policy, or whose digest is wrong.
 
     Attributes:
         reason: One of the following.
@@ -469,14 +469,11 @@ class RunDirectoryError(RL4SysError):
 
 
 class RankError(RL4SysError):
-    """A rank of a client that could not be started, has ended or does not answer. The learner thread of the client then ends.
-
-    The ranks are the processes that train one policy together (the option ``learners``).
-    """
+    """A rank of a client that could not be started, has ended or does not answer. The client's learner thread then ends."""
 
 
 class RankLost(RankError):
-    """A rank that was killed or does not answer. The client of the learner thread starts again from its checkpoint."""
+    """A rank that was killed or does not answer. The learner starts the client again from its checkpoint."""
 
 
 class CheckpointError(RL4SysError):
@@ -507,7 +504,7 @@ class PolicyFolderError(RL4SysError):
 
 
 class JournalError(RL4SysError):
-    """A journal (the learner's file of accepted training data) that cannot be opened or read.
+    """A journal that cannot be opened or read.
 
     Attributes:
         path: The path of the journal's file.
@@ -519,11 +516,10 @@ class JournalError(RL4SysError):
 
 
 class JournalLost(JournalError):
-    """A journal (the learner's record of accepted data) that lacks segments which the learner has acknowledged.
+    """A journal that lacks segments which the learner has acknowledged.
 
-    A segment is a run of consecutive steps from an actor. The file ``journal.marks`` or a checkpoint shows that these segments
-    were acknowledged. No file was changed. To start the learner without the missing segments, use ``resume: accept-loss``. The
-    learner then counts them as lost.
+    The file ``journal.marks`` or a checkpoint shows that these segments were acknowledged. No file was changed. To start the
+    learner without the missing segments, use ``resume: accept-loss``. The learner then counts them as lost.
 
     Attributes:
         segments: A dict from the id of each affected client to the number of its missing segments.
@@ -535,14 +531,15 @@ class JournalLost(JournalError):
 
 
 class SpoolError(RL4SysError):
-    """A spool (an actor's queue on disk of data to send) that cannot be used.
+    """An actor's spool that cannot be used.
 
-    Another process uses it, it cannot be read or written, or it belongs to another client, actor or version of the library.
+    Another process uses the spool, it cannot be read or written, or it belongs to another client, actor or version of the
+    library.
     """
 
 
 class StoreEmpty(RL4SysError):
-    """The error for a sample from a data store that has no data to sample. Try again after an insert."""
+    """The error for sampling from a data store that has nothing to sample. Try again after an insert."""
 
 
 class StoreFileError(RL4SysError):

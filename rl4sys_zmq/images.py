@@ -1,8 +1,8 @@
 """The conversion of arrays of images to PNG or JPEG files and back. The decoder accepts untrusted bytes.
 
-An encoded array is a sequence of files, one per image, each preceded by its length in bytes (u32, little-endian). Before Pillow
-gets a file, this module checks the image size, the pixel format and all parts of the file, so that the file cannot cause an
-unexpected use of memory or time. Pillow is imported at the first use. To install it, use the extra ``images``.
+An encoded array is a sequence of files, one per image, each preceded by its length in bytes (u32, little-endian). This module
+checks the image size, the pixel format and all parts of a file before Pillow gets the file. So no file can cost an unexpected
+amount of memory or time. Pillow is imported at the first use. To install it, use the extra ``images``.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def has_pillow() -> bool:
 def image_size(shape: Sequence[int]) -> ImageSize | None:
     """Return the size of one image in an array of this shape, or None if the shape is not one of images.
 
-    The last dimensions are those of one image: ``[..., height, width, 1 or 3]``, else ``[..., height, width]``. Height and width
-    must be 8 to 65,500 pixels. The product of all earlier dimensions is the number of images.
+    The last dimensions are those of one image: ``[..., height, width, 1 or 3]``, else ``[..., height, width]``. Height and
+    width must be 8 to 65,500 pixels. The product of all earlier dimensions is the number of images.
     """
     if len(shape) > 2 and shape[-1] in (1, 3):
         height, width, channels = shape[-3:]
@@ -107,7 +107,7 @@ def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageFormat
 def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSize, form: str) -> NDArray[np.uint8]:
     """Decode the result of `encode_images` to the array of pixels.
 
-    In addition to the result, this needs memory for decoding one image (four bytes per pixel if it has three channels) and for a
+    In addition to the result, decoding needs memory for one image (four bytes per pixel if it has three channels) and for a
     copy of that image.
 
     Args:
@@ -171,7 +171,7 @@ def _load(file: memoryview, form: str, mode: str, side: tuple[int, int]) -> NDAr
 def _check_png(file: memoryview, size: ImageSize) -> None:
     """Raise BadImage if a file is not a PNG of the given size, or if it contains anything but pixels.
 
-    Chunks of text or colour profiles are refused, because they too can decompress to a large size. Pillow would fill missing rows
+    Chunks of text or colour profiles are refused, because they can decompress to a large size. Pillow would fill missing rows
     with black, so this function checks the number of bytes of all rows.
     """
     height, width, channels = size

@@ -1,9 +1,9 @@
-"""The seams of the library. Each class is the only definition of its term; mypy checks those who implement it against it.
+"""The seams of the library. Each class defines one term; mypy checks the classes that implement it.
 
 An actor asks a `Policy` for actions and sends segments (`rl4sys_zmq.values.Segment`) over a `ConnectingSocket`. The gateway
-appends them to the `Journal`, acknowledges them, and sends them to the worker of their client, which an `Engine` has started.
-The worker trains an `Algorithm` and publishes its weights as versions of the policy (`rl4sys_zmq.values.PolicySnapshot`). An
-`EventSink` records metrics and events.
+appends them to the `Journal`, acknowledges them, and sends them to the worker of the segment's client. An `Engine` has started
+that worker. The worker trains an `Algorithm` and publishes its weights as versions of the policy
+(`rl4sys_zmq.values.PolicySnapshot`). An `EventSink` records metrics and events.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ __all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "L
 
 
 class Policy(Protocol):
-    """An object with fixed weights that chooses actions. Threads share it, each with its own `RandomSource`.
+    """An object with fixed weights that chooses actions. Threads share the object, each with its own `RandomSource`.
 
-    Optional: ``bind(rng, explore) -> Act``, a faster form of `act`, and the methods of `AssessingPolicy` and `ExtraColumnPolicy`.
+    A policy can have more methods: ``bind(rng, explore) -> Act``, a faster form of `act`, and the methods of `AssessingPolicy`
+    and `ExtraColumnPolicy`.
     """
 
     @property
     def snapshot(self) -> PolicySnapshot:
-        """The weights of this version. The policy can use views of their buffer."""
+        """The weights of this version, which do not change. The policy can use views of their buffer."""
 
     @property
     def generation(self) -> int:
-        """The number of the worker that published the weights. Later workers have higher ones."""
+        """The number of the worker that published the weights. Later workers of the client have higher numbers."""
 
     @property
     def version(self) -> int:
-        """The number of the publication within the generation."""
+        """The version: the number of the publication within the generation."""
 
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
@@ -53,7 +54,7 @@ class Policy(Protocol):
 
         Args:
             observation: ``[*obs]``, finite, or a tree of such arrays; the policy casts it to float32.
-            mask: ``[n]`` for ``n`` discrete actions, nonzero where one is allowed; None allows all.
+            mask: ``[n]`` for ``n`` discrete actions, nonzero for an allowed action; None allows all.
             rng: The source of random numbers.
             explore: True to sample, False for the most probable action.
 
@@ -68,20 +69,24 @@ class Policy(Protocol):
     def act_batch(
         self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions with one forward pass: as `act`, with ``N`` in front of each shape, and other random draws."""
+        """Choose ``N`` actions with one forward pass. Arguments and results are those of `act`, with an axis of ``N`` in front.
+
+        The random draws differ from those of ``N`` calls of `act`.
+        """
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning rule for one policy. The learner thread calls `observe` with each fresh segment, then `update` until it is None.
+    """A learning rule for one policy. The learner thread calls `observe` with a segment, then `update` until it returns None.
 
     `rl4sys_zmq.algorithms` has the optional methods, such as those of `UndoableAlgorithm`.
 
     Attributes:
-        kind: ``"onpolicy"`` if the next update only uses a segment; ``"offpolicy"`` if it goes into a replay and so is trained.
+        kind: ``"onpolicy"`` if a segment is used by the next update only; ``"offpolicy"`` if its steps go into a replay.
         rollout_length: Largest number of steps that an actor should put into one segment.
-        publish_every_updates: Number of updates between published versions. The configuration can override this and the next.
-        max_policy_lag: Largest number of versions by which a segment can be behind the newest one; None for no limit.
+        publish_every_updates: Number of updates between published versions. The configuration can override this number and
+            `max_policy_lag`.
+        max_policy_lag: Largest number of versions by which a segment can be behind the newest; None for no limit.
     """
 
     kind: ClassVar[str]
@@ -90,19 +95,20 @@ class Algorithm(Protocol):
     max_policy_lag: int | None
 
     def spec(self) -> PolicySpec:
-        """Return the specification from which actors build the policy. Every call returns the same."""
+        """Return the specification from which actors build the policy. Every call returns the same specification."""
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Accept one segment for training. It fits the spaces, and its numbers are finite.
+        """Accept one segment for training. The caller has checked that it fits the spaces and that its numbers are finite.
 
-        Log-probabilities of overridden actions (`Segment.source`) can be NaN or infinite. With `correct`, the segment is older
-        than ``max_policy_lag`` and is corrected by importance weights.
+        Log-probabilities of overridden actions (`Segment.source`) can be NaN or infinite. `correct` is True for a segment over
+        the limit ``max_policy_lag``: the algorithm then corrects it by importance weights.
         """
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
         """Do one update if there is enough data, and return its metrics by TensorBoard tag; otherwise return None.
 
-        `partial`: no more data will come for this batch, so an on-policy algorithm trains on what it has, if that is a step.
+        With `partial`, no more data will come for this batch. An on-policy algorithm then trains on what it has, at least one
+        step.
         """
 
     def demand(self) -> int:
@@ -114,22 +120,33 @@ class Algorithm(Protocol):
     def state(self) -> dict[str, Any]:
         """Return copies of everything that is needed to continue exactly: tensors, optimizer, random state, replay, schedules.
 
-        It can have dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays, numbers, str, bytes, bool, None and
-        `rl4sys_zmq.replay.StatePiece`. Segments that wait for an on-policy update are not in it: they are delivered again.
+        The state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays, numbers, str, bytes, bool,
+        None and `rl4sys_zmq.replay.StatePiece`. Segments that wait for an on-policy update are not part of the state: the
+        journal delivers them again.
         """
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of equal parameters, and drop waiting segments. The same segments then give bit-identical weights."""
+        """Restore a state that `state` returned under equal parameters, and drop waiting segments.
+
+        The same further segments then give bit-identical weights.
+        """
 
 
 class Engine(Protocol):
     """A way to run workers, such as threads or processes. Only the gateway thread uses it."""
 
     def start(self, assignment: WorkerAssignment) -> LearnerThreadHandle:
-        """Start the worker of one client, without waiting for it. TransportError: the gateway tries again after a pause."""
+        """Start the worker of the client in `assignment`, without waiting for it.
+
+        On a TransportError, the gateway tries again after a pause.
+        """
 
     def wait_ready(self) -> None:
-        """Wait, in the thread of `Learner.start`, until workers can be started. ConfigError or TransportError: they cannot."""
+        """Wait until workers can be started. `Learner.start` calls this in its own thread.
+
+        Raises:
+            ConfigError, TransportError: If no worker can be started.
+        """
 
     def close(self) -> None:
         """Release what the engine itself holds, such as a folder. Call this after the end of all workers."""
@@ -140,11 +157,11 @@ class LearnerThreadHandle(Protocol):
 
     @property
     def crash(self) -> str:
-        """The way in which a worker process ended by itself, without reporting an error; else empty."""
+        """The way in which a worker process ended by itself without reporting an error, as text; empty if it did not."""
 
     @property
     def failure(self) -> ThreadFailed | None:
-        """The error that the worker has reported at its end, if the report does not arrive as a message."""
+        """The error that the worker reported at its end, unless the report arrives as a message."""
 
     @property
     def silent_s(self) -> float:
@@ -155,10 +172,13 @@ class LearnerThreadHandle(Protocol):
         """True while the worker can still train, write files or send messages."""
 
     def send(self, message: WorkerMessage) -> bool:
-        """Queue a message for the worker. Return False if its queue is full, or `end` was called before."""
+        """Queue a message for the worker. Return False if the worker's queue is full, or `end` was called before."""
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the worker to finish its queue and end. With `replaced`, also in a second call, it writes no more checkpoints."""
+        """Tell the worker to finish its queue and end.
+
+        With `replaced`, which a second call can add, the worker writes no more checkpoints.
+        """
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, in any thread. Return False if the worker is still alive after `timeout_s` seconds."""
@@ -171,12 +191,12 @@ class LearnerThreadHandle(Protocol):
 
 
 class Journal(Protocol):
-    """The record of accepted segments. What it has committed, the learner acknowledges.
+    """The record of accepted segments. The learner acknowledges a segment after the journal has committed it.
 
-    One thread makes all calls except `stop` and `join`, and none waits for a disk. They take effect in their order.
+    One thread makes all calls except `stop` and `join`. No call waits for a disk. The calls take effect in their order.
 
     Attributes:
-        journal_id: From 1 to 2^63 - 1. Sequence numbers of two journals cannot be compared.
+        journal_id: The number of this journal, from 1 to 2^63 - 1. Sequence numbers of two journals cannot be compared.
         durable: True if the journal survives a restart of the learner.
     """
 
@@ -184,10 +204,10 @@ class Journal(Protocol):
     durable: bool
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Append entries. Each also advances the sequence number and the totals of its stream and of its client."""
+        """Append entries. Each entry advances its stream's sequence number, and the totals of stream and client."""
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return, in order, the entries that became durable and the pages that were read since the last call."""
+        """Return the entries that became durable and the pages that were read since the last call, in order."""
 
     def put_client(self, row: ClientRow) -> None:
         """Add the record of a client, or change the settings and the generation of a known one. Its totals stay the same."""
@@ -196,7 +216,7 @@ class Journal(Protocol):
         """Add the record of a stream, or update it after the actor opened a session. Sequence numbers never decrease."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream and its entries, not from the totals. With `expires`, raise `ClientRow.expired` to `origin`."""
+        """Remove a stream and its entries, but keep the totals. With `expires`, raise `ClientRow.expired` to `origin`."""
 
     def drop_client(self, client_id: str) -> None:
         """Remove all data of a client: its record, its streams and its entries."""
@@ -205,16 +225,22 @@ class Journal(Protocol):
         """Remove all entries of a client that were appended before this call. Totals and sequence numbers stay the same."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Release the streams of an actor that an operator dropped: any later start can use the actor's id."""
+        """Release the streams of an actor that an operator dropped: any later start of an actor can use the id."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count segments as accepted that an earlier journal acknowledged and that this one lacks, and put the stream."""
+        """Count segments as accepted that an earlier journal acknowledged and this one lacks, and put `stream`."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Remove the entries whose segments are all below the mark of their stream, by (actor_id, origin)."""
+        """Remove the entries whose segments are all below the mark of their stream.
+
+        A stream's key in `marks` is (actor_id, origin).
+        """
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request the page of a client's entries after a row; `committed` returns it with `token`. It has at least one entry."""
+        """Request the page of a client's entries after the row `after_row`. `committed` returns the page with `token`.
+
+        The page has at least one entry, and at most `max_bytes` otherwise.
+        """
 
     def state(self) -> JournalHealth:
         """Return a report of the journal's condition."""
@@ -230,7 +256,7 @@ class Journal(Protocol):
 
 
 class ConnectingSocket(Protocol):
-    """A socket of an actor, in this process or in a sidecar: frames go through it, no messages and no arrays."""
+    """A socket of an actor, in this process or in a sidecar. It carries frames, and knows neither messages nor arrays."""
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking."""
@@ -259,7 +285,7 @@ class EventSink(Protocol):
     """A record of metrics and events for people to read. No method blocks."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Record the training metrics of a client: scalars by name, and ended episodes."""
+        """Record the training metrics of a client: numbers by name, and the episodes that ended."""
 
     def event(self, name: str, **fields: Any) -> None:
         """Record an event, such as the start of the learner. The fields are JSON values."""
@@ -268,4 +294,4 @@ class EventSink(Protocol):
         """Record a quarantined segment."""
 
     def forget(self, client_id: str) -> None:
-        """Release what is kept for a client that has been removed, such as open files."""
+        """Release everything that belongs to a removed client, such as open files."""

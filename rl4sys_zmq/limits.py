@@ -1,4 +1,4 @@
-"""Limits of messages and records that several rooms share. A limit that one module uses alone is in that module."""
+"""Limits of messages and records that several rooms share. A limit that only one module uses is in that module."""
 
 MAX_MESSAGE_FRAMES = 256
 """Frames of one message between actors, learner, relays, workers and operators."""

@@ -1,9 +1,8 @@
 """The timeouts after which a silent peer counts as disconnected, and the pauses between retries.
 
-Some peers must send regularly: an actor sends heartbeats, its learner answers them, and a publisher sends a short status
-message (beacon) once a second. A server, and a sidecar (a process that holds an actor's sockets), only reply. Their silence
-counts only while a request has no reply. After the silence timeout, the side that connects replaces its sockets, because the
-connection can be half open: TCP takes many minutes to detect that.
+Some peers must send regularly: an actor sends heartbeats, its learner answers them, and a publisher sends a beacon once a
+second. A server and a sidecar only reply. Their silence counts only while a request has no reply. After the silence timeout,
+the side that connects replaces its sockets, because the connection can be half open: TCP takes many minutes to detect that.
 
 This module reads no clock and does no I/O. Callers pass the time in seconds, always from the same monotonic clock.
 """
@@ -78,7 +77,7 @@ def jittered(pause_s: float, rng: random.Random) -> float:
 
 
 def is_silent(now: float, received_s: float, timeout_s: float) -> bool:
-    """Return True if a peer's last message, received at the time `received_s`, is more than `timeout_s` seconds ago."""
+    """Return True if more than `timeout_s` seconds have passed since the peer's last message, at the time `received_s`."""
     return now - received_s > timeout_s
 
 

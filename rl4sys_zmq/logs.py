@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return a text with unprintable characters except `keep` escaped, so that a peer's text cannot control a terminal."""
+    """Return a text whose unprintable characters are escaped, so that a peer's text cannot control a terminal.
+
+    The characters in `keep` stay as they are.
+    """
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
@@ -30,13 +33,14 @@ def _printable_argument(argument: object) -> object:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of this name. Its methods raise no exception of a handler or filter, and drop that record.
+    """Return the logger of this name. If a log handler or filter raises an exception, the logger drops the record.
 
-    Texts in the arguments of a record are escaped (`printable`). Line breaks stay, for tracebacks. Each record has the attribute
-    `context`, as JSON, because the log formats of programs for RL4Sys contain it.
+    Unprintable characters in the arguments of a record are escaped (`printable`). Line breaks stay, for tracebacks. Each record
+    has the attribute `context`, a JSON text, because the log formats of programs for RL4Sys contain that attribute.
 
-    Handlers belong to the program, and any of them can raise. If a program has closed `sys.stderr`, as daemons do, the handler
-    that `logging` uses by default raises `ValueError`. That must end neither a call of the program nor a thread of the package.
+    Log handlers belong to the program, and any of them can raise. If a program has closed `sys.stderr`, as daemons do, the
+    default handler of `logging` raises `ValueError`. Such an error must end neither a call of the program nor a thread of the
+    package.
     """
     logger = logging.getLogger(name)
     if "handle" in vars(logger):  # it is such a logger already
@@ -58,10 +62,10 @@ MAX_NAME_CHARS = 200
 
 
 class ForwardingHandler(logging.Handler):
-    """A log handler of a worker process: it gives the name, the level and the text of each record to `send`.
+    """A log handler of a worker process that passes the name, the level and the text of each record to a function.
 
     Args:
-        send: Sends them to the learner. It drops them while that is impossible.
+        send: The function, which sends the three values to the learner, or drops them while it cannot send.
         max_chars: Limit on the text, in characters.
     """
 
@@ -85,7 +89,7 @@ log = get_logger(__name__)
 
 
 class _Output(io.RawIOBase):
-    """The descriptor of a standard stream. After the first error, which is raised or logged, everything written is dropped."""
+    """A standard stream that can be lost. Its first error is raised or logged; after that, all output is dropped."""
 
     stdout_required = False
 
@@ -116,7 +120,10 @@ class _Output(io.RawIOBase):
 
 
 def replace_streams(*, stdout_required: bool = False) -> None:
-    """Replace `sys.stdout` and `sys.stderr` by streams that can be lost. The program that owns the process calls this first."""
+    """Replace `sys.stdout` and `sys.stderr` by streams whose loss does not end the program.
+
+    The program that owns the process calls this first.
+    """
     for _ in filter(lambda stream: stream is None, (sys.stdin, sys.stdout, sys.stderr)):
         fd = os.open(os.devnull, os.O_RDWR)  # no socket and no file gets the number of a closed stream
         if fd > 2:
@@ -135,5 +142,5 @@ def _stream(old: TextIO | None, fd: int) -> TextIO:
 
 
 def outlive_output() -> None:
-    """Go on if stdout is lost. Commands call this whose work is not their output."""
+    """Continue without standard output if it is lost, for commands whose purpose is not their output."""
     _Output.stdout_required = False

@@ -1,4 +1,4 @@
-"""The test whether an address can be reached only from this machine."""
+"""A test for addresses that only this machine can reach."""
 
 from __future__ import annotations
 

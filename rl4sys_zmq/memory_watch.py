@@ -52,7 +52,7 @@ def give_back_memory() -> None:
 def resident_bytes(statm: BinaryIO | None = None) -> int:
     """Return the resident memory of this process in bytes; 0 on a system without ``/proc``.
 
-    If the file `STATM` is already open as `statm`, no free descriptor is needed.
+    A caller that passes the already open file `STATM` as `statm` needs no free descriptor.
     """
     with suppress(FileNotFoundError):
         text = Path(STATM).read_bytes() if statm is None else os.pread(statm.fileno(), 256, 0)
@@ -74,7 +74,10 @@ MEMORY_SHARE = 0.8
 
 
 def memory_limit(given: int | None) -> int | None:
-    """Return the memory limit of a process that the command line starts, in bytes. None: no limit."""
+    """Return the memory limit of a process that the command line starts, in bytes; None means no limit.
+
+    `given` is the value of the command-line option.
+    """
     return (round(MEMORY_SHARE * available_bytes()) if given is None else given) or None
 
 
@@ -113,7 +116,7 @@ class MemoryLimitThread(Worker):
                 self.look(resident_bytes(statm), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Compare the memory with the limit, and close connections if the memory exceeds it."""
+        """Compare the used memory with the limit. Over the limit, close connections, or end the process."""
         if used_bytes <= self._limit_bytes:
             self._over_since, self._cut_all = None, False
             return

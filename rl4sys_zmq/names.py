@@ -47,7 +47,7 @@ def algorithm_key(name: str) -> str:
 
 
 def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:
-    """Convert any text to a valid name of one folder. Different texts get different folder names.
+    """Convert any text to a valid folder name of at most `most` characters. Different texts get different folder names.
 
     All characters except ASCII letters, digits, ``_ - ~`` and inner dots are percent-encoded. If the text has capital letters,
     ``%~`` and the positions of the capitals (a bit mask in hexadecimal) are appended, so that two names also differ on a file
@@ -86,7 +86,7 @@ def name_of(folder: str) -> str | None:
 
 
 def _decoded(folder: str) -> str | None:
-    """Decode the percent-encoded part of the name of any folder. Return None if it is not the encoding of a text."""
+    """Decode the percent-encoded part of a folder's name; None if the part is not the encoding of a text."""
     from urllib.parse import unquote
 
     plain, _, _ = folder.partition("%~")

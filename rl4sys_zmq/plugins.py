@@ -6,8 +6,8 @@ An entry of a registry comes from one of three sources:
 2. This package contains it.
 3. An installed distribution provides it as an entry point.
 
-A family is a fourth source: a function that creates an entry for each name such as ``sb3:package.module:Class``, which contains
-the location of an object of the user.
+A *family* is a fourth source: a function that creates the entry of a name such as ``sb3:package.module:Class``. Such a name
+contains the location of the user's own object.
 
 If several sources have an entry of the same name, the first in this list is used. An entry is imported when its name is first
 used.
@@ -51,7 +51,7 @@ def load_object(target: str) -> Any:
 
 
 def import_plugins(modules: Iterable[str], file: str | os.PathLike[str] | None = None) -> None:
-    """Import modules that register algorithms or policies as they are imported."""
+    """Import modules that register algorithms or policies when they are imported."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -81,8 +81,8 @@ def imported_plugins() -> list[str]:
 class Registry(Generic[E]):
     """A collection of entries of one type, such as all algorithms, by name. Each entry is loaded once, at its first use.
 
-    If the entry point of an installed distribution cannot be loaded, `get` raises for its name. If its name is already in use,
-    the entry point is ignored. In both cases `faults` lists the problem, and all other entries work.
+    If the entry point of an installed distribution cannot be loaded, `get` raises for this name. An entry point whose name is
+    already in use is ignored. In both cases `faults` lists the problem, and all other entries work.
 
     Attributes:
         noun: The word for an entry in messages, such as ``algorithm``.
@@ -99,7 +99,17 @@ class Registry(Generic[E]):
         fold: Callable[[str], str] = str,
         families: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a registry."""
+        """Create a registry.
+
+        Args:
+            entry_type: The class of the entries.
+            shipped: The location of each entry in this package, by name.
+            noun: The word for an entry in messages.
+            group: The group of entry points in which installed distributions offer entries.
+            key: The configuration key for `ConfigError`.
+            fold: A function that converts a name to the form that is compared and stored.
+            families: The location of each family's function, by the prefix of its names.
+        """
         self.noun = noun
         self._type = entry_type
         self._shipped = dict(shipped)
@@ -113,7 +123,7 @@ class Registry(Generic[E]):
         self._clashes: list[str] = []
 
     def add(self, entry: E, *, replace: bool) -> None:
-        """Add an entry."""
+        """Add an entry. With `replace`, the entry takes the place of an existing one of the same name."""
         name = self._fold(entry.name)
         if not replace and (name in self._shipped or self._entries.get(name, entry) != entry):
             raise ConfigError(f"{self.noun} {name!r} is registered already; choose another name", key=self._key)
@@ -129,7 +139,7 @@ class Registry(Generic[E]):
         return key in self._entries or key in self._shipped or key in self._found() or self._family(key) is not None
 
     def locates(self, name: str) -> bool:
-        """Return True if a name contains the location of an object, whose module is imported when the entry is loaded."""
+        """Return True for a name with a module path, such as ``sb3:package.module:Class``, which is imported with the entry."""
         key = self._fold(name)
         return key not in self._entries and key not in self._shipped and self._family(key) is not None
 

@@ -47,7 +47,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def exchange_paths(one: Path, other: Path) -> None:
-    """Exchange the names of two folders in one step of the file system, so that each name has a whole folder at each moment.
+    """Exchange the names of two folders in one step of the file system, so that neither name is ever missing.
 
     On a system or file system without such an exchange, `other` is first renamed to a third name beside it, and is missing for a
     moment.
@@ -74,7 +74,7 @@ def exchange_paths(one: Path, other: Path) -> None:
 
 
 def others_can_write(*paths: Path) -> list[str]:
-    """Return a warning for each path, such as a key file, that users other than the owner can change.
+    """Return a warning for each path, such as a key file, that accounts other than the owner's can change.
 
     A warning names the path, its mode and the command that corrects the mode. Paths that do not exist are ignored, and so are
     folders with the sticky bit.

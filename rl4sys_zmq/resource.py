@@ -1,6 +1,6 @@
 """Base classes: `Resource`, an object that must be closed, and `Worker`, a thread that stores the exception that ended it.
 
-`call_in_child` lets an object give up, in a forked child, what belongs to the parent.
+`call_in_child` makes an object release the parent's resources in a forked child.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Resource(ABC):
 
 
 class Worker(ABC):
-    """A named daemon thread that stores the exception that ended it. Subclasses define `run`, and `stop` if it has to do more.
+    """A named daemon thread that stores the exception that ended it. Subclasses define `run`, and can extend `stop`.
 
     The creator of the thread calls `start`, and later `stop` and `join`. An exception in `run` is stored in `error`, logged once,
     and passed to `on_death` in the same thread.
@@ -142,7 +142,8 @@ _calls: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 def call_in_child(owner: T, call: Callable[[T], None]) -> None:
     """Call `call` with `owner` in each child that this process forks from now on, as long as `owner` exists.
 
-    Use a function that does not refer to `owner`, such as a method of its class. An owner has one such function.
+    Pass a function that does not refer to `owner`, such as a method of the owner's class. A second call for the same owner
+    replaces the function.
     """
     _calls[owner] = call
 

@@ -15,7 +15,7 @@ _DIGEST_BYTES = 32
 
 
 def seal_document(document: Mapping[str, object]) -> bytes:
-    """Return a document as JSON, one line for each of its keys, with the seal as its first key."""
+    """Return a document as JSON text: first the key with the seal, then one line for each key of the document."""
     lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in document.items())
     rest = ('",\n' + ",\n".join(lines) + "\n}\n").encode("ascii")
     return _HEAD + xxhash.xxh3_128_hexdigest(rest).encode() + rest

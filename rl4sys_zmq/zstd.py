@@ -1,6 +1,6 @@
 """Compression of message parts with zstd, without zstd's magic number, size and checksum.
 
-The header of the message and its hash replace them.
+The message's own header and hash replace these three.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _tools = _ThreadCompressors()
 
 
 def compress(data: Buffer, *, repeats: bool = True) -> bytes:
-    """Compress data to one zstd frame, at level 1."""
+    """Compress data to one zstd frame, at level 1. With `repeats` False, it hardly searches for repeated parts."""
     return (_tools.searching if repeats else _tools.counting).compress(data)
 
 

@@ -33,10 +33,10 @@ Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
 
 
 class FallbackActions:
-    """The source of actions for invalid input, for a stale policy, for one without finite actions, and before the first.
+    """The source of the actions that no policy chooses: for invalid input, for a stale or failing policy, and before the first.
 
-    The *idle action* is the last resort: the first allowed discrete action, or the middle of a box. Neither it nor the host's
-    own action is ever stored.
+    The *idle action* is the last resort: the first allowed discrete action, or the middle of a Box. No fallback action is
+    stored. With `leading`, an action has a leading axis of 1.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FallbackActions:
         mask: NDArray[np.bool_] | None,
         leading: bool = False,
     ) -> RL4SysAction:
-        """Roll back a policy whose action is not finite. Return the earlier version's action, or else the idle one."""
+        """Roll back the policy `bad`, whose action is not finite. Return an earlier version's action, or the idle action."""
         parts = self._parts
         parts.counters.add("policies_not_finite")
         previous = parts.io.weight_subscriber.roll_back(bad)
@@ -97,7 +97,7 @@ class FallbackActions:
         return self._unstored_action(observation, act, leading)
 
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the baseline's action, or the idle action without one."""
+        """Return the baseline's action, or the idle action if there is no baseline."""
         self._parts.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
@@ -114,12 +114,12 @@ class FallbackActions:
 
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
-    """Return the first allowed discrete action, or a box's middle (in a dimension without bounds: the value nearest 0)."""
+    """Return the first allowed discrete action, or the middle of a Box (the value nearest 0 in an unbounded dimension)."""
     return assemble_action(spec.action_space, mask, lambda allowed: allowed[0], _middle)
 
 
 def _bounds(space: BoxSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the bounds of each element of a box; of a box of integers, the nearest integers within."""
+    """Return the bounds of each element of a Box; for a Box of integers, the nearest integers within the bounds."""
     low, high = space.low_array(), space.high_array()
     return (np.ceil(low), np.floor(high)) if np.dtype(space.dtype).kind in "iub" else (low, high)
 
@@ -137,7 +137,7 @@ def _middle(space: BoxSpace) -> NDArray[np.float64]:
 
 
 def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
-    """Return a random action, all equally likely; a dimension with an infinite bound gets a clipped standard normal number."""
+    """Return a uniformly random action. A dimension with an infinite bound gets a clipped standard normal number."""
 
     def pick(allowed: Sequence[int]) -> int:
         return allowed[int(sampler.uniform() * len(allowed))]
@@ -176,7 +176,7 @@ Choices = tuple[Any, Any, NDArray[np.float32], PolicyStamp]
 
 
 class BatchInputs(NamedTuple):
-    """The checked observations ``[N, *obs]`` and masks ``[N, n]`` of a batched request, whole and by row."""
+    """The checked observations ``[N, *obs]`` and masks ``[N, n]`` of a batched request, as arrays and as lists of rows."""
 
     observations: Tree
     masks: NDArray[np.bool_] | None
@@ -185,10 +185,10 @@ class BatchInputs(NamedTuple):
 
 
 class ActionSelector:
-    """The choice of an agent's actions, for one environment or for a batch of them.
+    """The object that chooses an agent's actions, for one environment or for a batch of environments.
 
     `request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats, no mask,
-    and no closed segment that waits for rewards. `_request` handles every request, with the same results.
+    and no closed segment that waits for rewards. `_request` handles every request, and gives the same results.
     """
 
     def __init__(
@@ -389,7 +389,7 @@ class ActionSelector:
         return [self._fallback.roll_back_and_act(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Replace each trajectory that began in the parent process of this forked child by None."""
+        """Replace trajectories of the parent process by None, in a forked child."""
         episodes, ours = self.episodes, list(trajs)
         for i, traj in enumerate(ours):
             if traj is not None and traj.episodes is not episodes:
@@ -426,7 +426,7 @@ class ActionSelector:
 
 
 class StartupActionSelector(ActionSelector):
-    """The choice of actions of an agent that started without its learner. No step is stored."""
+    """The selector of an agent that started without its learner, until the first policy arrives. No step is stored."""
 
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask, leading)

@@ -19,7 +19,7 @@ LEAST = -LARGEST
 
 
 class RL4SysAction(EpisodeStep):
-    """One decision of the policy, which `RL4SysAgent.request_for_action` returns to the host.
+    """One action for the host and its step in the episode. `RL4SysAgent.request_for_action` returns this object.
 
     `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys.
 
@@ -43,7 +43,7 @@ class RL4SysAction(EpisodeStep):
         """The action for the environment: a numpy integer for Discrete, a read-only array of the space's shape and dtype for
         Box.
 
-        The array has a leading axis of 1 if the observation had one. To do another action, call `override`.
+        The array has a leading axis of 1 if the observation had such an axis. To do another action, call `override`.
         """
         return self.env_act
 
@@ -59,18 +59,19 @@ class RL4SysAction(EpisodeStep):
     def override(self, act: object, source: str = "human") -> None:
         """Record that the host does another action than the policy's. Call this before the action is added to a trajectory.
 
-        `act` then is that action. The learner gets it with its log-probability under the policy, if the policy is in this
-        process and has one, and trains an off-policy algorithm on it. Steps of one source are sent in segments of their own,
-        which an on-policy algorithm leaves out. The return of the episode is not reported, because it is not the policy's. An
-        action that no policy chose stays unrecorded.
+        The attribute `act` then is the host's action. The learner gets this action with its log-probability under the policy,
+        if the policy is in this process and can compute that. An off-policy algorithm trains on the action. Steps of one source
+        are sent in separate segments, which an on-policy algorithm leaves out. The return of the episode is not reported,
+        because it is not the policy's. A fallback action, which no policy chose, stays unrecorded.
 
         Args:
-            act: The action that is done instead: an element of the action space that the mask allows, or what converts to it.
+            act: The action that is done instead: an element of the action space that the mask allows, or a value that converts
+                to such an element.
             source: Who or what chose it: 1 to 32 letters, digits, dots, hyphens and underscores, such as ``safety``.
 
         Raises:
-            ActionError: If `act` or `source` is invalid, or the action is already stored. With ``on_bad_input: drop`` it is
-                counted instead, and an action that is not stored so far stays unrecorded.
+            ActionError: If `act` or `source` is invalid, or the action is already stored. With ``on_bad_input: drop``, the
+                error is counted instead, and an action that is not stored so far stays unrecorded.
         """
         owner = self.stamp.owner
         assert owner.overrider is not None
@@ -161,7 +162,7 @@ class RL4SysAction(EpisodeStep):
 def new_action(
     observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
-    """Create an `RL4SysAction` without a reward. `raw` is None if no policy chose the action."""
+    """Create an `RL4SysAction` without a reward. `act` is for the environment, `raw` for training: None if no policy chose."""
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
@@ -177,13 +178,13 @@ def new_action(
 
 
 def add_leading_axis(action: RL4SysAction, leading: bool) -> None:
-    """Add a leading axis of 1 to an array action for the environment, if `leading` is true."""
+    """Add a leading axis of 1 to an array action for the environment, if `leading` is True."""
     if leading and isinstance(action.env_act, np.ndarray):
         action.env_act = action.env_act[None]
 
 
 def lock(act: Tree) -> None:
-    """Make the arrays of an action read-only: a change in place would not be recorded."""
+    """Make the arrays of an action read-only, because a change in place would not be recorded."""
     for leaf in flatten(act)[0] if isinstance(act, dict | tuple) else (act,):
         if isinstance(leaf, np.ndarray):
             leaf.flags.writeable = False

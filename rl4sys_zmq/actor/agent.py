@@ -49,7 +49,7 @@ _open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
 
 
 class RL4SysAgent(RL4SysCompatibility, Resource):
-    """An actor: it acts with the learner's newest policy and sends the steps to the learner.
+    """An actor, which acts with the learner's newest policy and sends the steps to the learner.
 
     ::
 
@@ -66,12 +66,12 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
     The constructor waits up to ``connect_timeout_s`` for the learner. It does not wait if a policy from an earlier start is in
     the file `AgentConfig.policy_cache`. If no learner answers, an agent with ``overflow: drop_oldest`` and both spaces in its
-    configuration starts without a policy: it acts by its `baseline`, or at random with ``fallback: random``, and records no
-    steps. When the first policy arrives, it acts by that policy from the next request on. Any other agent raises an error; but
-    it first waits longer, up to 10 minutes, while the learner answers that it starts the training of this policy.
+    configuration starts without a policy: it acts by the argument `baseline`, or at random with ``fallback: random``, and
+    records no steps. From the first policy on, it acts by the policy. Any other agent raises an error. But while the learner
+    answers that the training of this policy is starting, the constructor waits longer, up to 10 minutes.
 
     Close the agent, or use it in a `with` statement. At the exit of the interpreter, an agent that is still open sends its
-    finished segments for at most `EXIT_FLUSH_S`, and logs how many it could not deliver.
+    finished segments for at most `EXIT_FLUSH_S` seconds, and logs how many it could not deliver.
 
     A forked child process can use the agent too. At the first request for an action in the child, the agent becomes another
     actor there: with a new name, new sockets, the parent's policy, and no spool. Running trajectories stay with the parent.
@@ -172,7 +172,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments with one batched forward pass.
 
-        All ``N`` trajectories are cut into segments at the same time, once every `rollout_length` calls of this thread. So one
+        All ``N`` trajectories are cut into segments at the same time, after every `rollout_length` calls by this thread. So one
         request for credit covers all of them.
 
         Args:
@@ -192,13 +192,13 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`. Its reward can be set before or after this call.
 
-        Add actions in the order of their requests. Those that were requested before `action` and not added count as skipped:
-        the learner bootstraps at the first of them, and the return of the episode is unknown.
+        Add actions in the order of their requests. Actions that were requested before `action` and not added count as skipped:
+        the learner bootstraps at the first skipped action, and the return of the episode is unknown.
 
         With ``overflow: drop_oldest``, a host that learns rewards late can also add actions after the end of their trajectory.
-        Those that were requested before the action that ended it belong to it, as long as that step waits for its reward. Those
-        that were requested after it belong to the episode that follows. Any other action is dropped, counted
-        (``late_actions_dropped`` in `stats`) and logged once.
+        An action that was requested before the one that ended the trajectory belongs to this trajectory, as long as the last
+        step waits for its reward. An action that was requested later belongs to the next episode. Any other action is dropped,
+        counted (``late_actions_dropped`` in `stats`) and logged once.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or, with
@@ -239,8 +239,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         Args:
             traj: The trajectory.
-            action: Its last action. It is stored now if it was not added before. If the trajectory has ended and the action
-                belongs to the episode that follows (see `add_to_trajectory`), that one ends.
+            action: Its last action, which is stored now if it was not added before. If the trajectory has ended already and the
+                action belongs to the next episode (see `add_to_trajectory`), the next episode ends.
             truncated: True if a time limit or the host ended the episode, not a terminal state.
             final_obs: The observation after the last action. Required if `truncated`, for bootstrapping. If it is missing or
                 invalid with ``on_bad_input: drop``, the last observation and its mask take its place. Not used otherwise.
@@ -265,7 +265,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
     @property
     def policy_age_s(self) -> float:
-        """The time since the learner's last message, in seconds. It can have published a newer policy since then."""
+        """The time since the learner's last message, in seconds. The learner can have published a newer policy since then."""
         return self._parts.policy_age_s
 
     @property
@@ -290,12 +290,12 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def spec(self) -> PolicySpec:
         """The description of the policy: its spaces, kind, parameters and tensors.
 
-        Before the first policy has arrived, only the spaces have a meaning; the kind is ``none``.
+        Before the first policy has arrived, only the spaces are valid; the kind is ``none``.
         """
         return self._io.spec or self._spec
 
     def wait_version(self, version: int, timeout_s: float) -> int:
-        """Wait until the current policy has `version` or a later version. Return the version of the current policy.
+        """Wait until the current policy has the given version or a later one. Return the version of the current policy.
 
         Raises:
             LearnerUnavailable: If the version does not arrive within `timeout_s` seconds.
@@ -309,8 +309,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def rollback(self) -> int:
         """Go back to the policy version before the current one. Return the version that is now in use.
 
-        Call this method when the host finds that the current version is bad. This actor does not use the bad version again,
-        also not in running episodes with ``swap: episode``. It uses the next version that the learner publishes.
+        Call this method when the host finds that the current version is bad. This actor never uses the bad version again, even
+        in running episodes with ``swap: episode``. It changes to the next version that the learner publishes.
 
         Raises:
             LearnerUnavailable: If this actor has no earlier version in memory.
@@ -326,7 +326,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         """Wait until the learner has recorded every finished segment in its journal.
 
         Raises:
-            LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of missing segments.
+            LearnerUnavailable: If the wait takes longer than `timeout_s` seconds. The message has the number of missing
+                segments.
             HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this
                 policy.
         """
@@ -345,7 +346,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         """Return a copy of this actor's counters and state.
 
         ``episodes`` counts the episodes whose data were complete and were queued for sending, and ``mean_return`` is the mean
-        of the last 100 of them. With ``explore: false`` and ``report_returns: false`` no episode is counted.
+        return of the last 100 of these episodes. With ``explore: false`` and ``report_returns: false`` no episode is counted.
 
         The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
         each copy that is made while no segment is being queued or sent.
@@ -430,7 +431,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 log.warning("%s with %d segments undelivered: %s", occasion, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
-        """Send the finished segments at the exit of the interpreter. Host threads can still request actions."""
+        """Send the finished segments at the exit of the interpreter, while host threads can still request actions."""
         if self._forked or self._parts.closed:
             return
         if not self._io.idle:
@@ -494,7 +495,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         return acting
 
     def _selector(self) -> ActionSelector:
-        """Return the selector for requests in a forked child, and for those before the first policy has arrived."""
+        """Return the selector to use now: a new one in a forked child, and when the first policy has arrived."""
         startup = self._startup
         if startup is not None and not self._parts.has_policy:
             return startup

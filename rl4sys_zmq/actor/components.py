@@ -74,20 +74,20 @@ def _reference(policy: Policy) -> Callable[[], Policy | None]:
 
 
 class CurrentThreadState(threading.local):
-    """A thread-local object whose `state` is the `ThreadState` of the current host thread."""
+    """A thread-local holder: its attribute `state` is the `ThreadState` of the current host thread."""
 
     def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
         self.state = ThreadState(seed << 32 | next(numbers), explore, owner, place)
 
 
 def exploration_place(actor_id: str) -> float:
-    """Return a number in ``[0, 1)`` for `RandomSource.place` that depends only on an actor's name."""
+    """Return an actor's `RandomSource.place`: a number in ``[0, 1)`` that depends only on the actor's name."""
     # The numbers of many names are spread evenly, so the actors need not know each other.
     return (xxhash.xxh3_64_intdigest(actor_id.encode()) >> 11) * 2.0**-53
 
 
 class WaitTimer:
-    """The time that threads have spent in ``with`` blocks of this object, summed over the threads. Open blocks count too."""
+    """A stopwatch for the time that threads spend in ``with`` blocks of this object, summed over the threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -115,7 +115,7 @@ class WaitTimer:
 
     @property
     def seconds(self) -> float:
-        """The time until now, in thread-seconds."""
+        """The time that all threads have spent in the blocks until now, also in open ones, in thread-seconds."""
         with self._lock:
             self._add_passed()
             return self._total_s
@@ -169,7 +169,7 @@ class AgentComponents:
         self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
 
     def renew_locks(self) -> None:
-        """Replace the locks, in a forked child: a thread that does not exist there can hold them."""
+        """Replace the locks, in a forked child. A thread of the parent, which the child does not have, can hold the old locks."""
         for part in (self.pending, self.credit_wait, self.io.host, self.io.weight_subscriber):
             part.renew_lock()
 
@@ -194,7 +194,7 @@ class AgentComponents:
         return self.io.policy is not None and self.io.session_parameters is not None
 
     def mask_refusal(self) -> str:
-        """Return the reason why the host must give no action masks; empty if it can."""
+        """Return the reason why the host may give no action masks; empty if masks are allowed."""
         parameters = self.io.session_parameters
         return parameters.no_masks if parameters is not None and self.config.explore else ""
 
@@ -204,7 +204,7 @@ class AgentComponents:
         return max(0.0, time.monotonic() - self.io.host.current_at)
 
     def join(self, timeout_s: float, *, patient: bool) -> None:
-        """Wait until the learner has answered and a policy is available."""
+        """Wait until the learner has answered and there is a policy; with `patient` longer, while the training starts."""
         if not timeout_s and not self.has_policy and self.io.host.open_error is None:
             # A refusal that happens to be here already is no different from one that comes a moment later: `stats` has it.
             raise LearnerUnavailable(self.config.address, self.io.host.credit_gate.stage, 0.0)
@@ -224,7 +224,7 @@ class AgentComponents:
                 until = later
 
     def admit(self, steps: int) -> None:
-        """Wait for the learner's credit for `steps` steps and for the version that it requires (``overflow: wait``)."""
+        """Wait for the learner's credit for `steps` steps and for the policy version that the learner requires."""
         if not self._waits:
             return
         if self._granted(steps):
@@ -253,7 +253,7 @@ class AgentComponents:
         )
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
-        """Wait until `ready` returns True, as a result of the work of the I/O thread."""
+        """Wait until the I/O thread's work makes `ready` return True. `stage` describes the event, for the error message."""
         host = self.io.host
         deadline = time.monotonic() + timeout_s
         self.io.wake_now()
@@ -270,7 +270,7 @@ class AgentComponents:
                 host.changed.wait(min(left, 0.25))
 
     def _unavailable(self, stage: str | None, timeout_s: float) -> LearnerUnavailable:
-        """Return the error for `stage`, or for the event that the I/O thread waits for, which did not come in time."""
+        """Return the error for an event that did not come in time: `stage`, or the event that the I/O thread waits for."""
         joined, waits_for = self.io.session.state is SessionState.JOINED, self.io.host.credit_gate.stage
         hint = "" if joined or not stage else f"it was waiting for {waits_for}"
         if joined and not stage:

@@ -41,7 +41,7 @@ class ExtraColumnAction(RL4SysAction):
 
 
 class ExtraColumnActionSelector:
-    """The choice of actions by a policy with extra columns, whose columns it checks. It serves all versions."""
+    """The object that chooses actions by a policy with extra columns, and checks the columns. One object serves all versions."""
 
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
         self._kind = spec.kind
@@ -116,7 +116,7 @@ def _action(
 
 
 class ExtraColumnSegmentWriter(SegmentWriter):
-    """The columns of an unfinished segment of a policy with extra columns."""
+    """A `SegmentWriter` for a policy with extra columns."""
 
     __slots__ = ("_extras", "_initial", "_specs", "state")
 
@@ -150,7 +150,7 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         return super().continues(step) and isinstance(step, ExtraColumnAction) and step.before is self.state
 
     def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
-        """Fill `step` with copies of a row. The policy's states become None: rows have none."""
+        """Fill `step` with copies of a row. The step's policy states become None, because the columns have no states."""
         assert isinstance(step, ExtraColumnAction)
         super().fill_step(row, step, owner)
         step.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
@@ -166,7 +166,7 @@ class ExtraColumnSegmentWriter(SegmentWriter):
 
 
 def recorded_actions(writer: SegmentWriter, owner: AgentIdentity, known: Iterable[RL4SysAction | None]) -> list[RL4SysAction]:
-    """Return the steps of a segment as action objects, oldest first: those in `known`, and copies of the others."""
+    """Return the steps of a segment as action objects, oldest first: the objects in `known`, and copies of the others."""
     by_row = {action.row: action for action in known if action is not None and action.writer is writer}
     return [by_row.get(row) or _recorded_action(writer, row, owner) for row in range(writer.steps)]
 

@@ -1,4 +1,4 @@
-"""`FrozenAgent`: acts with an exported policy, without a learner, and has the methods of the learning `RL4SysAgent`."""
+"""`FrozenAgent`, which acts with an exported policy, without a learner. It has the methods of `RL4SysAgent`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rl4sys_zmq.values.trees import Tree, flatten
 
 
 class FrozenTrajectory:
-    """One episode of a `FrozenAgent`. It counts the steps, and keeps no data.
+    """One episode of a `FrozenAgent`, which counts the steps and keeps no data.
 
     Attributes:
         episode_id: A random 64-bit number that identifies the episode.
@@ -197,7 +197,7 @@ class FrozenAgent(Resource):
                 traj.state = action.state
 
     def update_action_reward(self, action: RL4SysAction, reward: object) -> None:
-        """Set an action's reward, as `RL4SysAction.update_reward` does. It is not used."""
+        """Set an action's reward, as `RL4SysAction.update_reward` does. A `FrozenAgent` does not use the reward."""
         action.update_reward(reward)
 
     def mark_end_of_trajectory(
@@ -212,10 +212,10 @@ class FrozenAgent(Resource):
 
         Args:
             traj: The trajectory.
-            action: Its last action. It is added now if it was not added as the last one before.
-            truncated: Not used, as in training.
-            final_obs: Not used, as in training.
-            final_mask: Not used, as in training.
+            action: Its last action, which is added now if it was not added before.
+            truncated: As in `RL4SysAgent`, but not used.
+            final_obs: As in `RL4SysAgent`, but not used.
+            final_mask: As in `RL4SysAgent`, but not used.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, or `traj` is None.
@@ -256,7 +256,7 @@ class FrozenAgent(Resource):
         return self._policy
 
     def flush(self, timeout_s: float) -> None:
-        """Return at once: nothing is sent. `timeout_s` is not used."""
+        """Do nothing, because nothing is sent. `timeout_s` is not used."""
 
     def stats(self) -> dict[str, Any]:
         """Return the counts of steps, episodes and actions that were not finite, and the version of the policy."""

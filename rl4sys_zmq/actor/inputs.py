@@ -33,7 +33,7 @@ SMALL = 64
 
 
 class InputValidator:
-    """The checks of a host's observations and masks for one pair of spaces. Methods return copies.
+    """A validator of a host's observations and masks for one pair of spaces. Its methods return checked copies.
 
     Attributes:
         plain_dtype, plain_shape: The dtype and shape of observations for the fast path of `ActionSelector.request`. None if the
@@ -125,7 +125,7 @@ class InputValidator:
         return mask
 
     def _mask_array(self, given: object, count: int | None) -> NDArray[Any]:
-        """Return a mask for actions with several parts, or `count` of them, as an array. Converts Gymnasium's form."""
+        """Return a mask for actions with several parts, or `count` such masks, as an array. A mask can be in Gymnasium's form."""
         n = self._actions
         flat = flat_mask(given, (n,), (1, n)) if count is None else flat_mask(given, (count, n))
         if flat is not None:
@@ -178,7 +178,7 @@ class InputValidator:
 
 
 class TreeInputValidator(InputValidator):
-    """The checks of observations of Dict and Tuple spaces, leaf by leaf."""
+    """A validator for observations of Dict and Tuple spaces, which checks leaf by leaf."""
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
         self._mask_refusal = mask_refusal
@@ -236,7 +236,7 @@ MAX_SOURCES = 64
 
 
 class ActionOverrider:
-    """The checks and the record of the actions by which a host overrides a policy's. Several threads can use it."""
+    """An object that checks and records the actions by which a host overrides a policy's. Several threads can use one."""
 
     def __init__(self, spec: PolicySpec) -> None:
         space = spec.action_space
@@ -294,7 +294,7 @@ class ActionOverrider:
         return np.int64(act) if layout.leaves.structure is None and isinstance(space, DiscreteSpace) else act
 
     def _raw(self, act: Tree) -> Tree:
-        """Return the raw action of an action, for a policy that has no `AssessingPolicy.assess`."""
+        """Convert an action for the environment to a raw action, for a policy without `AssessingPolicy.assess`."""
         layout = self._layout
         raw = [
             unbounder(part.space, self._squash)(leaf).reshape(part.space.shape) if isinstance(part.space, BoxSpace) else leaf

@@ -1,4 +1,4 @@
-"""Actions from the learner: host threads call its inference service, and wait for the answer until a deadline."""
+"""Actions from the learner's inference service. A host thread calls the service and waits for the answer until a deadline."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class InferenceCaller(Resource):
         self._not_before = 0.0
 
     def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
-        """Return the learner's actions, or None if the local policy must choose: for a while after a failed call."""
+        """Return the learner's actions. None for a while after a failed call: the local policy must then choose."""
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
             return None

@@ -21,16 +21,16 @@ class KeywordLogger(_Adapter):
     """A logger whose methods accept keywords, such as ``info("sent", steps=3)``, and append them to the message."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Append the keywords that `logging` does not know to the message."""
+        """Append the keywords that are not arguments of `logging` to the message."""
         known = {key: kwargs.pop(key) for key in ("exc_info", "stack_info", "stacklevel", "extra") if key in kwargs}
         pairs = ", ".join(f"{key}={value}" for key, value in kwargs.items())
         return (f"{msg} ({pairs})" if pairs else msg), known
 
 
 class RL4SysCompatibility:
-    """The attributes that programs written for RL4Sys read from an agent.
+    """A base class of agents with the attributes that programs written for RL4Sys read.
 
-    Each access reads the configuration and the policy.
+    The values are computed from the configuration and the policy at each access.
 
     Attributes:
         config: The agent's configuration.
@@ -87,7 +87,7 @@ class RL4SysCompatibility:
 
     @property
     def algorithm_type(self) -> str | None:
-        """The expected type of algorithm in the configuration: ``onpolicy`` or ``offpolicy``. None if it expects no type."""
+        """The expected type of algorithm in the configuration: ``onpolicy`` or ``offpolicy``. None if any type is accepted."""
         return self.config.type
 
     @property
@@ -99,7 +99,7 @@ class RL4SysCompatibility:
     def local_version(self) -> int:
         """Another name of `RL4SysAgent.version`.
 
-        In RL4Sys versions count the updates, and all actions of a trajectory have one version. Here a version is a publication
-        (`publish_every_updates`), and each action has the version that chose it.
+        In RL4Sys, versions count the updates, and all actions of a trajectory have one version. In this library, versions count
+        the publications (`publish_every_updates`), and each action has the version of the policy that chose it.
         """
         return self.version

@@ -1,4 +1,4 @@
-"""Unfinished segments: those that a host thread writes, and those that wait for late rewards."""
+"""Unfinished segments: open ones, which a host thread writes, and closed ones, which wait for late rewards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 
 class AgentIdentity:
-    """The agent to which actions and trajectories belong. The agent in a forked child has its parent's object."""
+    """A marker of the agent to which actions and trajectories belong. A forked child's agent keeps its parent's marker."""
 
     def __init__(self, counters: Counters, *, drops_bad_input: bool) -> None:
         self._counters, self._drops_bad_input = counters, drops_bad_input
@@ -51,11 +51,11 @@ class AgentIdentity:
 
 @immutable_object
 class PolicyStamp:
-    """The policy version and the agent that chose an action. All actions of one thread and version share one object.
+    """The identity of what chose an action: agent, generation and version. All actions of one thread and version share it.
 
     Attributes:
-        policy: Returns the policy, or None if it is gone or was never here. A strong reference would keep the weights of each
-            version in memory as long as the host keeps an action of it.
+        policy: A function that returns the policy, or None if the policy no longer exists or was never in this process. A
+            strong reference would keep the weights of a version in memory as long as the host keeps one of its actions.
     """
 
     generation: int
@@ -82,7 +82,7 @@ class EpisodeStep:
 
 
 class TreeColumn:
-    """A list of elements of a Dict or Tuple space: one array ``[rows, *leaf]`` for each leaf, used like a single array."""
+    """A column for elements of a Dict or Tuple space: one array ``[rows, *leaf]`` for each leaf, used like a single array."""
 
     __slots__ = ("_columns", "_leaves")
 
@@ -101,7 +101,7 @@ class TreeColumn:
         return self._leaves.unflatten(np.array(column[row]) for column in self._columns)
 
     def grow(self, rows: int) -> None:
-        """Add `rows` rows to each array, at most as many as it has."""
+        """Add `rows` rows to each array, at most doubling it."""
         self._columns = [_grown(column, rows) for column in self._columns]
 
 
@@ -123,7 +123,7 @@ def new_action_column(space: Space, rows: int) -> Tree:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SegmentWriter:
-    """The columns of one unfinished segment. Row ``t`` of all columns is one step.
+    """A writer of the columns of one unfinished segment. Row ``t`` of all columns is one step.
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
     """
@@ -191,7 +191,7 @@ class SegmentWriter:
         self.steps = row + 1
 
     def continues(self, step: EpisodeStep) -> bool:
-        """Return True if `step` can be the next row of this segment, which has steps."""
+        """Return True if `step` can be the next row of this segment. The segment must already have a step."""
         return self.generation == step.stamp.generation and self.source == step.stamp.source
 
     def set_reward(self, row: int, reward: float, first: bool) -> None:
@@ -207,7 +207,7 @@ class SegmentWriter:
         self._reward_cells[row] = reward
 
     def first_missing(self) -> int:
-        """Return the index of the first row without a reward. There must be one."""
+        """Return the index of the first row without a reward. There must be such a row."""
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
     def close(self, observation: Tree | None, mask: NDArray[np.bool_] | None) -> None:
@@ -219,7 +219,7 @@ class SegmentWriter:
                 self._set_mask(self.steps, mask)
 
     def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
-        """Fill a step object with copies of a row, so that the host can read it and set its reward through `pending`."""
+        """Fill `step` with copies of a row, so that the host can read the step and set its reward later."""
         reward = self._reward_cells[row]
         step.obs, step.raw = _copied_row(self.observations, row), _copied_row(self.actions, row)
         step.log_prob = self._log_prob_cells[row]
@@ -280,14 +280,14 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Create memoryviews of the columns: half the time of a write of a single number to an array."""
+        """Create memoryviews of the columns. A write of one number takes half as long as to an array."""
         self._action_cells = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells = self.log_probs.data
         self._reward_cells = self.rewards.data
 
 
 def _grown(column: Any, rows: int) -> Any:
-    """Return a column with `rows` more rows, at most as many as it has."""
+    """Return a column with `rows` more rows, at most twice as long as before."""
     if isinstance(column, TreeColumn):
         column.grow(rows)
         return column
@@ -299,13 +299,13 @@ def _copied_row(column: Tree, row: int) -> Tree:
 
 
 class PendingEpisodeSegments:
-    """The closed segments of one episode that wait for late rewards. `LateRewardQueue` changes it under its lock.
+    """The closed segments of one episode that wait for late rewards. The `LateRewardQueue` changes this object under a lock.
 
     Attributes:
         lost: True if steps of the episode are missing. The sum of the episode's rewards is then unknown.
         overridden: True if the host overrode a step. The sum of the episode's rewards is then not the policy's.
         late: The steps that were requested before the end of the episode and not added so far, and then the last step, which
-            has a segment of its own after `held`.
+            has a separate segment after `held`.
     """
 
     __slots__ = ("episode_id", "held", "late", "lost", "overridden", "reward_sum", "writers")
@@ -320,7 +320,7 @@ class PendingEpisodeSegments:
 
 
 class LateRewardQueue:
-    """The segments that wait for late rewards before they go to the outbox, those of an episode in order.
+    """A queue of segments that wait for late rewards before they go to the outbox, the segments of an episode in order.
 
     Host threads share one lock here, because one thread can drop overdue segments of another thread's episode. The I/O thread
     never takes the lock, and no thread blocks while it holds the lock.
@@ -343,7 +343,7 @@ class LateRewardQueue:
         self._lock = threading.RLock()
 
     def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
-        """Add the next closed segment of an episode. It goes to the outbox once it and all before it have their rewards."""
+        """Add the next closed segment of an episode. It goes to the outbox when it and all earlier ones have their rewards."""
         with self._lock:
             writer.pending = self
             closed.writers.append(writer)
@@ -352,7 +352,7 @@ class LateRewardQueue:
             self._release(closed)
 
     def set_reward(self, writer: SegmentWriter, row: int, reward: float) -> None:
-        """Write a late reward into a closed segment. Queue the segments for sending that are now complete."""
+        """Write a late reward into a closed segment. Pass the segments that are now complete to the outbox."""
         with self._lock:
             writer.set_reward(row, reward, bool(np.isnan(writer.rewards[row])))
             complete = {id(closed): closed for _, closed, waiting in self.late if not waiting.missing}
@@ -361,7 +361,7 @@ class LateRewardQueue:
                 self._release(closed)
 
     def join(self, step: EpisodeStep, limit: int) -> PendingEpisodeSegments | None:
-        """Write a late step of an ended episode into the segment that is held for such steps, if it fits."""
+        """Write a late step of an ended episode into the segment that stays open for late steps, if the step fits."""
         with self._lock:
             closed = next((closed for _, closed, _ in self.late if closed.held is not None and closed.late[0] is step), None)
             if closed is None:
@@ -403,7 +403,7 @@ class LateRewardQueue:
             )  # fmt: skip
 
     def _end_late(self, closed: PendingEpisodeSegments) -> None:
-        """Let no more late steps be added to an episode. If some are missing, leave a gap in the indices."""
+        """Close an episode for late steps. If late steps are missing, leave a gap in the indices of the segments."""
         held, closed.held = closed.held, None
         if held is not None and len(closed.late) > 1:
             closed.lost = True
@@ -414,7 +414,7 @@ class LateRewardQueue:
         self.late.append((time.monotonic() + self._reward_timeout_s, closed, writer))
 
     def _release(self, closed: PendingEpisodeSegments) -> None:
-        """Queue the episode's closed segments for sending, in order, up to the first with a missing reward."""
+        """Pass the episode's closed segments to the outbox, in order, up to the first segment with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers[0]
             if writer is closed.held:

@@ -30,7 +30,7 @@ MAX_REQUESTED = 1024
 
 
 class RequestedActions(deque[RL4SysAction]):
-    """The actions that were requested and not added so far, in order, for one trajectory or several in a row."""
+    """A queue of the actions that were requested and not added so far, for one trajectory or several consecutive ones."""
 
     __slots__ = ("newest",)
 
@@ -43,7 +43,7 @@ class RequestedActions(deque[RL4SysAction]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class RL4SysTrajectory:
-    """One episode, which `RL4SysAgent.request_for_action` starts. Its steps are sent in segments while it runs.
+    """One episode, which `RL4SysAgent.request_for_action` starts. Its steps are sent in segments while the episode runs.
 
     `version`, `actions` and the methods are for programs that were written for RL4Sys. There a trajectory is a list of actions,
     which is sent as a whole after its end.
@@ -78,7 +78,7 @@ class RL4SysTrajectory:
         self.closed = PendingEpisodeSegments(self.episode_id)
 
     def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
-        """Return the observation and mask of the first action that was not added; the given ones if there is none."""
+        """Return the observation and mask of the first action that was not added; the arguments if all were added."""
         waiting = next((action for action in self.requested if action.writer is None), None)
         return (observation, mask) if waiting is None else (waiting.obs, waiting.mask)
 
@@ -102,12 +102,12 @@ class RL4SysTrajectory:
     def actions(self) -> list[RL4SysAction]:
         """The actions of this trajectory that were not queued for sending so far, oldest first, as a new list.
 
-        These are the actions of the newest segment, and those of earlier segments that wait for rewards. ``len(traj)`` counts
-        all actions. Adding to the list or removing from it has no effect on the trajectory.
+        The list has the actions of the newest segment, and the actions of earlier segments that wait for rewards. ``len(traj)``
+        counts all actions. Adding to the list or removing from it has no effect on the trajectory.
 
         The last action is the object that `request_for_action` returned. The others are copies of what was recorded: `act` is
-        then the action to train on, for a Box before clipping or squashing. A reward can be set through a copy, but the object
-        that was copied does not show it.
+        then the action to train on, for a Box before clipping or squashing. A reward can be set through a copy, but the
+        original object does not show that reward.
         """
         return self.episodes.actions(self)
 
@@ -130,8 +130,9 @@ class RL4SysTrajectory:
     def is_valid(self) -> bool:
         """Return False if steps of this trajectory are missing in the data for the learner.
 
-        Either their rewards did not come in time, or no policy chose their actions, or they were requested and not added, or
-        `clear` discarded them between others. Actions of different policy versions make it invalid in RL4Sys only.
+        A step is missing if its reward did not come in time, if no policy chose its action, if it was requested and not added,
+        or if `clear` discarded it between others. In RL4Sys, actions of different policy versions make a trajectory invalid
+        too.
         """
         return not self.closed.lost
 
@@ -148,7 +149,7 @@ class RL4SysTrajectory:
         self.episodes.end(self)
 
     def clear(self) -> None:
-        """Discard the newest steps, which are in no finished segment. The episode goes on.
+        """Discard the newest steps, those in the unfinished segment. The episode goes on.
 
         ``cleared_steps`` in `RL4SysAgent.stats` counts them. Steps in finished segments are on their way to the learner and are
         not discarded. After the end of the episode, this method does nothing.
@@ -157,7 +158,7 @@ class RL4SysTrajectory:
 
 
 class TrajectoryManager:
-    """The operations on the trajectories of one agent: begin, add a step, cut into segments, end."""
+    """The manager of one agent's trajectories, which begins and ends them, adds steps, and cuts them into segments."""
 
     def __init__(self, parts: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
         config = parts.config
@@ -171,11 +172,11 @@ class TrajectoryManager:
         self._ids = random.Random()
 
     def use(self, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
-        """Store steps of the policy that `spec` describes from now on, in segments of at most `rollout` steps."""
+        """From now on, store steps of the policy that `spec` describes, in segments of at most `rollout` steps."""
         self._spec, self.inputs, self.rollout = spec, inputs, rollout
 
     def new_trajectory(self, ended: RL4SysTrajectory | None = None) -> RL4SysTrajectory:
-        """Return a new trajectory. Actions requested for the ended one after its last step belong to it."""
+        """Return a new trajectory. The actions that were requested for `ended` after its last step belong to the new one."""
         traj = RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
         if ended is not None and ended.requested and (ended.requested.newest is None or ended.requested.newest.completed):
             traj.requested = ended.requested
@@ -194,7 +195,7 @@ class TrajectoryManager:
         return newest if belongs else None
 
     def _begun(self, traj: RL4SysTrajectory) -> RL4SysTrajectory:
-        """Return the trajectory that an action has begun after the end of `traj`, for the next request; else `traj`."""
+        """Return the trajectory for the next request: the one that an action has begun after the end of `traj`, else `traj`."""
         newest = traj.requested.newest
         if newest is None or newest.completed or newest.first is not None:
             return traj
@@ -202,7 +203,7 @@ class TrajectoryManager:
         return newest
 
     def note_request(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Record that an action was requested for `traj`, to notice if it is never added."""
+        """Record that `action` was requested for `traj`, to notice if the host never adds it."""
         if traj.first is None:
             traj.first = action
         if len(traj.requested) >= MAX_REQUESTED and len(traj.requested) % MAX_REQUESTED == 0:
@@ -210,7 +211,7 @@ class TrajectoryManager:
         traj.requested.append(action)
 
     def _forget_requests(self, traj: RL4SysTrajectory) -> None:
-        """Forget the older requested actions that the host no longer holds, so that it can never add them."""
+        """Forget older requested actions that the host no longer has and so can never add."""
         actions = list(traj.requested)
         # Three references are not the host's: the list, the deque, and the argument of the call.
         held = [sys.getrefcount(actions[i]) > 3 + (actions[i] is traj.first) for i in range(len(actions))]
@@ -226,7 +227,7 @@ class TrajectoryManager:
         masks: Sequence[NDArray[np.bool_] | None],
         generation: int,
     ) -> list[RL4SysTrajectory]:
-        """Prepare trajectories for their next step, by a policy of `generation`. Replace those that have ended."""
+        """Prepare trajectories for their next step, by a policy of `generation`. Replace ended trajectories by new ones."""
         running = []
         for i, traj in enumerate(trajs):
             if traj is not None and traj.completed:
@@ -250,7 +251,7 @@ class TrajectoryManager:
     def cut(
         self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
     ) -> SegmentWriter:
-        """Close the trajectory's current segment, and return the new one for the next steps."""
+        """Close the trajectory's segment, and return a new one. Without `follows`, steps are missing between the two."""
         writer = traj.writer
         left = traj.cap_left - writer.steps
         capped = left <= 0
@@ -340,7 +341,7 @@ class TrajectoryManager:
         traj.requested.popleft()
 
     def _skip_to(self, traj: RL4SysTrajectory, action: RL4SysAction) -> bool:
-        """Make `action` the first of ``traj.requested``, with a gap for those before it. Return False if it was passed over."""
+        """Make `action` the first of ``traj.requested``, with a gap for earlier ones. Return False if it is not in there."""
         requested = traj.requested
         while requested and requested[0].writer is not None:  # a signal handler has raised after the write
             requested.popleft()
@@ -361,7 +362,7 @@ class TrajectoryManager:
             closed.overridden = True
 
     def _leave_gap(self, traj: RL4SysTrajectory, first: RL4SysAction) -> None:
-        """Let the next step not follow the last one. `first` is the first action that is not recorded."""
+        """Mark that the next step does not follow the last one. `first` is the first action that is not recorded."""
         traj.closed.lost = True
         if traj.writer.steps:
             self.cut(traj, first.obs, first.mask, follows=False)
@@ -391,7 +392,7 @@ class TrajectoryManager:
             self._refuse_late("an action was added after a later one", "add actions in the order in which they were requested")
 
     def _expect_late(self, traj: RL4SysTrajectory, last: RL4SysAction) -> None:
-        """Keep the segment open for the actions requested before `last`, until the reward of `last` has come."""
+        """Keep the segment open for the actions that were requested before `last`, until the reward of `last` is set."""
         requested = list(traj.requested)
         if last.raw is None or last not in requested or not traj.writer.limit:
             return
@@ -405,7 +406,7 @@ class TrajectoryManager:
                 traj.requested.popleft()
 
     def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
-        """Return the observation after the last step of a truncated episode, and its mask; None without one."""
+        """Return the observation after the last step of a truncated episode, and its mask; None if the host gave none."""
         try:
             if final_obs is not None:
                 return self.inputs.observation(final_obs)[0], self.inputs.mask(final_mask)
@@ -416,7 +417,7 @@ class TrajectoryManager:
         return None, None
 
     def _check_rewards(self, writers: Sequence[SegmentWriter]) -> None:
-        """Check that the last segments have all rewards. If late rewards are allowed, count the episode."""
+        """Check that the last segments have all rewards. If rewards may come late, only count a missing one."""
         for part in writers:
             if not part.missing:
                 continue
@@ -480,7 +481,7 @@ class TrajectoryManager:
         final: Tree | None,
         allowed: NDArray[np.bool_] | None,
     ) -> None:
-        """Close the last segment of an episode. If truncated, the last observation can stand in for `final`."""
+        """Close the last segment of an episode. In a truncated episode, the last observation can replace `final`."""
         writer = traj.writer
         after, its_mask = traj.bootstrap(None, None)
         if action is not traj.last and (action is not None or after is not None):

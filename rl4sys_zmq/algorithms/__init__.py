@@ -1,7 +1,7 @@
-"""The learning algorithms: `onpolicy` and `offpolicy` ones, those of `libraries`, and their `networks`.
+"""The learning algorithms (`onpolicy`, `offpolicy`, and those of other `libraries`) and their `networks`.
 
-The learner finds them by `rl4sys_zmq.learner.registry`, whose names are here too: a program that adds an algorithm needs this
-package only.
+The learner finds algorithms through `rl4sys_zmq.learner.registry`. This package exports the names of that registry too, so a
+program that adds an algorithm imports from here only.
 """
 
 from rl4sys_zmq.learner import registry

@@ -1,4 +1,4 @@
-"""The actions of one space in torch: distributions over them, as in `rl4sys_zmq.policies.action_heads`, and their scaling."""
+"""Distributions over the actions of one space in torch, as in `rl4sys_zmq.policies.action_heads`, and the scaling of actions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Categorical:
 class DiagonalGaussian:
     """A batch of ``B`` normal distributions over vectors of ``n`` independent numbers. It implements `Distribution`.
 
-    It is created from means ``[B, n]`` and the logarithms of the standard deviations, `log_std` ``[n]``, shared by all ``B``.
+    It is created from means ``[B, n]`` and the logarithms of the standard deviations, `log_std` ``[n]``, which all ``B``
+    distributions share.
     """
 
     def __init__(self, means: Tensor, log_std: Tensor) -> None:
@@ -79,7 +80,7 @@ class DiagonalGaussian:
         return z.square().sum(dim=1) * -0.5 - (self._log_std.sum() + self._constant)
 
     def mean_entropy(self) -> Tensor:
-        """Return ``Σ log σ + n/2 (1 + log 2π)``, as a scalar tensor. All ``B`` distributions have this entropy."""
+        """Return the entropy ``Σ log σ + n/2 (1 + log 2π)``, for standard deviations σ, as a scalar tensor."""
         return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
 
     def mode(self) -> Tensor:
@@ -88,7 +89,7 @@ class DiagonalGaussian:
 
 
 class ActionDistributions:
-    """The distributions over the actions of one space, and the form in which they take actions."""
+    """The conversion of network outputs to distributions over the actions of one space, and the encoding of these actions."""
 
     def __init__(self, space: ActionSpace) -> None:
         self.layout = action_layout(space)
@@ -111,8 +112,8 @@ class ActionDistributions:
     def encode(self, actions: Tree) -> Tensor:
         """Return raw actions, a tree of arrays ``[N, *leaf]``, in the form that `Distribution.log_probs` takes.
 
-        It is int64 ``[N]`` from 0 for a Discrete space, and float32 ``[N, n]`` for a Box. For all other spaces it is float32
-        ``[N, choices + numbers]``: the indices of the choices from 0, and then the numbers of all Boxes.
+        The form is int64 ``[N]`` from 0 for a Discrete space, and float32 ``[N, n]`` for a Box. For all other spaces it is
+        float32 ``[N, choices + numbers]``: the indices of the choices from 0, and then the numbers of all Boxes.
         """
         if isinstance(self._space, DiscreteSpace):
             return torch.from_numpy(actions.astype(np.int64) - self._space.start)
@@ -138,7 +139,8 @@ class ActionDistributions:
 class JointDistribution:
     """A batch of ``B`` distributions over actions of independent choices and numbers. It implements `Distribution`.
 
-    The log-probability and the entropy are sums over the parts. Choices with the same number of options are computed together.
+    The log-probability and the entropy are sums over the choices and numbers. Choices with the same number of options are
+    computed together.
     """
 
     def __init__(self, rows: int, groups: list[Categorical], choices: list[Tensor], numbers: DiagonalGaussian | None) -> None:

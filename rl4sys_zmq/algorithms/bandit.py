@@ -1,13 +1,14 @@
 """The linear contextual bandit: Bayesian linear regression of the reward for each action, in numpy.
 
-With the features ``x`` and the rewards ``r`` of the decisions for action ``a`` (Li et al. 2010, algorithm 1, "disjoint" models)::
+With the features ``x`` and the reward ``r`` of each decision for action ``a`` (Li et al. 2010, algorithm 1, "disjoint"
+models)::
 
     A_a = ridge * I + sum(w * x x^T)        b_a = sum(w * r * x)        mean_a = A_a^-1 b_a
 
 The weight ``w`` of a decision is 1, or ``forgetting ** n`` if ``n`` further decisions followed, for any action (Russac et al.
-2019, Weighted linear bandits for non-stationary environments). With ``init``, the given policy's posterior takes the place of
-``ridge * I``; what is forgotten of it returns to ``ridge * I``. Actors get the means, and the inverse of the Cholesky factor of
-each ``A_a``, from which they compute standard errors: ``x^T A_a^-1 x = |L_a^-1 x|^2``.
+2019, Weighted linear bandits for non-stationary environments). With ``init``, the posterior of the given policy takes the place
+of ``ridge * I``; as it is forgotten, ``ridge * I`` returns. Actors get the means, and the inverse of the Cholesky factor
+``L_a`` of each ``A_a``, from which they compute standard errors: ``x^T A_a^-1 x = |L_a^-1 x|^2``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GREEDY_EPSILON = 0.1
 
 @dataclass(frozen=True, slots=True)
 class BanditParameters:
-    """All parameters of `BANDIT`. A *decision* is one step: its reward depends on its observation and its action only."""
+    """All parameters of `BANDIT`. A *decision* is a step whose reward depends only on its observation and action."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"scale", "epsilon", "ridge", "forgetting", "steps_per_update"})
     strategy: str = option(
@@ -101,7 +102,7 @@ Array = NDArray[np.float64]
 
 
 class LinearBandit:
-    """The algorithm `BANDIT`. Each step of a segment is a decision of its own, whether or not its episode continues."""
+    """The algorithm `BANDIT`. Each step of a segment is a separate decision, whether or not the episode continues."""
 
     kind: ClassVar[str] = "onpolicy"
     publish_every_updates = 1
@@ -124,7 +125,7 @@ class LinearBandit:
         self._means, self._factors = self._posterior()
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from now on; `ridge` from the next update on."""
+        """Use these parameters from now on, but `ridge` only from the next update on."""
         self.parameters = read_parameters(BanditParameters, parameters, algorithm="BANDIT")
         self.rollout_length = self.parameters.rollout_length
 
@@ -139,7 +140,7 @@ class LinearBandit:
         return max(0, self.parameters.steps_per_update - self._waiting_steps)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Add the waiting decisions to the models of their actions, in their order."""
+        """Add the observed decisions, in order, to the models of their actions."""
         if not self._waiting or (self.demand() and not partial):
             return None
         segments, self._waiting, self._waiting_steps = self._waiting, [], 0

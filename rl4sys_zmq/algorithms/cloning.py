@@ -26,9 +26,10 @@ CloneLoss = Callable[..., Tensor]
 def cloned_columns(
     segments: Sequence[Segment], observation_space: ObservationSpace, action_space: Space
 ) -> tuple[Tensor, Tensor, *tuple[Tensor, ...]]:
-    """Return the features ``[N, F]``, the actions, and with masks the forbidden actions, bool ``[N, n]``, of all steps.
+    """Return the data for behaviour cloning, for ``N`` steps: features ``[N, F]``, actions, and (with masks) forbidden actions.
 
-    The actions are int64 ``[N]`` from 0 if they are discrete, else float32 ``[N, n]``.
+    The actions are int64 ``[N]`` from 0 if they are discrete, else float32 ``[N, n]``. Forbidden actions are True in bool ``[N,
+    n]``.
     """
     leaves = zip(*([leaf[: segment.steps] for leaf in segment.observation_leaves] for segment in segments), strict=True)
     observations = leaves_of(observation_space).unflatten(map(np.concatenate, leaves))
@@ -53,7 +54,7 @@ def clone_policy(
     options: CloneOptions,
     generator: torch.Generator,
 ) -> float:
-    """Take the gradient steps of behaviour cloning on `flat`. Return the mean loss of the last tenth of them."""
+    """Train the parameters `flat` by behaviour cloning. Return the mean loss of the last tenth of the gradient steps."""
     optimizer = FlatAdam(flat)
     last: list[Tensor] = []
     tenth = -(-options.steps // 10)
@@ -69,15 +70,15 @@ def clone_policy(
 
 
 def cross_entropy(logits: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-    """Return the mean cross-entropy of logits ``[B, n]`` and the demonstrated actions ``[B]``, in nats."""
+    """Return the mean cross-entropy between logits ``[B, n]`` and the demonstrated actions ``[B]``, in nats."""
     return functional.cross_entropy(logits if forbidden is None else logits.masked_fill(forbidden, FORBIDDEN_LOGIT), actions)
 
 
 def margin_loss(values: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
     """Return the large-margin loss of action values: 0 if each demonstrated action is better than all others by `MARGIN`.
 
-    It is the mean of max_a (Q(s, a) + l(a)) - Q(s, a_E), with l = 0 for the demonstrated action a_E, else `MARGIN` (Hester et al.
-    2018, "Deep Q-learning from Demonstrations", equation 1). The values of forbidden actions do not count.
+    The loss is the mean over all steps of max_a (Q(s, a) + l(a)) - Q(s, a_E), with l = 0 for the demonstrated action a_E, else
+    `MARGIN` (Hester et al. 2018, "Deep Q-learning from Demonstrations", equation 1). Forbidden actions do not count.
     """
     chosen = actions.unsqueeze(1)
     margins = torch.full_like(values, MARGIN).scatter_(1, chosen, 0.0)

@@ -1,4 +1,4 @@
-"""The tables of all algorithms: their parameters in Stable-Baselines3 2.9, CleanRL (fe8d8a0) and RL4Sys (95255c8)."""
+"""For each algorithm, tables of its parameters in Stable-Baselines3 2.9, CleanRL (fe8d8a0) and RL4Sys (95255c8)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _activation(value: Any, values: Values) -> dict[str, object]:
 
 
 def _layers(sizes: list[int], function: str) -> dict[str, Any]:
-    """Return the rows of the networks, which are in `policy_kwargs` there."""
+    """Return the table's rows about networks: the keys that Stable-Baselines3 has in `policy_kwargs`."""
     return {"net_arch": sizes, "activation_fn": SharedName(function, "nn.ReLU is relu", "activation", _activation)}
 
 
 def _batch(steps: str, default: int, envs: str, environments: int, alone: str = "steps per segment") -> dict[str, Any]:
-    """Return the rows of the environments and of the steps of each of them per update."""
+    """Return the table's rows about the batch: the steps of each environment per update, and the number of environments."""
     count = whole_number(1, 1 << 20)
 
     def environment(value: Any, values: Values) -> dict[str, object]:

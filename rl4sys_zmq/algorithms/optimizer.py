@@ -17,10 +17,11 @@ from rl4sys_zmq.errors import ConfigError
 class FlatAdam:
     """The Adam optimizer (Kingma & Ba 2015, algorithm 1) for parameters in one flat vector, divided into parts.
 
-    With a first decay rate of 0 and without the bias correction it is RMSProp (Tieleman & Hinton 2012), as in torch.
+    With a first decay rate of 0 and without the bias correction, the optimizer is RMSProp (Tieleman & Hinton 2012), as in
+    torch.
 
-    A step takes about five kernel launches, however many layers there are. Each part (such as one network) has its own step
-    count for Adam's bias correction, as if it had its own optimizer. So one network can take fewer steps than another.
+    A step takes about five kernel launches, however many layers there are. Each part (such as one network) has a separate step
+    count for Adam's bias correction, so one network can take fewer steps than another.
 
     Attributes:
         steps: The number of steps that each part has taken.
@@ -42,7 +43,8 @@ class FlatAdam:
             parts: Consecutive slices that together cover `flat`; None for a single part.
             eps: Adam's epsilon, which is added to the root of the second moment.
             betas: The decay rates of the first and the second moment.
-            bias_correction: False leaves out Adam's bias correction, so early steps are longer: both moments start at 0.
+            bias_correction: False leaves out Adam's bias correction. Early steps are then longer, because both moments start at
+                0.
         """
         self._flat = flat
         self._parts = tuple(parts) if parts is not None else (slice(None),)
@@ -58,7 +60,7 @@ class FlatAdam:
 
         Args:
             grad: The gradient, float32 ``[size]``. It is scaled in place if its norm is too large.
-            rates: The learning rate of each part. With None, the part, its moments and its step count do not change.
+            rates: The learning rate of each part. A part with the rate None, its moments and its step count do not change.
             max_norm: Largest Euclidean norm of the whole gradient; None for no limit.
         """
         if max_norm is not None:
@@ -79,7 +81,7 @@ class FlatAdam:
             self._flat[part].addcdiv_(mean, denominator, value=-rate / correction1)
 
     def place(self, flat: Tensor) -> None:
-        """Continue with parameters that have moved to another device, `flat`. The moments move there too."""
+        """Continue with the parameters `flat`, which have moved to another device. The moments move there too."""
         self._flat = flat
         self._mean, self._square = self._mean.to(flat.device), self._square.to(flat.device)
 

@@ -1,7 +1,7 @@
-"""The names that programs for RL4Sys, an earlier library with the same calls, import: only their imports change.
+"""The names that programs for RL4Sys import. RL4Sys is an earlier library with the same calls; only imports must be changed.
 
-`RL4SysAgent`, `RL4SysAction` and `RL4SysTrajectory` are those of `rl4sys_zmq`. The others are RL4Sys's utilities, which write
-its files and columns. The profilers need the extra ``compat``.
+`RL4SysAgent`, `RL4SysAction` and `RL4SysTrajectory` are those of `rl4sys_zmq`. The other names are RL4Sys's utilities, which
+write files with the same names and columns. The profilers need the extra ``compat``.
 """
 
 from __future__ import annotations

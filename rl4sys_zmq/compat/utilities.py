@@ -1,4 +1,4 @@
-"""RL4Sys's utilities: CSV records of steps per second, memory and processor time, statistics of such figures, and its logging."""
+"""RL4Sys's utilities: CSV records of steps per second, memory and processor time, statistics of such numbers, and logging."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = get_logger(__name__)
 class SampleFile:
     """A new CSV file in a folder that is named after the time. It is open only while a row is written.
 
-    ``{time}`` in `name` is the time. If there is such a file, the new one has a number.
+    The time replaces ``{time}`` in `name`. If a file of this name exists, a number is appended to the name of the new file.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str, columns: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ class SampleFile:
 
 
 class StepPerSecLogger(Resource):
-    """The file ``output_dir/TIME/proj_name.csv``, with the columns ``timestamp`` (ISO 8601) and ``steps_per_sec``.
+    """A logger of steps per second to ``output_dir/TIME/proj_name.csv``: columns ``timestamp`` (ISO 8601), ``steps_per_sec``.
 
     Raises:
         ConfigError: If the file cannot be created.
@@ -79,7 +79,7 @@ class StepPerSecLogger(Resource):
 
 
 def compute_field_statistics(summaries: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
-    """Return, by key, the mean and the standard deviation (of the whole population) of the key's values in all mappings."""
+    """Return the mean and the population standard deviation of each key's values in all mappings, by key."""
     values: dict[str, list[float]] = {}
     for summary in summaries:
         for key, value in summary.items():
@@ -163,7 +163,7 @@ class _ProfilerThread(Worker):
 
 
 class MemoryProfiler(_Profiler):
-    """Rows of a process's memory, in ``output_dir/TIME/proj_name_memory_profile_TIME.csv``. Sizes are in bytes."""
+    """A record of a process's memory, in ``output_dir/TIME/proj_name_memory_profile_TIME.csv``. Sizes are in bytes."""
 
     _kind, _folder = "memory", "memtest"
 
@@ -188,9 +188,9 @@ class MemoryProfiler(_Profiler):
 
 
 class CPUProfiler(_Profiler):
-    """Rows of a process's processor time, in ``output_dir/TIME/proj_name_cpu_profile_TIME.csv``.
+    """A record of a process's processor time, in ``output_dir/TIME/proj_name_cpu_profile_TIME.csv``.
 
-    Percentages count from the row before. That of a process is above 100 if it uses more than one processor.
+    Percentages refer to the time since the previous row. A process that uses more than one processor can be above 100.
     """
 
     _kind, _folder = "cpu", "cputest"
@@ -222,11 +222,11 @@ class LogLevel(Enum):
 
 
 class StructuredLogger:
-    """The logger of the standard library with this name, with methods that take a text and keywords.
+    """A logger whose methods take a text and keywords. It wraps the standard library's logger of the same name.
 
-    The attribute ``context`` of a record has the keywords as JSON; values that JSON does not have become text.
-    `RL4SysLogConfig` has a format that shows it. The program's logging configuration decides about the level, also with
-    `debug`, as in RL4Sys.
+    The attribute ``context`` of a record has the keywords as JSON; other values than JSON's become text. `RL4SysLogConfig` has
+    a format that shows this attribute. The program's logging configuration determines the level. As in RL4Sys, the argument
+    `debug` does not.
     """
 
     def __init__(self, name: str, debug: bool = False) -> None:
@@ -255,7 +255,7 @@ class StructuredLogger:
 
 
 class RL4SysLogConfig:
-    """The logging of a program, as RL4Sys's programs configure it. Nothing is configured before `setup_logging`."""
+    """The logging configuration of a program, as RL4Sys has it. Nothing is configured before `setup_logging`."""
 
     DEFAULT_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
     STRUCTURED_FORMAT = f"{DEFAULT_FORMAT} - %(context)s"
@@ -266,11 +266,11 @@ class RL4SysLogConfig:
     ) -> dict[str, Any]:
         """Return a configuration for `logging.config.dictConfig`: all records of the process to the standard output.
 
-        `log_file` is a file to which they are appended as well. With `structured_logging`, the format has the context of
-        `StructuredLogger`; other records have an empty one.
+        The records are also appended to `log_file`, if it is given. With `structured_logging`, the format shows the context of
+        records from `StructuredLogger`; it is empty for other records.
 
         Raises:
-            ConfigError: If there is no such level.
+            ConfigError: If `log_level` is not a level.
         """
         level = _level(log_level)
         form = RL4SysLogConfig.STRUCTURED_FORMAT if structured_logging else RL4SysLogConfig.DEFAULT_FORMAT
@@ -295,8 +295,8 @@ class RL4SysLogConfig:
     ) -> None:
         """Configure the logging of the whole process.
 
-        `config_dict` is for `logging.config.dictConfig`. If it is None, `get_default_config` gives it, from the other
-        arguments, with the level DEBUG if `debug` is True.
+        `config_dict` is for `logging.config.dictConfig`. If it is None, the configuration comes from `get_default_config` with
+        the other arguments. The level is DEBUG if `debug` is True.
 
         Raises:
             ConfigError: If the configuration is invalid, or the file cannot be opened.
@@ -309,7 +309,7 @@ class RL4SysLogConfig:
 
 
 def setup_rl4sys_logging(debug: bool = False, log_file: str | None = None) -> None:
-    """Configure the logging of the whole process, at level DEBUG if `debug` is True, and in `log_file` as well.
+    """Configure the logging of the whole process, at level DEBUG if `debug` is True, and also to `log_file` if it is given.
 
     The environment variables ``RL4SYS_DEBUG`` (true, 1 or yes), ``RL4SYS_LOG_LEVEL`` and ``RL4SYS_LOG_FILE`` apply where no
     argument is given.

@@ -1,8 +1,8 @@
-"""Immutable configuration classes, validated when they are created. They can be read from JSON and YAML files, also of RL4Sys.
+"""Immutable configuration classes, validated when they are created. JSON and YAML files, also RL4Sys's, are a source.
 
 - `AgentConfig`, `LearnerConfig`, `RelayConfig`: the options of an actor, a learner and a relay process.
 - `ClientConfig`: the learner's options for one client, with `EvaluationConfig` and `DemonstrationsConfig`.
-- `WeightsConfig`, `ResourcesConfig`, `RelayAddress`, `RelayRule`: options in the above.
+- `WeightsConfig`, `ResourcesConfig`, `RelayAddress`, `RelayRule`: groups of options in these classes.
 
 For an unknown key or an invalid value, each class raises a `ConfigError` of one line: the key, the file, and the valid key that
 is spelled most similarly.

@@ -27,7 +27,7 @@ def connect_uri(value: object) -> str:
 
 
 def dialled(value: object) -> str:
-    """Accept an address to connect to, and return it unchanged."""
+    """Check that a client can connect to an address, and return the address unchanged."""
     connect_uri(value)
     return str(value)
 
@@ -117,7 +117,7 @@ class RelayAddress(ConfigSection):
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Create an entry from the value in a file: an address, or a mapping with the options.
+        """Create the object from a value in a file: an address, or a mapping with the options.
 
         Raises:
             ConfigError: If a key is unknown or a value is invalid.
@@ -130,8 +130,8 @@ class RelayAddress(ConfigSection):
 class RelayRule(RelayAddress):
     """A relay, and the actors that a learner sends to it.
 
-    An actor is sent to the relay if its address is in one of `networks` or its name matches one of `actors`. A relay without
-    both serves all actors.
+    An actor is sent to the relay if its address is in one of `networks` or its name matches one of `actors`. A relay with
+    neither `networks` nor `actors` serves all actors.
 
     Raises:
         ConfigError: If the value of an option is invalid.

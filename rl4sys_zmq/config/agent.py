@@ -211,7 +211,7 @@ class AgentConfig(ConfigFile):
         return ImageFormat(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
 
     def check_images(self, observation_space: ObservationSpace) -> None:
-        """Check that the observations, whose space may come from the learner, are images that `image_codec` can code.
+        """Check that observations of this space, which may come from the learner, are images that `image_codec` can encode.
 
         Raises:
             ConfigError: If they are not.
@@ -226,12 +226,12 @@ class AgentConfig(ConfigFile):
 
     @property
     def submits(self) -> bool:
-        """True if the actor sends segments: to train on, or with the returns of its evaluation."""
+        """True if the actor sends segments, either for training or with the returns of an evaluation."""
         return self.explore or self.report_returns
 
     @property
     def cache_file(self) -> Path | None:
-        """The file that keeps the newest policy, or None."""
+        """The path of the policy cache, the file with the newest policy; None without one."""
         if self.inference == "remote":
             return None
         return self.policy_cache or (self.spool / "policy.cache" if self.spool is not None else None)
@@ -257,7 +257,7 @@ class AgentConfig(ConfigFile):
 
 
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:
-    """Convert the keys of a file or of arguments to option names, and check each value. Required keys can be missing."""
+    """Convert the keys of a file or of arguments to option names, and check each value. Required keys may be missing."""
     for key in given:
         if key in _PLANNED:
             raise ConfigError(f"{key}: this version does not have this option yet; leave it out", key=key)

@@ -53,7 +53,7 @@ def _gpus(value: object) -> float:
 class ResourcesConfig(ConfigSection):
     """The resources that the engine ``ray`` reserves for the worker of a client, on one node.
 
-    They decide where the worker is placed. They do not limit what it uses.
+    The reservation decides on which node the worker runs. It does not limit the worker.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -72,7 +72,7 @@ class ResourcesConfig(ConfigSection):
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationsConfig(ConfigSection):
-    """The options of demonstrations, recorded episodes of the task: the key ``demonstrations`` in the entry of a client.
+    """The options for training with demonstrations (recorded episodes): the key ``demonstrations`` in a client's entry.
 
     Raises:
         ConfigError: If the value of an option is invalid, not exactly one of `path` and `minari` is given, or neither `fraction`
@@ -97,7 +97,7 @@ class DemonstrationsConfig(ConfigSection):
 
     @property
     def source(self) -> str:
-        """The file or the dataset, for messages."""
+        """The name of the file or of the Minari dataset, for messages."""
         return str(self.path) if self.path is not None else f"the Minari dataset {self.minari}"
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ DEFAULT_EVERY_VERSIONS = 10
 
 
 def _environment(value: object) -> str | dict[str, object]:
-    """Accept the ID of an environment, or a mapping with ``id``, which becomes what JSON has: a tuple is a list."""
+    """Accept the id of an environment, or a mapping with the key ``id``, which is converted to JSON values."""
     if not isinstance(value, Mapping):
         return text(value)
     given = parameters(value)

@@ -225,7 +225,7 @@ class LearnerConfig(ConfigFile):
         return sorted({self.engine, *(entry.engine for entry in self.clients.values() if entry.engine is not None)})
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return the options of one client, with the learner's own for those in `_INHERITED` that its entry does not set."""
+        """Return the options of one client. An option in `_INHERITED` that its entry does not set has the learner's value."""
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)
@@ -252,7 +252,7 @@ class LearnerConfig(ConfigFile):
 def _without_spaces(
     algorithms: Mapping[str, Mapping[str, object]],
 ) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
-    """Remove keys about spaces and actors, which RL4Sys's files have there, from the default parameters of each algorithm."""
+    """Return each algorithm's default parameters without the keys about spaces and actors that RL4Sys's files put there."""
     removed = {*FLAT_KEYS, *ACTOR_KEYS}
     kept = {name: {k: v for k, v in entry.items() if k not in removed} for name, entry in algorithms.items()}
     dropped = dict.fromkeys(k for entry in algorithms.values() for k in entry if k in removed)

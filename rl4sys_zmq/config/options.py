@@ -94,7 +94,7 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
     Args:
         check: Converts a given value to the stored value, or raises `InvalidValue`.
         default: The value if none is given.
-        names: Synonyms of the key in files.
+        names: Synonyms that a file can use as the key.
         doc: The meaning and the unit, for options that a command lists.
         required: True if the option must be given; `default` is then ignored.
     """
@@ -107,26 +107,26 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
 
 
 def nullable(check: Check[T], *, names: tuple[str, ...] = (), doc: str = "") -> T | None:
-    """Declare one field of a configuration dataclass, as `option` does, that can be null, which is its default."""
+    """Declare one field of a configuration dataclass, as `option` does, whose default is None (null in a file)."""
     return option(optional(check), names=names, doc=doc)
 
 
 def text(value: object) -> str:
-    """Accept text of 1 to `MAX_TEXT` printable characters."""
+    """Return a value unchanged if it is text of 1 to `MAX_TEXT` printable characters, else raise `InvalidValue`."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
         raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value
 
 
 def name(value: object) -> str:
-    """Accept a name, as `rl4sys_zmq.names` defines it."""
+    """Return a value unchanged if it is a name (`rl4sys_zmq.names`), else raise `InvalidValue`."""
     if not is_name(value):
         raise InvalidValue(NAME_RULE)
     return cast(str, value)
 
 
 def flag(value: object) -> bool:
-    """Accept a bool."""
+    """Return a value unchanged if it is a bool, else raise `InvalidValue`."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidValue("true or false")
     return bool(value)
@@ -207,7 +207,7 @@ def log_level(value: object) -> str:
 
 
 def logger_level(value: object) -> int | str:
-    """Convert a level of a logger, an integer or a name such as ``info``, to what `logging` takes."""
+    """Convert a log level, an integer or a name such as ``info``, to a value that `logging` accepts."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     try:
@@ -217,7 +217,7 @@ def logger_level(value: object) -> int | str:
 
 
 def callback(value: object) -> Callable[..., Any]:
-    """Accept a function or another callable object."""
+    """Return a value unchanged if it is callable, else raise `InvalidValue`."""
     if not callable(value):
         raise InvalidValue("a function")
     return value
@@ -326,7 +326,7 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
 
 
 def check_fields(config: DataclassInstance) -> None:
-    """Check every field of a frozen configuration object, and replace each value with its converted form."""
+    """Check every field of a frozen configuration object, and replace each value by the result of its check."""
     for field in fields(config):
         if "check" in field.metadata:
             object.__setattr__(config, field.name, check_value(field.name, getattr(config, field.name), field.metadata["check"]))
@@ -348,10 +348,10 @@ def parse_options(
         cls: A dataclass whose fields were declared with `option`.
         given: Values by name or synonym.
         extra: Keys that are passed on unchecked.
-        partial: True if required keys may be missing, because `given` is only a part.
+        partial: True if required keys may be missing, because `given` is only a part of the options.
         section: The key under which `given` stands in its file. Messages show ``section.key``.
-        problem: As for `unknown_key`, and so is `hint`.
-        hint: Advice.
+        problem: The words for an unknown key in the message, as in `unknown_key`.
+        hint: The advice in that message, as in `unknown_key`.
 
     Raises:
         ConfigError: If a key is unknown, a check refuses a value, a required key is missing, or two names of one option have
@@ -394,7 +394,7 @@ _MEANT = dict.fromkeys(("port", "host", "address", "server", "learner", "listen"
 
 
 def closest(word: str, choices: Collection[str]) -> list[str]:
-    """Return the choice that has the most similar spelling, in a list; an empty list if none is similar."""
+    """Return a list with the choice whose spelling is most similar to `word`; an empty list if none is similar."""
     import difflib  # rarely needed: only for a message about a typing error
 
     near = difflib.get_close_matches(word, choices, n=3, cutoff=SIMILAR)
@@ -407,11 +407,11 @@ def unknown_key(
     """Return the `ConfigError` for an unknown key.
 
     Args:
-        key: The key.
+        key: The unknown key.
         valid: The valid keys. The message names the one with a similar spelling.
-        section: The key under which `key` stands in its file.
-        problem: What is wrong, as text.
-        hint: What to do if no valid key has a similar spelling. Empty: the message lists the valid keys.
+        section: The section of the file in which `key` stands; empty for the top level.
+        problem: The description of the error.
+        hint: The remedy if no valid key has a similar spelling. If `hint` is empty, the message lists the valid keys.
     """
     near = closest(key, valid) or [name for name in _MEANT.get(key, ()) if name in valid]
     advice = f"did you mean {near[0]!r}?" if near else hint or f"the valid ones are {', '.join(sorted(valid))}"
@@ -422,7 +422,7 @@ def unknown_key(
 def checked_arguments(cls: type[T]) -> type[T]:
     """Make the constructor of a dataclass raise `ConfigError`, not TypeError, for unknown and missing keyword arguments.
 
-    The message about a synonym, which is valid only in files, names the option.
+    Synonyms are valid only in files. The message about a synonym as an argument names the option.
     """
     known = {f.name: f for f in cls.__dataclass_fields__.values()}  # type: ignore[attr-defined]
     synonyms = {other: f.name for f in known.values() for other in f.metadata.get("names", ())}
@@ -449,7 +449,7 @@ def checked_arguments(cls: type[T]) -> type[T]:
 
 @contextmanager
 def with_source(source: str) -> Iterator[None]:
-    """Add `source`, usually a path, to each `ConfigError` that the block raises without a source."""
+    """Return a context manager that adds `source`, usually a path, to each `ConfigError` without a source."""
     try:
         yield
     except ConfigError as exc:

@@ -22,7 +22,7 @@ from rl4sys_zmq.loopback import is_local
 
 
 def check_users_file(users_file: Path | None, keys: Path | None) -> None:
-    """Check that a learner or a relay with an access list has keys, without which the list has no effect."""
+    """Check that a configuration with an access list (`users_file`) has `keys`; the list has no effect without keys."""
     if users_file is not None and keys is None:
         raise ConfigError(
             f"users_file: the access list {users_file} has no effect without keys; give --keys DIR (keys)", key="users_file"
@@ -30,7 +30,7 @@ def check_users_file(users_file: Path | None, keys: Path | None) -> None:
 
 
 def check_reachable(uris: Mapping[str, str | None], keys: Path | None, insecure: bool) -> None:
-    """Check that other machines cannot reach an address without keys, unless the configuration allows it."""
+    """Check that an address that other machines can reach is protected by `keys`, unless `insecure` is True."""
     for key, uri in uris.items():
         if uri not in (None, "auto") and not is_local(uri) and keys is None and not insecure:
             message = (
@@ -43,7 +43,7 @@ def check_reachable(uris: Mapping[str, str | None], keys: Path | None, insecure:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class RelayConfig(ConfigSection):
-    """The configuration of one relay. Its peers, actors and other relays, are its *children*.
+    """The configuration of one relay process, which passes weights on to actors and to other relays.
 
     Raises:
         ConfigError: If the value of an option is invalid, or if other machines can reach an address although neither `keys` nor

@@ -48,7 +48,7 @@ def algorithm_name(value: object) -> str:
 
 
 def algorithm_parameters(value: object) -> dict[str, object]:
-    """Return a copy of an algorithm's parameters, after the check `parameters`. Names of `_PARAMETER_NAMES` are translated."""
+    """Return a checked copy of an algorithm's parameters, in which RL4Sys's names (`_PARAMETER_NAMES`) are translated."""
     entries = parameters(value)
     for theirs, ours in _PARAMETER_NAMES.items():
         if theirs in entries:
@@ -59,7 +59,7 @@ def algorithm_parameters(value: object) -> dict[str, object]:
 
 
 def default_client_id(given: Mapping[str, object], source: str) -> str | None:
-    """Return the client of a file with RL4Sys's sections, which has no ``client_id``: the file's stem, or ``default``."""
+    """Return the client id for an RL4Sys file, which names none: the file's name without suffix, or ``default``."""
     if "client_id" in given or not given.keys() & _SECTIONS.keys():
         return None
     stem = PurePath(source).stem
@@ -86,14 +86,14 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 
 
 def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
-    """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level, unless it has them."""
+    """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level, unless the top level has them."""
     parameters = check_value("algorithm_parameters", given.get("algorithm_parameters", {}), mapping)
     lifted = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
     return {**lifted, **given, "algorithm_parameters": parameters} if lifted else dict(given)
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Translate RL4Sys's global file, in which ``server.training_server`` is ``bind``. Return options and meaningless keys."""
+    """Translate RL4Sys's global file. Return the options, and the names of the keys that have no meaning here."""
     out = {key: value for key, value in given.items() if key not in (*_NO_MEANING_HERE, "server")}
     ignored = [key for key in _NO_MEANING_HERE if key in given]
     servers = check_value("server", given.get("server", {}), mapping)

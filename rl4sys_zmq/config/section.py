@@ -1,4 +1,4 @@
-"""The base classes of groups of options and of whole configurations, and the group that both sides share: `WeightsConfig`."""
+"""The base classes of groups of options and of whole configurations; and `WeightsConfig`, which actor and learner share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl4sys_zmq.config.options import (
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSection:
-    """Options in one mapping, such as those under the key ``evaluation``. A subclass is a dataclass of `option` fields.
+    """A group of options in one mapping, such as the key ``evaluation``. A subclass is a dataclass of `option` fields.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -34,7 +34,7 @@ class ConfigSection:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Create the options from a mapping, such as the value of their key in a file.
+        """Create the options from a mapping, such as the value of a key in a configuration file.
 
         Raises:
             ConfigError: If a key is unknown or a value is invalid.
@@ -53,7 +53,7 @@ class ConfigSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile(ConfigSection):
-    """The options of a process, which can be in a file of their own."""
+    """The options of one process. A configuration file can contain all of them."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
@@ -89,8 +89,8 @@ class ConfigFile(ConfigSection):
 class WeightsConfig(ConfigSection):
     """The options for the encoding of the weights that a learner sends to actors: the key ``weights`` in a configuration.
 
-    The learner takes each option from the first of these that sets it: its entry for the client,
-    the client's first actor, its own options, the default. An option that is None is not set.
+    The learner takes each option from the first source that sets the option: the learner's entry for the client, the client's
+    first actor, the learner's own options, the default. An option that is None is not set.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -105,5 +105,5 @@ class WeightsConfig(ConfigSection):
     earlier version, which has fewer bytes."""
 
     def over(self, other: WeightsConfig) -> WeightsConfig:
-        """Return a copy in which options that are None take the value of `other`."""
+        """Return a copy of this object in which each option that is None has the value of `other`."""
         return WeightsConfig.from_mapping({**other.to_json(), **self.to_json()})

@@ -1,6 +1,6 @@
 """Networks as lists of layers, which numpy, torch and ONNX compute alike. A `PolicySpec` carries such a list to actors.
 
-- `Layer`: one layer: its options, the shapes of its tensors, and its forms in numpy, ONNX and torch.
+- `Layer`: one layer, with its options, the shapes of its tensors, and its forms in numpy, ONNX and torch.
 - `LayerEntry`: one kind of layer in the registry `LAYERS`. `register_layer` adds a kind.
 - `LayerList`: the layers of one network with the shapes between them. `read_layers` checks a list from the wire.
 

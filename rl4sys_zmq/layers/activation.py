@@ -1,7 +1,7 @@
 """The kind of layer ``activation``: a function of each element of its inputs.
 
-The functions follow torch's definitions: ``gelu`` is the exact form, ``leaky_relu`` has a slope of 0.01. In numpy they do not
-overflow for large inputs, so the host gets no floating-point warning.
+The functions follow torch's definitions: ``gelu`` is the exact form, ``leaky_relu`` has a slope of 0.01. In numpy, the
+functions do not overflow for large inputs, so the host gets no floating-point warning.
 """
 
 from __future__ import annotations

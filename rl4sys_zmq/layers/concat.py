@@ -1,4 +1,4 @@
-"""The kind of layer ``concat``: it joins features of the observation to its inputs."""
+"""The kind of layer ``concat``: it joins features of the observation to the inputs of the layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _ranges(value: object) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concat(Layer):
-    """The flattened inputs, followed by the features of an observation in some ranges of columns."""
+    """A layer whose outputs are the flattened inputs, followed by the observation's features in the ranges `columns`."""
 
     kind: ClassVar[str] = "concat"
     in_numpy: ClassVar[bool] = False

@@ -23,7 +23,7 @@ With more weights the arithmetic takes most of the time, so one numpy call less 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense(Layer):
-    """A linear layer with weights ``[units, inputs]`` and biases ``[units]``. Inputs of several axes are flattened."""
+    """A linear layer with weights ``[units, inputs]`` and biases ``[units]``. Inputs with several axes are flattened."""
 
     kind: ClassVar[str] = "dense"
     tensor_prefix: ClassVar[str] = "layers"
@@ -52,10 +52,11 @@ class Dense(Layer):
 
 
 class NumpyDense(NumpyLayer):
-    """A dense layer in numpy. A small one has a copy of its weights ``[inputs + 1, units]``, with the bias as the last row.
+    """A dense layer in numpy. A small layer has a copy of its weights ``[inputs + 1, units]``, with the bias as the last row.
 
-    The input of the bias is always 1, so the layer is one product. It is the bound method ``dot`` of a transposed view: the
-    fastest memory order in numpy at this size (0.34 us for 64x65, whereas ``weight.dot`` and an addition take 0.6 us).
+    The input of the bias is always 1, so one product computes the layer. The product is the bound method ``dot`` of a
+    transposed view: the fastest memory order in numpy at this size (0.34 us for 64x65, whereas ``weight.dot`` and an addition
+    take 0.6 us).
     """
 
     slots = 1

@@ -1,4 +1,4 @@
-"""The kind of layer ``image``: the pixels among the features, as ``[channels, height, width]``."""
+"""The kind of layer ``image``: it extracts the image ``[channels, height, width]`` from the features of an observation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIXEL_SCALE = float(np.float32(1.0 / 255.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image(Layer):
-    """The image of an observation, from its features. It is the first layer. `Concat` can join the other features later.
+    """A first layer that extracts the image from an observation's features. `Concat` can join the other features later.
 
     Raises:
         ConfigError: If the shape has neither two nor three axes.

@@ -42,11 +42,12 @@ class State:
 
 
 class NumpyLayer:
-    """A layer in numpy, with the weights of one version. It can have views of the weights. Several threads can use it.
+    """A layer in numpy, with the weights of one version. The weights can be views. Several threads can use one layer.
 
     Attributes:
         in_place: True if `step` writes the outputs to its inputs.
-        slots: The number of elements that follow the inputs in the layer's buffer. They are 1 at first.
+        slots: The number of extra elements after the inputs in the layer's buffer, such as the input of a bias. Their initial
+            value is 1.
     """
 
     in_place: ClassVar[bool] = False
@@ -62,23 +63,23 @@ class NumpyLayer:
         raise NotImplementedError
 
     def step(self, buffer: Array, state: State) -> Step:
-        """Return the function that computes one row, for one thread.
+        """Return a function for one thread that computes one row of inputs.
 
         Args:
-            buffer: The array from which the function will read: the inputs, and `slots` elements more.
+            buffer: The array from which the function reads: the inputs, and `slots` more elements.
             state: The recurrent state, ``[units]``.
         """
         raise NotImplementedError
 
 
 class Nodes(Protocol):
-    """The writer of an ONNX graph, `rl4sys_zmq.policies.graphs.model.GraphBuilder`, as layers use it."""
+    """The methods of a writer of ONNX graphs that layers use (`rl4sys_zmq.policies.graphs.model.GraphBuilder`)."""
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Append a node, and return the name of its output."""
+        """Append a node (one operation) to the graph, and return the name of its output."""
 
     def constant(self, array: NDArray[Any] | np.generic | Sequence[int], name: str = "") -> str:
-        """Add a constant array, and return its name."""
+        """Add a constant array to the graph, and return its name."""
 
 
 class Sequences(Protocol):
@@ -98,7 +99,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """The batch that a layer in torch can read beside its inputs.
+    """Further data about a batch of ``B`` rows that a layer in torch can read besides its inputs.
 
     Attributes:
         features: The features of the ``B`` observations, ``[B, F]``.
@@ -115,18 +116,19 @@ TorchForm = Callable[["Tensor", Sequence["Tensor"], Rows], "Tensor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(ABC):
-    """One layer. The fields of a subclass are its options, declared with `rl4sys_zmq.config.options.option`.
+    """One layer of a network. The fields of a subclass are its options, declared with `rl4sys_zmq.config.options.option`.
 
     All forms compute the same, from the same tensors: `numpy_form` and `onnx_form` in actors, `torch_form` in learners. With a
     layer that has no form in numpy, the actor computes the whole network in onnxruntime.
 
     Attributes:
         kind: The name of the kind.
-        tensor_prefix: The beginning of the names of its tensors; the number of the layer among those with the prefix follows.
-        trained: False if an algorithm sets the tensors by other means than a gradient. They are never rounded.
+        tensor_prefix: The beginning of the names of the layer's tensors. The layer's number among the layers with this prefix
+            follows.
+        trained: False if an algorithm sets the tensors by other means than a gradient. Such tensors are never rounded.
         in_numpy: False if there is no form in numpy.
-        input_parameters: The indices of a weight ``[out, inputs]`` and a bias ``[out]`` that are linear in the inputs, with which
-            an algorithm changes the scale of the inputs. None if there are none.
+        input_parameters: The indices of the weight ``[out, inputs]`` and the bias ``[out]`` of a linear map of the inputs,
+            which an algorithm adapts when it rescales the inputs. None if the layer has no such map.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -155,11 +157,11 @@ class Layer(ABC):
             features: The number of features of an observation, the inputs of the first layer.
 
         Raises:
-            ConfigError: If the layer cannot have such inputs.
+            ConfigError: If the layer cannot have inputs of this shape.
         """
 
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
-        """Return the shapes of the tensors by the last parts of their names, in their order in a `PolicySpec`."""
+        """Return the shape of each tensor by the last part of its name, such as ``weight``, in the order of a `PolicySpec`."""
         return {}
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyLayer:
@@ -183,7 +185,7 @@ class Layer(ABC):
 
     @abstractmethod
     def torch_form(self, inputs: Shape) -> TorchForm:
-        """Return the form in torch. Torch is imported here only."""
+        """Return the form in torch. Only this method imports torch."""
 
     def initialise(self, tensors: Sequence[Tensor], gain: float, generator: torch.Generator) -> None:
         """Set random orthogonal weights with a gain, and zero biases."""
@@ -194,7 +196,7 @@ class Layer(ABC):
             bias.zero_()
 
     def initialise_uniform(self, tensors: Sequence[Tensor], generator: torch.Generator) -> None:
-        """Set weights and biases that are uniform within ``1 / √inputs`` of zero, where a unit has so many inputs."""
+        """Set weights and biases to uniform random numbers between ``±1 / √n``, where ``n`` is the number of inputs of a unit."""
         bound = 1.0 / math.sqrt(tensors[0][0].numel())
         for tensor in tensors:
             tensor.uniform_(-bound, bound, generator=generator)
@@ -206,7 +208,7 @@ class LayerEntry:
 
     Attributes:
         name: The name of the kind, as in a list of layers.
-        layer: The class of such layers.
+        layer: The class of the layers of this kind.
         summary: One line of documentation.
     """
 
@@ -237,7 +239,7 @@ LAYERS = Registry(
 
 
 def register_layer(entry: LayerEntry) -> None:
-    """Make a kind of layer available in this process. Actors need it, too. A second call with the same entry changes nothing.
+    """Make a kind of layer available in this process. Actors need it too. A second call with the same entry changes nothing.
 
     Raises:
         ConfigError: If another kind has the name.
@@ -246,10 +248,10 @@ def register_layer(entry: LayerEntry) -> None:
 
 
 def flat_size(inputs: Shape) -> int:
-    """Return the number of elements of inputs of a shape."""
+    """Return the number of elements of an array of shape `inputs`."""
     return math.prod(inputs)
 
 
 def unfit(kind: str, inputs: Shape, expected: str) -> ConfigError:
-    """Return the error for a layer that cannot have inputs of a shape."""
+    """Return the error for a layer of kind `kind` that got inputs of another shape than expected."""
     return ConfigError(f"a layer of kind {kind!r} has inputs of shape {list(inputs)}; it needs {expected}", key="layers")

@@ -29,10 +29,11 @@ class LayerList:
     Attributes:
         layers: The layers.
         inputs: The number of inputs of the first layer, ``F``: usually the features of an observation.
-        shapes: The shape of the inputs of each layer, and then that of the outputs of the last one.
+        shapes: The shape of the inputs of each layer, followed by the shape of the network's outputs.
 
     Raises:
-        ConfigError: If there are more than `MAX_LAYERS` layers, one does not fit its inputs, or several are recurrent.
+        ConfigError: If there are more than `MAX_LAYERS` layers, a layer does not fit its inputs, or several layers are
+            recurrent.
     """
 
     layers: tuple[Layer, ...]
@@ -51,7 +52,7 @@ class LayerList:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs."""
+        """The number of outputs of the network."""
         return prod(self.shapes[-1])
 
     @property
@@ -71,7 +72,7 @@ class LayerList:
         return tuple(found)
 
     def divided(self, tensors: Sequence[T]) -> list[Sequence[T]]:
-        """Return the tensors of each layer, from all tensors in their order. More tensors can follow."""
+        """Divide tensors in the order of `tensors` among the layers. More tensors can follow those of the layers."""
         parts, at = [], 0
         for layer, inputs in zip(self.layers, self.shapes, strict=False):
             count = len(layer.tensors(inputs))
@@ -92,7 +93,8 @@ def read_layers(document: object, inputs: int) -> LayerList:
         inputs: The number of inputs of the first layer.
 
     Raises:
-        ConfigError: If it is no such list, a kind is not registered in this process, or an option is unknown or invalid.
+        ConfigError: If the document is not a valid list, a kind is not registered in this process, or an option is unknown or
+            invalid.
     """
     if not isinstance(document, list) or len(document) > MAX_LAYERS:
         raise ConfigError(f"layers is not a list of at most {MAX_LAYERS} layers: {document!s:.80}", key="layers")

@@ -22,10 +22,10 @@ MEAN, SCALE = "obs_mean", "obs_scale"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalise(Layer):
-    """The standardisation of the features of an observation by the tensors `MEAN` and `SCALE`, clipped to ±`OBS_CLIP`.
+    """A first layer that standardises an observation's features by the tensors `MEAN` and `SCALE`, clipped to ±`OBS_CLIP`.
 
-    It is the first layer. A learner computes it before the network, once for a batch (`standardise` in
-    `rl4sys_zmq.algorithms.networks.inputs`), so its form in torch has no effect.
+    A learner standardises before the network, once for a batch (`standardise` in `rl4sys_zmq.algorithms.networks.inputs`), so
+    the torch form of the layer has no effect.
     """
 
     kind: ClassVar[str] = "normalise"
@@ -51,7 +51,7 @@ class Normalise(Layer):
 
 
 class NumpyNormalise(NumpyLayer):
-    """The standardisation in numpy."""
+    """A `Normalise` layer in numpy."""
 
     in_place = True
 

@@ -21,7 +21,7 @@ NEAREST_1 = 1.0 - 1e-15
 
 @immutable_object
 class ActionBounds:
-    """The bounds of a continuous action space, and the numbers that map a raw sample into them, ``[n]`` in the dtype `work`."""
+    """The bounds of a continuous action space, and the numbers that map a raw action into these bounds: ``[n]``, dtype `work`."""
 
     work: np.dtype[Any]  # narrow types are computed in float32, wide ones in float64, and rounded once at the end
     low: NDArray[Any]
@@ -42,7 +42,7 @@ def action_bounds(space: BoxSpace) -> ActionBounds:
 
 @lru_cache(maxsize=64)
 def bounder(space: BoxSpace, squash: str) -> Bounder:
-    """Return the map from raw actions to actions within the bounds, in the space's dtype, with the `squash` of the head."""
+    """Return the function that maps raw actions into the bounds by `squash` (``clip`` or ``tanh``), in the space's dtype."""
     dtype = np.dtype(space.dtype)
     bounds = action_bounds(space)
     work, low, high, half, centre = bounds.work, bounds.low, bounds.high, bounds.half, bounds.centre
@@ -82,7 +82,7 @@ def unbounder(space: BoxSpace, squash: str) -> Callable[[NDArray[Any]], NDArray[
 
 
 def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
-    """Return the bounds of a space, limited to the range of `dtype`."""
+    """Return one bound of a space for each dimension, limited to the range of `dtype`."""
     if dtype in (np.float64, np.float32):
         return bound
     if dtype == np.float16:

@@ -1,4 +1,4 @@
-"""The action heads: the choice of an action from the outputs of a policy network, for the action spaces of all kinds.
+"""The action heads, which choose an action from the outputs of a policy network. There is a head for each kind of action space.
 
 `action_head` returns the head for a space. A head samples from the distribution that the outputs describe, and computes the
 log-probability of the sample. `rl4sys_zmq.algorithms.action_distributions` has the same distributions in torch.
@@ -50,7 +50,8 @@ class ActionHead(Protocol):
 
         Returns:
             The raw action, the action for the environment, and the log-probability of the raw action, as in `Policy.act`. The
-            log-probability is not finite if an output is NaN or infinity. A discrete option can have minus infinity.
+            log-probability is not finite if an output is NaN or infinity. The output for a discrete option can be minus
+            infinity.
 
         Raises:
             MaskError: If the mask forbids every option of a choice.
@@ -62,7 +63,7 @@ class ActionHead(Protocol):
         """Choose ``N`` actions, as `Policy.act_batch` does, from outputs ``[N, outputs]`` and masks ``[N, logits]`` or None."""
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` does, from the outputs."""
+        """Return the raw action that stands for the action `act`, and its log-probability, from the network's outputs."""
 
 
 def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] | None = None) -> ActionHead:
@@ -71,10 +72,11 @@ def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] 
     Args:
         space: The action space.
         squash: ``clip`` or ``tanh``: the mapping of raw actions into the bounds of a Box, as in `HeadParameters`.
-        log_std: The logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes; None without.
+        log_std: The logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes; None if there
+            is no Box.
 
     Raises:
-        ConfigError: If the number of standard deviations is not that of the space.
+        ConfigError: If `log_std` does not have ``n`` elements.
     """
     layout = action_layout(space)
     given = 0 if log_std is None else len(log_std)
@@ -96,7 +98,7 @@ class CategoricalHead:
 
     @classmethod
     def of(cls, space: DiscreteSpace) -> CategoricalHead:
-        """Return the head for a space."""
+        """Return the head for a Discrete space."""
         return cls(_scalars(space))
 
     def choose(
@@ -155,17 +157,17 @@ class CategoricalHead:
         return index, index.copy(), log_probs
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         return act, log_prob_of(int(act - self.actions[0]), outputs, mask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GaussianHead:
-    """The head for a Box: it samples ``mean + exp(log_std) * noise`` in float32. The outputs are the means. It ignores masks.
+    """The head for a Box, which samples ``mean + exp(log_std) * noise`` in float32. The outputs are the means. Masks are ignored.
 
-    The log-probability of a sample ``a`` of ``n`` dimensions is
-    ``-0.5 * sum(((a - mean) / std)^2) - sum(log_std) - n / 2 * log(2 pi)``. It is computed from the sample after rounding to
-    float32, so that the learner gets the same number from the stored action.
+    The log-probability of a sample ``a`` of ``n`` dimensions is ``-0.5 * sum(((a - mean) / std)^2) - sum(log_std) - n / 2 *
+    log(2 pi)``, with ``std = exp(log_std)``. It is computed from the sample after rounding to float32, so that the learner gets
+    the same number from the stored action.
     """
 
     _shape: tuple[int, ...] | None
@@ -177,7 +179,7 @@ class GaussianHead:
 
     @classmethod
     def of(cls, space: BoxSpace, squash: str, log_std: NDArray[Any]) -> GaussianHead:
-        """Return the head for a space. `action_head` describes the arguments."""
+        """Return the head for a Box. `action_head` describes the arguments."""
         wide = log_std.astype(np.float64)
         # A standard deviation of 0 or infinity would make the log-probability NaN.
         exponent = np.clip(wide, np.log(_LIMITS.tiny), np.log(_LIMITS.max))
@@ -230,7 +232,7 @@ class GaussianHead:
         return raw, env, log_probs
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         raw = self._unbound(act)
         z = (raw - outputs) * self._inverse_std
         return raw if self._shape is None else raw.reshape(self._shape), self._constant - 0.5 * float(z.dot(z))
@@ -317,7 +319,7 @@ class JointHead:
         return raw, env, log_probs
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         layout, log_prob, at = self._layout, 0.0, 0
         indices = layout.indices(act)
         for index, options in zip(indices.tolist(), layout.counts, strict=True):
@@ -333,7 +335,7 @@ class JointHead:
         return self._trees(indices, numbers)[0], log_prob
 
     def _trees(self, indices: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> tuple[Tree, Tree]:
-        """Return raw actions and actions for the environment, from ``[..., choices]`` and ``[..., numbers]`` (None: no Box)."""
+        """Return raw actions and actions for the environment, from the indices of choices and the numbers (None: no Box)."""
         raw: list[Any] = []
         env: list[Any] = []
         lead = indices.shape[:-1]
@@ -355,5 +357,5 @@ class JointHead:
 
 @lru_cache(maxsize=64)
 def _scalars(space: DiscreteSpace) -> tuple[np.int64, ...]:
-    """Return all actions of a discrete space as int64 scalars. Looking one up takes 0.01 us, creating a new one 0.2 us."""
+    """Return all actions of a Discrete space as int64 scalars. Looking up a scalar takes 0.01 us, creating a scalar 0.2 us."""
     return tuple(np.arange(space.start, space.start + space.n, dtype=np.int64))

@@ -25,15 +25,15 @@ It returns the raw action (trained on), the action for the environment, and the 
 
 @runtime_checkable
 class AssessingPolicy(Protocol):
-    """The optional method of a policy that knows the log-probability of any action, for `RL4SysAction.override`.
+    """A policy that can compute the log-probability of any action. `RL4SysAction.override` uses its method `assess`.
 
-    Without it, the raw action of an overridden step is the action itself, and its log-probability is NaN.
+    For any other policy, the raw action of an overridden step is the action itself, and its log-probability is NaN.
     """
 
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the raw action that stands for an action of the environment, and its log-probability when exploring.
+        """Return the raw action that stands for the action `act`, and its log-probability with ``explore=True``.
 
         Args:
             act: The action for the environment, within the space, in the dtypes of the space.
@@ -43,7 +43,8 @@ class AssessingPolicy(Protocol):
             state: The state before the step, as in `ExtraColumnPolicy.step`. None for a policy without a state.
 
         Returns:
-            The raw action, in the form of `Policy.act`, and its log-probability: minus infinity if the policy never takes it.
+            The raw action, in the form of `Policy.act`, and its log-probability: minus infinity if the policy never chooses
+            this action.
         """
 
 

@@ -1,8 +1,8 @@
 """The action heads of off-policy algorithms for bounded continuous actions: a squashed Gaussian, and a deterministic one.
 
-Both compute a number from -1 to 1 for each dimension of an action, and scale it to the bounds of the action space. This action,
-in float32, is the raw action, which is trained on. The environment gets the same action in the dtype of the space. So recorded
-data contain actions in the units of the environment, and other algorithms can train on them.
+Both compute a number from -1 to 1 for each dimension of an action, and scale it to the bounds of the action space. The scaled
+action, in float32, is the raw action, which is trained on. The environment gets the same action in the dtype of the space. So
+recorded data contain actions in the units of the environment, and other algorithms can train on them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _scale_of(space: BoxSpace) -> _Scale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BoundedHead:
-    """The common part of the two heads. It implements `ActionHead`, and ignores masks."""
+    """The base class of the heads for bounded continuous actions. It implements `ActionHead`, and ignores masks."""
 
     _scale: _Scale
     _size: int
@@ -97,7 +97,7 @@ class _BoundedHead:
         return *self._scale.rows(values), (log_densities - self._scale.log_volume).astype(np.float32)
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         pairs = zip(act.reshape(-1).tolist(), self._scale.axes, strict=True)
         values = [(number - centre) / half if half else 0.0 for number, (centre, half) in pairs]
         return np.array(act, np.float32), self._log_density(outputs.tolist(), values) - self._scale.log_volume
@@ -108,7 +108,7 @@ class _BoundedHead:
 
     @abstractmethod
     def _draw(self, outputs: list[float], rng: RandomSource, explore: bool) -> tuple[list[float], float]:
-        """Return an action as numbers between -1 and 1, and its log-density as such numbers."""
+        """Return an action as numbers between -1 and 1, and the log-density of these numbers."""
 
     @abstractmethod
     def _draw_rows(self, outputs: NDArray[Any], rng: RandomSource, explore: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -117,12 +117,12 @@ class _BoundedHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SquashedGaussianHead(_BoundedHead):
-    """The head of a Gaussian, squashed by tanh, whose standard deviation depends on the observation (Haarnoja et al. 2018).
+    """The head of a tanh-squashed Gaussian whose standard deviation depends on the observation (Haarnoja et al. 2018).
 
     The network's outputs are the means, and then the logarithms of the standard deviations, which are clipped to a range. For a
-    sample ``u`` of this normal distribution, the action is ``tanh(u)``, scaled to the bounds. Its log-density is
-    ``log N(u) - sum(log(1 - tanh(u)^2)) - sum(log(half width of the range))``. It is computed from ``u``, because an action that
-    was rounded near a bound does not determine ``u``.
+    sample ``u`` of this normal distribution ``N``, the action is ``tanh(u)``, scaled to the bounds. Its log-density is ``log
+    N(u) - sum(log(1 - tanh(u)^2)) - sum(log((high - low) / 2))``. It is computed from ``u``, because an action that was rounded
+    near a bound does not determine ``u``.
     """
 
     _least: float
@@ -174,12 +174,13 @@ class SquashedGaussianHead(_BoundedHead):
 class DeterministicHead(_BoundedHead):
     """The head of a policy that computes one action for each observation, and explores around it (Lillicrap et al. 2016).
 
-    The action is the tanh of the network's outputs, scaled to the bounds. To explore, it adds normal noise before the scaling,
-    with the standard deviation in the tensor ``noise_std``, and clips the result to the bounds. With the probability in the
-    tensor ``epsilon``, the action is instead uniform within the bounds.
+    The action is the tanh of the network's outputs, scaled to the bounds. To explore, the head adds normal noise before the
+    scaling, with the standard deviation in the tensor ``noise_std``, and clips the result to the bounds. With the probability
+    in the tensor ``epsilon``, the action is instead uniform within the bounds.
 
-    The log-probability is the log-density of this mixture, without the clipping, also with ``explore=False``. A standard
-    deviation below `LEAST_STD` counts as that one. The log-probability is NaN if an output of the network is not finite.
+    The log-probability is the log-density of this mixture of a normal and a uniform distribution, without the clipping, also
+    with ``explore=False``. A standard deviation below `LEAST_STD` counts as `LEAST_STD`. The log-probability is NaN if an
+    output of the network is not finite.
     """
 
     _std: float
@@ -189,7 +190,7 @@ class DeterministicHead(_BoundedHead):
 
     @classmethod
     def of(cls, spec: PolicySpec, snapshot: PolicySnapshot) -> DeterministicHead:
-        """Return the head for the action space of `spec`, with the noise in these weights."""
+        """Return the head for the action space of `spec`, with the tensors ``noise_std`` and ``epsilon`` in `snapshot`."""
         space, tensors = spec.action_space, spec.views(snapshot.flat)
         assert isinstance(space, BoxSpace)
         std, epsilon = max(float(tensors["noise_std"][0]), 0.0), min(max(float(tensors["epsilon"][0]), 0.0), 1.0)

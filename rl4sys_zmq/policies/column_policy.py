@@ -37,7 +37,7 @@ class ExtraColumnPolicy(ABC):
 
     Attributes:
         snapshot: The weights.
-        generation: The number of the learner thread that published the weights.
+        generation: The number of the worker that published the weights.
         version: The number of the publication of the weights.
     """
 
@@ -72,8 +72,8 @@ class ExtraColumnPolicy(ABC):
     def bind_step(self, rng: RandomSource, explore: bool) -> BoundStep:
         """Return `step` for one thread, with the given `rng` and `explore`.
 
-        A subclass can override the method with a faster form that uses buffers, because no other thread calls it. It must create
-        the state that it returns anew.
+        A subclass can return a faster function that uses buffers, because no other thread calls it. But each call must return a
+        new state object.
         """
         step = self.step
         return lambda observation, mask, state: step(observation, mask, rng, explore, state)
@@ -134,7 +134,7 @@ def _stacked(actions: Sequence[Action]) -> Tree:
 def local_only_reason(spec: PolicySpec) -> str:
     """Return the reason why the learner's inference service cannot choose actions for policies of this spec.
 
-    The reason is a text for an error message, with the remedy. The text is empty if the service can choose them.
+    The reason is a text for an error message, with the remedy. It is empty if the service can choose the actions.
     """
     if spec.columns:
         return f"a policy of kind {spec.kind!r} has extra columns, which only a policy in the actor records; use inference: local"

@@ -1,4 +1,4 @@
-"""Draws from categorical distributions: one index of a row of logits, for a single row or for many rows.
+"""Draws from categorical distributions: one index for each row of logits.
 
 For few logits, a loop over Python floats is faster than numpy.
 """
@@ -29,8 +29,8 @@ def draw(logits: list[float], uniform: float | None) -> tuple[int, float]:
 
     Args:
         logits: One logit for each action.
-        uniform: A random number in ``[0, 1)``, at which the cumulative distribution is inverted. None returns the most probable
-            index.
+        uniform: A random number in ``[0, 1)``. The result is the first index at which the cumulative probability exceeds it.
+            None returns the most probable index.
 
     Returns:
         The index and its log-probability, ``log_softmax(logits)[index]``, in float64. The log-probability is NaN if a logit is
@@ -69,7 +69,7 @@ def draw_allowed(logits: list[float], mask: list[bool], uniform: float | None) -
 
 
 def draw_large(logits: NDArray[Any], mask: NDArray[Any] | None, uniform: float | None) -> tuple[int, float]:
-    """Draw an index from logits ``[n]`` with numpy. The mask is bool ``[n]`` or None. The rest is as in `draw_allowed`."""
+    """Draw an index from logits ``[n]`` with numpy. The mask is bool ``[n]`` or None. The result is that of `draw_allowed`."""
     draws = None if uniform is None else np.asarray([uniform])
     index, log_probs = draw_rows(logits[None], None if mask is None else mask[None], draws)
     return int(index[0]), float(log_probs[0])
@@ -78,7 +78,7 @@ def draw_large(logits: NDArray[Any], mask: NDArray[Any] | None, uniform: float |
 def _draw_each(
     logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw as `draw_rows` does, with a loop in Python."""
+    """Draw an index for each row of `logits`, as `draw_rows` does, but with a loop in Python."""
     rows = logits.tolist()
     uniforms = [None] * len(rows) if draws is None else draws.tolist()
     if masks is None:
@@ -91,7 +91,7 @@ def _draw_each(
 def draw_batch(
     logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw an index for each row of `logits`, in the way that is faster for their number. Else the same as `draw_rows`."""
+    """Draw an index for each row of `logits`, by `draw_rows` or, if that is faster for few numbers, by a loop in Python."""
     return (_draw_each if logits.size <= LOOP_MAX_LOGITS else draw_rows)(logits, masks, draws)
 
 
@@ -134,7 +134,7 @@ def log_prob_of(index: int, logits: NDArray[Any], mask: NDArray[Any] | None) -> 
 
 
 def allowed_rows(masks: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return masks ``[N, n]`` as bools; for None, that all actions of this shape are allowed.
+    """Return masks ``[N, n]`` as bools; for None, an array of the given shape in which everything is True.
 
     Raises:
         MaskError: If a row forbids every action.

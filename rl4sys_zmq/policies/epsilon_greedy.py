@@ -20,14 +20,15 @@ from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpsilonGreedyHead:
-    """The head for action values of a Discrete space, or for distributions of the return. It implements `ActionHead`.
+    """The head for a network that estimates action values, or distributions of the return. It implements `ActionHead`.
 
-    It chooses the allowed action with the highest value, or with probability epsilon a random allowed action (uniform). If
-    several actions have the highest value, it chooses the first of them. The log-probability is always that of the epsilon-greedy
-    choice, also with ``explore=False``, which never chooses at random.
+    The head chooses the allowed action with the highest value, or with probability epsilon a uniformly random allowed action.
+    If several actions have the highest value, it chooses the first of them. The log-probability is always that of the
+    epsilon-greedy choice, also with ``explore=False``, which never chooses at random.
 
     With the option `epsilon_ladder`, each actor has its own epsilon (Horgan et al. 2018, Distributed prioritized experience
-    replay). The exponent depends on the actor's place, not on its number among all actors, which no actor knows.
+    replay). Epsilon is raised to a power that depends on the actor's `RandomSource.place`. The paper uses the actor's number
+    among all actors, which no actor here knows.
     """
 
     _actions: tuple[np.int64, ...]
@@ -67,7 +68,7 @@ class EpsilonGreedyHead:
         return action, action, log(probability) if isfinite(values.item(greedy)) else nan
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         values = outputs if self._means is None else self._means.single(outputs)
         allowed = np.arange(len(values)) if mask is None else mask.nonzero()[0]
         greedy, epsilon = int(allowed[values[allowed].argmax()]), self._epsilon_of(rng)
@@ -99,7 +100,7 @@ class EpsilonGreedyHead:
         return actions, actions.copy(), np.log(probability).astype(np.float32)
 
     def _epsilon_of(self, rng: RandomSource) -> float:
-        """Return the probability of a random action for the actor with these random numbers."""
+        """Return the probability of a random action for the actor to which `rng` belongs."""
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
 
 

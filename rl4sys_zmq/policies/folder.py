@@ -2,11 +2,10 @@
 
 ::
 
-    policy/
-      spec.json             the description (`PolicySpec`), the origin of the weights, and the digests of the other files
-      policy.safetensors    the weights: the tensors that `PolicySpec.tensors` names
-      policy.blob           `PolicySpec.blob`; only if it is not empty
-      policy.onnx           from ``rl4sys-learner export``, for programs without this library, which does not read it
+    policy/ spec.json             the description (`PolicySpec`), the origin of the weights, and the digests of the other files
+    policy.safetensors    the weights: the tensors that `PolicySpec.tensors` names policy.blob           `PolicySpec.blob`; only
+    if it is not empty policy.onnx           from ``rl4sys-learner export``, for other programs; this library does not read the
+    file
 
 Each checkpoint of a learner contains the same files, except the last one. ``spec.json`` begins with a checksum of its contents
 (`rl4sys_zmq.sealed`) and has the checksums of the other files. Nothing is unpickled. The checksums detect accidents, not attacks.
@@ -148,14 +147,14 @@ def read_policy(folder: str | os.PathLike[str]) -> StoredPolicy:
 
 
 def write_policy(folder: Path, files: Mapping[str, bytes], *, force: bool = False) -> None:
-    """Write a policy folder. It appears as a whole, by a rename, and is on the disk when this returns.
+    """Write a policy folder, which appears as a whole, by a rename. Return when the folder is safely on the disk.
 
     The folder has mode 0700 and its files 0600.
 
     Args:
         folder: The folder to create.
         files: The contents by file name: the result of `encode_policy`, and possibly ``policy.onnx``.
-        force: True to replace an existing policy folder. There is then a moment without a folder.
+        force: True to replace an existing policy folder. During the replacement, there is a moment without a folder.
 
     Raises:
         PolicyFolderError: If the folder exists without `force`, contains other files than a policy, or cannot be written.
@@ -219,7 +218,7 @@ def _read_spec(folder: Path) -> dict[str, Any]:
 
 
 def _read_listed(file: Path, listed: Mapping[str, Any], limit: int) -> bytes:
-    """Return the contents of a file, after checks of the size and the checksum that ``spec.json`` lists for it."""
+    """Return the contents of a file, after checks of the size and the checksum that ``spec.json`` lists for the file."""
     size = _integer(listed["bytes"])
     if size > limit:
         raise PolicyFolderError(file, f"it should have {size} bytes; the policy in {SPEC} has at most {limit}")

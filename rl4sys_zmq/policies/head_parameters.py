@@ -62,8 +62,8 @@ class HeadParameters:
       standard deviation of the exploration noise, as a fraction of half the range of each dimension. The tensor ``epsilon``
       ``[1]`` is the probability of a uniform random action.
     - ``q_values``: The outputs are action values. The tensor ``epsilon`` ``[1]`` is the probability of a random action. With
-      `epsilon_ladder`, each actor takes it to the power of ``1 + epsilon_ladder u``, where ``u`` from 0 to 1 depends on its
-      ``actor_id`` (`RandomSource.place`).
+      `epsilon_ladder`, each actor raises epsilon to the power ``1 + epsilon_ladder * u``, where ``u`` from 0 to 1 depends on
+      its ``actor_id`` (`RandomSource.place`).
     - ``q_distribution``: The outputs are, for each action, the logits of `atoms` equally spaced values from `v_min` to `v_max`.
       The action value is the mean of this distribution. The rest is as with ``q_values``.
 
@@ -125,7 +125,7 @@ class HeadParameters:
         return layout.outputs * {"squashed_gaussian": 2, "q_distribution": self.atoms}.get(self.head, 1)
 
     def head_tensors(self, action_space: Space) -> tuple[TensorSpec, ...]:
-        """Return the tensors of the head, which are not weights of the network. They follow the network's tensors in a spec."""
+        """Return the tensors that belong to the head, not to the network. In a spec they follow the tensors of the network."""
         if self.head in ("gaussian", "joint"):
             numbers = action_layout(action_space).numbers
             return (TensorSpec("log_std", (numbers,)),) if numbers else ()
@@ -134,7 +134,7 @@ class HeadParameters:
 
 
 def _check_resolution(box: BoxSpace) -> None:
-    """Raise ConfigError if float32, in which actions are trained on, cannot hold the bounds or enough numbers between them."""
+    """Raise ConfigError if float32, the dtype of raw actions, is too coarse for the bounds or the numbers between them."""
     low, high = box.low_array().ravel(), box.high_array().ravel()
     differ = np.asarray(box.low, object) != np.asarray(box.high, object)  # float64 rounds large integers
     largest = np.maximum(np.abs(low), np.abs(high))

@@ -1,7 +1,7 @@
 """Weights from files, with which the training of a policy can start.
 
-A source is a policy folder, the folder of a checkpoint, or a file of named tensors (safetensors). In a file, the names are those
-of the policy (``layers.0.weight``), or, for a policy of the kind ``layers``, those of a torch ``nn.Sequential``: pairs
+The source is a policy folder, the folder of a checkpoint, or a file of named tensors (safetensors). In a file, the names are
+those of the policy (``layers.0.weight``), or, for a policy of the kind ``layers``, those of a torch ``nn.Sequential``: pairs
 ``N.weight`` and ``N.bias`` in ascending order of N, with or without a common prefix. Pickled files are never read.
 """
 
@@ -47,11 +47,11 @@ def check_weights_source(path: Path) -> None:
 
 
 def read_weights(path: Path, spec: PolicySpec) -> dict[str, NDArray[Any]]:
-    """Return the weights in a file or folder by the names of the tensors of `spec`. Tensors in `OPTIONAL` can be missing.
+    """Return the weights in a file or folder, by the names of the tensors in `spec`. Tensors in `OPTIONAL` can be missing.
 
     Args:
         path: A policy folder, the folder of a checkpoint, or a ``.safetensors`` file.
-        spec: The description of the policy that starts with the weights.
+        spec: The description of the policy whose training starts with the weights.
 
     Raises:
         ConfigError: If the policies differ, or a tensor is missing, unknown or of another shape. The message has both shapes.

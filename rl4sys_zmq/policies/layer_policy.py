@@ -27,7 +27,7 @@ def layers_spec(
         observation_space: The space of observations. The first layer gets their features (`rl4sys_zmq.values.features`).
         action_space: The space of actions.
         head: The parameters of the action head.
-        hidden: The layers. A dense layer with the outputs of the head follows them.
+        hidden: The hidden layers. A dense layer with as many outputs as the head needs follows.
 
     Raises:
         ConfigError: If a layer does not fit its inputs, or the head does not fit the action space.
@@ -72,7 +72,7 @@ def read_network(spec: PolicySpec) -> tuple[HeadParameters, LayerList]:
 
 
 def _columns(layers: LayerList) -> tuple[ColumnSpec, ...]:
-    """Return the extra columns: the state before the first step of each segment, if there is one."""
+    """Return the extra columns: the recurrent state before the first step of each segment, if a layer is recurrent."""
     return (ColumnSpec(STATE, (layers.state_size,), "<f4", per="segment"),) if layers.state_size else ()
 
 

@@ -1,9 +1,9 @@
 """The policy kind ``linear_bandit``: it chooses a discrete action by a linear model of the reward of each action, in numpy.
 
-The model of an action is Bayesian linear regression on its own decisions ("disjoint" models; Li et al. 2010, A contextual-bandit
-approach to personalized news article recommendation). With features ``x [D]`` of the observation, the reward of action ``a`` has
-the mean ``x . means[a]``. The standard error of that mean is ``|factors[a] @ x|``, in units of the noise of the rewards:
-``factors[a].T @ factors[a]`` is the inverse of ``ridge * I + sum(x x^T)`` over the decisions for ``a``.
+The model of an action is a Bayesian linear regression over the decisions for this action ("disjoint" models; Li et al. 2010, A
+contextual-bandit approach to personalized news article recommendation). With features ``x [D]`` of the observation, the reward
+of action ``a`` has the mean ``x . means[a]``. The standard error of that mean is ``|factors[a] @ x|``, in units of the noise of
+the rewards: ``factors[a].T @ factors[a]`` is the inverse of ``ridge * I + sum(x x^T)`` over the decisions for ``a``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LinearBanditDocument:
 
     The strategies, with the tensor ``scale`` ``[1]`` as their parameter:
 
-    - ``thompson``: The action with the highest score of a sample of the posterior, whose standard error is multiplied by
-      ``scale`` (Agrawal and Goyal 2013, Thompson sampling for contextual bandits with linear payoffs).
+    - ``thompson``: The action with the highest mean in a sample of the posterior distribution, whose standard error is
+      multiplied by ``scale`` (Agrawal and Goyal 2013, Thompson sampling for contextual bandits with linear payoffs).
     - ``ucb``: The action with the highest mean plus ``scale`` times the standard error (LinUCB; Li et al. 2010).
     - ``greedy``: The action with the highest mean.
     - ``softmax``: A draw from the softmax of the means divided by ``scale``.
@@ -56,11 +56,11 @@ class LinearBanditDocument:
     With `intercept`, the last feature is a constant 1. With the probability in the tensor ``epsilon`` ``[1]``, each strategy
     chooses a uniformly random allowed action instead.
 
-    The log-probability is that of the choice. For ``ucb``, ``greedy`` and ``softmax`` it is exact. For ``thompson``, the policy
-    draws `samples` samples of the posterior, and chooses the action of one of them. The logged probability is the share of the
-    samples with this action: exact for given samples, so that importance weights with it are unbiased for all actions that some
-    sample chose; and an estimate of the probability before the samples were drawn, with the relative standard error
-    ``sqrt((1 - p) / (p * samples))``.
+    The log-probability is that of choosing the action. For ``ucb``, ``greedy`` and ``softmax`` it is exact. For ``thompson``,
+    the policy draws `samples` samples of the posterior, and chooses the action of one of them. The logged probability is the
+    share of the samples with this action: exact for given samples, so importance weights with this share are unbiased for all
+    actions that some sample chose. As an estimate of the probability ``p`` before the samples were drawn, the share has the
+    relative standard error ``sqrt((1 - p) / (p * samples))``.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -74,7 +74,7 @@ class LinearBanditDocument:
         check_fields(self)
 
     def tensors(self, observation_space: ObservationSpace, action_space: Space) -> tuple[TensorSpec, ...]:
-        """Return the names and shapes of the tensors that such a policy has for these spaces.
+        """Return the names and shapes of the tensors of a policy with this document, for these spaces.
 
         Raises:
             ConfigError: If the actions are not Discrete.
@@ -105,7 +105,7 @@ def linear_bandit_spec(
 
 
 def linear_bandit_document(spec: PolicySpec) -> LinearBanditDocument:
-    """Check a spec of the kind ``linear_bandit``, and return its document.
+    """Check a policy spec of the kind ``linear_bandit``, and return its document.
 
     Raises:
         ConfigError: If a key is unknown, a value is invalid, the tensors do not match the spaces, or the spec has a blob or extra
@@ -153,7 +153,7 @@ class LinearBanditPolicy:
         self._epsilon = min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
-        """Choose one action, as `Policy.act` describes."""
+        """Choose one action for an observation, as `Policy.act` describes."""
         masks = None if mask is None else mask[None]
         raw, _, log_probs = self.act_batch(self._leaves.stack([observation]), masks, rng, explore)
         return raw[0], raw[0], float(log_probs[0])
@@ -193,7 +193,8 @@ class LinearBanditPolicy:
     ) -> NDArray[np.float64]:
         """Return the probability of each action in ``N`` contexts, float64 ``[N, n]``, as in `act_batch` with ``explore=True``.
 
-        `rl4sys_zmq.policies.off_policy_value` needs it to estimate the value of this policy from the decisions of another one.
+        `rl4sys_zmq.policies.off_policy_value` needs these probabilities to estimate the value of this policy from another
+        policy's decisions.
 
         Args:
             observations: ``[N, *obs]``, or a tree of such arrays.
@@ -207,7 +208,7 @@ class LinearBanditPolicy:
         return self._chances(features, allowed_rows(masks, (len(features), self._count)), rng or RandomSource(0))
 
     def _chances(self, features: NDArray[np.float32], allowed: NDArray[np.bool_], rng: RandomSource) -> NDArray[np.float64]:
-        """Return the probabilities ``[N, n]`` of the actions; NaN if a mean or an error of an allowed action is not finite."""
+        """Return the probabilities ``[N, n]`` of the actions; NaN if an allowed action's mean or standard error is not finite."""
         strategy = self._document.strategy
         means, errors = features @ self._means.T, np.zeros(())
         usable = _usable(means, allowed)
@@ -239,7 +240,7 @@ class LinearBanditPolicy:
         return errors
 
     def _thompson(self, means: NDArray[np.float64], errors: NDArray[np.float64], rng: RandomSource) -> NDArray[np.float64]:
-        """Return the share of the posterior samples with which each action has the highest score, ``[N, n]``."""
+        """Return, for each action, the share of the posterior samples in which it has the highest mean, ``[N, n]``."""
         samples = self._document.samples
         chances = np.empty_like(means)
         rows = max(1, _CHUNK // (samples * self._count))
@@ -255,13 +256,13 @@ class LinearBanditPolicy:
 
 
 def _usable(numbers: NDArray[Any], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return True for each row of numbers ``[N, n]`` in which those of all allowed actions are finite, ``[N]``."""
+    """Return a bool for each row of ``[N, n]``: True if the numbers of all allowed actions are finite."""
     usable: NDArray[np.bool_] = (np.isfinite(numbers) | ~allowed).all(axis=1)
     return usable
 
 
 def _masked(scores: NDArray[Any], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return finite scores ``[N, n]`` in float64, and minus infinity where an action is forbidden."""
+    """Return `scores` ``[N, n]`` as finite float64 numbers, with minus infinity for each forbidden action."""
     return np.where(allowed, finite(scores.astype(np.float64)), -np.inf)
 
 

@@ -14,7 +14,7 @@ from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 
 def hidden_layers(sizes: Sequence[int], activation: str) -> list[Layer]:
-    """Return dense layers of these numbers of units, each followed by the activation function.
+    """Return dense layers with `sizes` units, each followed by the activation function.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -37,7 +37,7 @@ def mlp_spec(
     Args:
         observation_space: The space of observations.
         action_space: The space of actions.
-        head: The meaning of the outputs, as all parameters of the head in `HeadParameters`.
+        head: The name of the action head, which defines the meaning of the outputs (`HeadParameters.head`).
         hidden_sizes: The numbers of units of the hidden layers.
         activation: The activation function after each hidden layer, one of `rl4sys_zmq.values.ACTIVATIONS`.
         normalise_observations: True for a first layer that standardises observations by the tensors ``obs_mean`` and

@@ -23,10 +23,10 @@ Forward = Callable[[Any], NDArray[Any]]
 
 
 class OutputNetwork(Protocol):
-    """The interface of a policy network with fixed weights, from observations to the outputs. Several threads can use it."""
+    """The interface of a policy network with fixed weights, which computes outputs from observations. Threads can share it."""
 
     def forward(self) -> Forward:
-        """Return the form of `single` that is fastest for one thread. It can have buffers, so no other thread can use it."""
+        """Return the form of `single` that is fastest for one thread. Only one thread may use it, because it can have buffers."""
 
     def single(self, observation: Any) -> NDArray[Any]:
         """Return the outputs for one observation, as a new array ``[outputs]``."""
@@ -44,7 +44,7 @@ class LayerNetwork:
         Args:
             space: The space of observations.
             layers: The layers. All have a form in numpy.
-            tensors: The tensors of all layers, in the order of `LayerList.tensors`. They are not copied, except small ones.
+            tensors: The tensors of all layers, in the order of `LayerList.tensors`. Only small tensors are copied.
         """
         self._space, self._features = space, feature_layout(space)
         self._layers = [layer.numpy_form(own) for layer, own in zip(layers.layers, layers.divided(tensors), strict=True)]
@@ -58,10 +58,10 @@ class LayerNetwork:
         return self.bind(State())
 
     def bind(self, state: State) -> Forward:
-        """Return a function that computes the outputs for one observation, for one thread. It has its own buffers.
+        """Return a function that computes the outputs for one observation, for one thread. The function has its own buffers.
 
         Args:
-            state: The recurrent state. A call reads `State.before`, and sets `State.after`.
+            state: The recurrent state. A call of the function reads `State.before`, and sets `State.after`.
         """
         steps: list[tuple[Step, Array, Array]] = []
         buffer = np.ones(self._sizes[0] + self._slots(0), np.float32)
@@ -110,13 +110,13 @@ class LayerNetwork:
         return x
 
     def _slots(self, start: int) -> int:
-        """Return the number of elements that follow the inputs of layer `start` in its buffer."""
+        """Return the number of extra elements that the buffer of layer `start` has after the inputs (`NumpyLayer.slots`)."""
         return next((layer.slots for layer in self._layers[start:] if not layer.in_place), 0)
 
     def _writer(
         self, inputs: Array, steps: list[tuple[Step, Array, Array]]
     ) -> tuple[Callable[[Any], None], list[tuple[Step, Array, Array]]]:
-        """Return a function that writes what an observation makes of the first buffer, and the steps that follow."""
+        """Return a function that fills the first buffer from an observation, and the remaining `steps`."""
         if self._table is not None:
             table, bias, indices, add, out = self._table, self._bias, self._indices, np.add, steps[0][2]
 
@@ -132,7 +132,7 @@ class LayerNetwork:
         return write, steps
 
     def _indices(self, observations: Any) -> NDArray[np.int64]:
-        """Return the numbers of discrete observations from 0."""
+        """Return Discrete observations as indices from 0."""
         space = self._space
         assert isinstance(space, DiscreteSpace)
         index: NDArray[np.int64] = np.asarray(observations, dtype=np.int64) - space.start

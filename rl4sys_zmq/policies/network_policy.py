@@ -23,7 +23,7 @@ from rl4sys_zmq.values.trees import Tree
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetworkPolicy:
-    """A network and an action head. It implements `Policy` and `AssessingPolicy`. Built by `NetworkPolicy.of`."""
+    """A policy that consists of a network and an action head. It implements `Policy` and `AssessingPolicy`."""
 
     snapshot: PolicySnapshot
     generation: int
@@ -64,7 +64,7 @@ class NetworkPolicy:
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
+        """Return the raw action for an action and its log-probability, as `AssessingPolicy.assess` describes."""
         return self._head.assess(act, self._network.single(observation), mask, rng)
 
 
@@ -82,11 +82,11 @@ def policy_head(spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySn
 
 
 def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that a spec of the kind ``layers`` describes. It uses views of the weights, and copies of small ones.
+    """Build the policy that a spec of the kind ``layers`` describes. The policy uses views of large weights.
 
     Raises:
-        ConfigError: If the spec is invalid, `snapshot` has another size than the spec, or a layer needs onnxruntime and it is not
-            installed.
+        ConfigError: If the spec is invalid, `snapshot` has another size than the spec, or a layer needs onnxruntime, which is
+            not installed.
     """
     head, layers = read_network(spec)
     names = [tensor.name for tensor in layers.tensors()]

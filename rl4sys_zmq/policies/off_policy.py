@@ -1,6 +1,6 @@
 """The value of a policy, estimated from the decisions of another policy that logged its probabilities.
 
-Each decision is a problem of one step, as of a bandit: its reward depends on its context and its action only.
+Each decision is a problem of one step, as in a bandit: the reward depends only on the context and the action of this decision.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from rl4sys_zmq.immutable import immutable
 
 @immutable
 class OffPolicyValue:
-    """Estimates of the mean reward that a policy would get.
+    """Estimates of the mean reward that a policy would get, from decisions of another policy (the *logging policy*).
 
     Attributes:
         ips: The estimate by inverse propensity scoring (Horvitz and Thompson 1952). It is unbiased if the logging policy gave
             each action that the policy can choose a probability above 0.
-        ips_error: The standard error of `ips`. It is not a number for a single decision.
-        snips: The self-normalised estimate (Swaminathan and Joachims 2015), with a small bias and often a smaller variance. It is
-            not a number if the policy would never have chosen a logged action.
-        effective_decisions: The number of decisions with equal weights that would have the same variance (Kish 1965). If it is
-            far below the number of decisions, few of them determine the estimates.
+        ips_error: The standard error of `ips`; NaN for a single decision.
+        snips: The self-normalised estimate (Swaminathan and Joachims 2015), with a small bias and often a smaller variance; NaN
+            if the policy would never have chosen any logged action.
+        effective_decisions: The number of equally weighted decisions that would give the same variance (Kish 1965). If it is
+            far below `decisions`, few decisions determine the estimates.
         decisions: The number of logged decisions.
     """
 
@@ -39,7 +39,8 @@ def off_policy_value(
 ) -> OffPolicyValue:
     """Estimate the mean reward of a policy from ``N`` decisions of another policy.
 
-    The weight of a decision is the probability of its action under the policy, divided by that under the logging policy.
+    The weight of a decision is the probability of its action under the policy, divided by its probability under the logging
+    policy.
 
     Args:
         rewards: The rewards ``[N]`` of the logged actions.

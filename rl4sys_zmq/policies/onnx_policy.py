@@ -1,7 +1,7 @@
 """The policy kind ``onnx``: a network as an ONNX graph, with the weights as inputs of the graph.
 
-`PolicySpec.blob` has the ONNX model, which onnxruntime computes. It is sent once, with the spec. Each version of the weights is
-bound to the same compiled graph, so a new version costs no compilation. The inputs of the graph are:
+`PolicySpec.blob` has the ONNX model, which onnxruntime computes. The model is sent once, with the spec. A new version of the
+weights uses the same compiled graph, so it costs no compilation. The inputs of the graph are:
 
 - the arrays of an observation, with the names of `SpaceLeaves.names`, such as ``observations``, and a first axis ``N``
 - the tensors of the spec by name, except those of the head (`HeadParameters.head_tensors`)
@@ -34,7 +34,7 @@ def onnx_spec(
     weights: Sequence[TensorSpec],
     model: bytes,
 ) -> PolicySpec:
-    """Return the `PolicySpec` of a policy of the kind ``onnx``. The graph is not checked.
+    """Return the `PolicySpec` of a policy of the kind ``onnx``. This function does not check the graph.
 
     Args:
         observation_space: The space of observations.
@@ -81,7 +81,7 @@ def check_onnx(spec: PolicySpec) -> None:
 
 
 def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that a spec of the kind ``onnx`` describes. It uses views of the weights.
+    """Build the policy that a spec of the kind ``onnx`` describes. The policy uses views of the weights.
 
     Raises:
         ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.

@@ -21,7 +21,7 @@ from rl4sys_zmq.values.trees import Tree
 
 
 class RecurrentPolicy(ExtraColumnPolicy):
-    """A network with a recurrent layer, and an action head. The state is float32 ``[units]``; None stands for zeros."""
+    """A policy of a network with a recurrent layer and an action head. The state is float32 ``[units]``; None means zeros."""
 
     def __init__(
         self, space: ObservationSpace, snapshot: PolicySnapshot, network: LayerNetwork, units: int, head: ActionHead
@@ -36,7 +36,7 @@ class RecurrentPolicy(ExtraColumnPolicy):
         return self.bind_step(rng, explore)(observation, mask, state)
 
     def bind_step(self, rng: RandomSource, explore: bool) -> BoundStep:
-        """Return a faster form of `step` for one thread, with the given `rng` and `explore`. It has its own buffers."""
+        """Return a faster form of `step` for one thread, with the given `rng` and `explore`. The function has buffers."""
         carried, zero, choose = State(), self._zero, self._head.choose
         forward = self._network.bind(carried)
 
@@ -59,12 +59,12 @@ class RecurrentPolicy(ExtraColumnPolicy):
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
+        """Return the raw action for an action and its log-probability, as `AssessingPolicy.assess` describes."""
         outputs = self._network.batch(leaves_of(self._space).stack([observation]), self._stacked([state]))
         return self._head.assess(act, outputs[0], mask, rng)
 
     def _stacked(self, states: Sequence[Array | None]) -> State:
-        """Return ``N`` states as the state of a batch."""
+        """Return ``N`` states as one array ``[N, units]``."""
         state = State()
         state.before = np.stack([self._zero if one is None else one for one in states])
         return state

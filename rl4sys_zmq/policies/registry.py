@@ -1,4 +1,4 @@
-"""The registry of policy kinds: it maps the name of a kind, such as ``layers``, to the function that builds such policies.
+"""The registry of policy kinds, which maps the name of a kind, such as ``layers``, to the function that builds such policies.
 
 A kind can be built in, registered by the program, or provided by an installed distribution (entry point).
 """
@@ -27,7 +27,7 @@ class PolicyEntry:
         name: The name of the kind, as in `PolicySpec.kind`.
         factory: The function that builds a policy of this kind, or the function's path ``"package.module:attribute"``. A path
             is imported when a policy is built. The function raises ConfigError for a spec from which it cannot build a policy.
-            It must not write to the snapshot (the weights).
+            It must not write to the `PolicySnapshot` that it gets.
         summary: One line of documentation.
         check: A function that validates a spec of this kind and raises ConfigError. None accepts any spec. An agent calls it
             in the handshake, before it has the weights.
@@ -124,8 +124,9 @@ def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
         snapshot: The weights.
 
     Raises:
-        ConfigError: If the kind is not registered in this process, if what it needs is not installed, if the snapshot and the
-            spec differ in size, if the spec has extra columns and the policy is not an `ExtraColumnPolicy`, or the reverse.
+        ConfigError: If the kind is not registered in this process, if a package that the kind needs is not installed, if the
+            snapshot and the spec differ in size, if the spec has extra columns and the policy is not an `ExtraColumnPolicy`, or
+            the reverse.
     """
     policy = require_policy(spec.kind).load()(spec, snapshot)
     if isinstance(policy, ExtraColumnPolicy) != bool(spec.columns):

@@ -26,8 +26,8 @@ class RandomSource:
     Attributes:
         uniform: A function that returns the next random float in ``[0, 1)``. It is a bound C function for speed, because it
             runs on every step.
-        place: A number in ``[0, 1)`` that tells actors apart which explore with different intensity. It is the same for all
-            threads of an actor, and at each of its starts. 0 if the actor is unknown.
+        place: A number in ``[0, 1)`` that depends on the actor's name. With `epsilon_ladder`, it determines how much this actor
+            explores. It is equal for all threads and starts of an actor; 0 if the actor is unknown.
     """
 
     __slots__ = ("_normals", "_rng", "_used", "place", "uniform")
@@ -61,7 +61,7 @@ class RandomSource:
         return self._normals[end - count : end]
 
     def _draw_normals(self, count: int) -> NDArray[np.float32]:
-        """Draw normal numbers in pairs from pairs of uniform ones (Box and Muller, 1958)."""
+        """Draw normal numbers in pairs, from pairs of uniform numbers (Box and Muller, 1958)."""
         chance, turn = self.uniforms((2, (count + 1) // 2))
         radius = np.sqrt(-2.0 * np.log1p(-chance))
         pairs = np.concatenate([radius * np.cos(tau * turn), radius * np.sin(tau * turn)])

@@ -5,8 +5,8 @@ A learner's algorithms use `ReplayMemory`, or `SequenceMemory` with a recurrent 
 
 - `ring`: rows with consecutive numbers, in one array for each value. New rows overwrite the oldest.
 - `priorities`: draws in proportion to priorities.
-- `spans`: the steps that belong together, for windows of consecutive steps.
-- `frames`: equal images are stored once.
+- `spans`: the steps of each trajectory, for windows of consecutive steps.
+- `frames`: storage in which equal images are stored once.
 - `pieces`: the state of the rows for checkpoints. `folder`: the arrays in memory-mapped files.
 - `layout`: the shape and dtype of each value, and the validation of new items.
 """

@@ -72,14 +72,14 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstrations:
-    """The contents of a file of demonstrations.
+    """The demonstrations in one file, as segments.
 
     Attributes:
         observation_space: The space of the observations.
         action_space: The space of the actions.
-        segments: One segment for each episode. Its log-probabilities and versions are 0, and so are rewards that are unknown.
+        segments: One segment for each episode. Log-probabilities, versions and unknown rewards are 0.
         rewarded: True if the rewards are known.
-        digest: The xxh3-64 of all arrays.
+        digest: The xxh3-64 checksum of all arrays.
     """
 
     observation_space: ObservationSpace
@@ -97,7 +97,7 @@ class Demonstrations:
         """Check that the demonstrations are of a task with these spaces. Bounds of a Box can differ.
 
         Raises:
-            ConfigError: If a space differs. The message has both.
+            ConfigError: If a space differs. The message has both spaces.
         """
         for key, ours, theirs in (
             ("observation_space", observation_space, self.observation_space),
@@ -123,8 +123,8 @@ def write_demonstrations(path: Path, observation_space: object, action_space: ob
         episodes: The episodes.
 
     Raises:
-        ConfigError: If there is no episode, the arrays do not fit together or to the spaces, or the file exists or cannot be
-            written.
+        ConfigError: If there is no episode, the arrays do not fit together or to the spaces, or the file exists already or
+            cannot be written.
     """
     arrays, _ = _checked(observation_space, action_space, episodes)
     try:
@@ -135,10 +135,10 @@ def write_demonstrations(path: Path, observation_space: object, action_space: ob
 
 
 def read_demonstrations(path: Path) -> Demonstrations:
-    """Read a file that `write_demonstrations` has written, or another program in the same form.
+    """Read a file of demonstrations, which `write_demonstrations` or another program has written.
 
     Raises:
-        ConfigError: If the file is missing, damaged, or its arrays do not fit together. The message has the numbers.
+        ConfigError: If the file is missing, damaged, or its arrays do not fit together. The message has the wrong numbers.
     """
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -168,7 +168,7 @@ def demonstrations_of(observation_space: object, action_space: object, episodes:
 def _checked(
     observation_space: object, action_space: object, episodes: Sequence[Demonstration]
 ) -> tuple[dict[str, NDArray[Any]], Demonstrations]:
-    """Return the arrays of a file of these episodes, and what `read_demonstrations` would return for it."""
+    """Return the arrays for a file of these episodes, and the `Demonstrations` that `read_demonstrations` would return."""
     try:
         arrays = _arrays(observation_space_from(observation_space), space_from(action_space), episodes)
         return arrays, _parse(arrays)
@@ -281,7 +281,7 @@ def _allowing(masks: NDArray[np.bool_], actions: NDArray[Any], action_space: Spa
 
 
 def _check_columns(columns: Sequence[NDArray[Any]], spaces: Sequence[LeafSpace], names: Sequence[str]) -> None:
-    """Check the shapes and kinds of columns of elements of these spaces, and that their dtypes can hold all integers."""
+    """Check that columns fit their spaces: the shapes, the kinds of dtypes, and room for all integers."""
     for column, space, name in zip(columns, spaces, names, strict=True):
         kind = np.dtype(space.dtype).kind
         if column.shape[1:] != space.shape or (column.dtype.kind in "iu") != (kind in "iu"):

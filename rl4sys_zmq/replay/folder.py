@@ -1,9 +1,9 @@
 """The arrays of a data store in memory-mapped files: in a folder that survives the process, or in files without names.
 
 - ``.npy`` files in numpy's format, one for each column. The space of a file is reserved when it is created, so that a full disk
-  raises an exception then, and does not kill the process with a signal later.
+  raises an exception at once, and does not kill the process with a signal later.
 - ``manifest.json``, which describes the columns. It is written once, after all columns exist.
-- ``lock``, which one process locks. A forked child gives the lock up, and must not use the store.
+- ``lock``, which one process locks. A forked child releases its copy of the lock, and must not use the store.
 
 Data survive the end of the process, even by SIGKILL, because they are in the kernel's page cache. After a crash of the machine,
 the files can be inconsistent. To detect this, ``lock`` contains the machine's boot id while the store is open. A store that was
@@ -41,12 +41,12 @@ _NAME = "column-"
 
 
 def new_lineage() -> int:
-    """Return a new lineage, a random number in 1 .. 2^63 - 1."""
+    """Return a random number in 1 .. 2^63 - 1 that identifies a new lineage."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
 class StoreFolder:
-    """The folder of a data store on disk. Only one process can have it open.
+    """The folder of a data store on disk. Only one process can open it at a time.
 
     Args:
         path: Path of the folder, which is created if it does not exist.
@@ -93,7 +93,7 @@ class StoreFolder:
         call_in_child(self, StoreFolder.abandon)
 
     def create(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
-        """Create the files of a new store, and then its manifest."""
+        """Create the files of a new store: one for each column, and then the manifest."""
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
         fresh = self.path / f"{_NAME}manifest.tmp"
@@ -122,7 +122,7 @@ class StoreFolder:
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
-        """Create a file of zeros, in place of any other, and return it as an array."""
+        """Create a file of zeros, or replace an existing file by one, and return an array of its contents."""
         path = self.path / name
         try:
             with _as_store_error(path), os.fdopen(open_private(path), "wb") as file:
@@ -136,7 +136,7 @@ class StoreFolder:
             raise
 
     def open(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
-        """Open a file that `make` created, and return it as an array."""
+        """Open a file that `make` created, and return an array of its contents."""
         path = self.path / name
         with _as_store_error(path):
             with path.open("rb") as file:
@@ -252,7 +252,7 @@ def _from_json(shape: list[int], dtype: str) -> ArraySpec:
 
 
 class ScratchArrays:
-    """A function that creates arrays of zeros in memory-mapped files of a folder. The state of a replay is not in them.
+    """A function that creates arrays of zeros in memory-mapped files of a folder. They are not a checkpoint.
 
     The files have no names: the kernel frees their space when the arrays are gone, also after SIGKILL. Their space is reserved
     at once, so a full disk is an exception and not a signal.

@@ -1,4 +1,4 @@
-"""Frames (images) in blocks of memory, and the columns of a ring buffer that consist of them. Equal frames are stored once."""
+"""Storage for frames (images), in which equal frames are stored once, and the columns of a ring buffer that use it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _RECENT = 1024
 
 
 class FrameStore:
-    """Frames of one shape and dtype. Equal frames share a *slot*, an index in the store.
+    """A store of frames of one shape and dtype. Equal frames share a *slot*, an index in the store.
 
-    A slot without references is used again. Blocks of several slots are allocated on demand.
+    A slot to which no row refers is used again. Blocks of several slots are allocated on demand.
 
     Args:
         leaf: Shape and dtype of a frame.
         block: Number of slots in a block.
-        make: Creates the array ``[block, *leaf.shape]`` of the block with this number (0, 1, ...).
+        make: Function that creates the array ``[block, *leaf.shape]`` of block number 0, 1, ...
     """
 
     def __init__(self, leaf: ArraySpec, block: int, make: Callable[[int], NDArray[Any]]) -> None:
@@ -36,7 +36,7 @@ class FrameStore:
 
     @property
     def used(self) -> int:
-        """The number of frames that are stored."""
+        """The number of different frames that are stored."""
         return int(np.count_nonzero(self._uses))
 
     def reserve(self, blocks: int) -> None:
@@ -132,10 +132,10 @@ def is_shared(leaf: ArraySpec) -> bool:
 
 
 def stack_axis(leaf: ArraySpec) -> int | None:
-    """Return the axis along which an image consists of frames, each of which is stored once; None for a whole image.
+    """Return the axis along which an image is split into frames, each of which is stored once; None for no split.
 
-    This is the first axis, if it has at most 16 frames. Otherwise it is the last axis of an image ``[H, W, frames]``, unless
-    that has one or three channels.
+    The result is the first axis, if its length is at most 16. Otherwise it is the last axis of an image ``[H, W, frames]``,
+    unless that axis has one or three channels.
     """
     shape = leaf.shape
     if len(shape) in (3, 4) and 2 <= shape[0] <= _MOST_FRAMES:
@@ -151,13 +151,13 @@ def frames_per_value(leaf: ArraySpec) -> int:
 
 
 def pool_bytes(capacity: int, leaf: ArraySpec) -> int:
-    """Return the size of the pool that `FrameColumn.reserve` reserves for `capacity` values."""
+    """Return the size in bytes of the storage for frames that `FrameColumn.reserve` creates for `capacity` values."""
     frame = leaf.nbytes // frames_per_value(leaf)
     return (_BLOCKS + 1) * -(-capacity // _BLOCKS) * frame
 
 
 def frame_pool(capacity: int, leaf: ArraySpec, make: Make) -> FrameStore:
-    """Create the storage for the frames of values of one shape and dtype. Several columns can share it."""
+    """Create the `FrameStore` for values of one shape and dtype. Several columns can share this *pool*."""
     axis, shape = stack_axis(leaf), list(leaf.shape)
     if axis is not None:
         shape.pop(axis)
@@ -167,9 +167,9 @@ def frame_pool(capacity: int, leaf: ArraySpec, make: Make) -> FrameStore:
 
 
 class FrameColumn:
-    """A column of values that consist of frames. Equal frames of the same pool are stored once.
+    """A column of values that consist of frames in a pool (`FrameStore`). Equal frames in the pool are stored once.
 
-    A row has the slots of its frames, or -1 before it is written for the first time.
+    Each row has the slots of its frames; -1 before the first write.
     """
 
     def __init__(self, capacity: int, leaf: ArraySpec, pool: FrameStore) -> None:
@@ -180,7 +180,7 @@ class FrameColumn:
         self._slots = np.full((capacity, self.frames_per_value), -1, np.int64)
 
     def reserve(self) -> None:
-        """Create the arrays for `pool_bytes` now. The pool must be empty."""
+        """Create the arrays of the pool now, with `pool_bytes` bytes in all. The pool must be empty."""
         self.pool.reserve(_BLOCKS + 1)
 
     def write(self, first: int, block: NDArray[Any]) -> None:
@@ -206,7 +206,7 @@ class FrameColumn:
         return slots
 
     def join(self, frames: NDArray[Any]) -> NDArray[Any]:
-        """Return the values that consist of these frames, ``[..., *leaf.shape]`` for frames ``[..., frames, *frame]``."""
+        """Join frames ``[..., frames, *frame]`` to values ``[..., *leaf.shape]``."""
         rows = frames.ndim - 1 - len(self.pool.leaf.shape)
         if self._axis is None:
             return frames.reshape(*frames.shape[:rows], *self.leaf.shape)

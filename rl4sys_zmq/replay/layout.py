@@ -60,17 +60,17 @@ class ArraySpec:
 
 
 class StoreLayout:
-    """The shape and dtype of each value of a data store's items. It validates items and packs them into arrays.
+    """The shapes and dtypes of the values of a data store's items, with which it validates items and packs them into arrays.
 
     Attributes:
-        leaves: By key; a nested value has a path like ``observations/camera``.
+        leaves: The shape and dtype of each value, by key; a nested value has a path like ``observations/camera``.
     """
 
     def __init__(self, leaves: Mapping[str, ArraySpec]) -> None:
         self.leaves = dict(leaves)
 
     def pack(self, rows: Sequence[Mapping[str, object]]) -> dict[str, NDArray[Any]]:
-        """Check items, and stack their values."""
+        """Check items, and stack each of their values to one array."""
         for row in rows:
             if row.keys() != self.leaves.keys():
                 raise self._other_keys(row)
@@ -132,7 +132,7 @@ def is_space(value: object) -> bool:
 
 
 def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
-    """Return the shape and dtype of each array in the elements of a space, by path."""
+    """Return the shape and dtype of each array in the elements of a space, by path, which begins with `prefix`."""
     parts = getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
         return {path: leaf for key, part in parts.items() for path, leaf in space_leaves(f"{prefix}/{key}", part).items()}
@@ -204,7 +204,7 @@ def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
 
 
 def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:
-    """Convert an array to the dtype of a column. Only rounding to a float dtype can change values."""
+    """Convert an array to the dtype of a column. No value changes, except by rounding to a float dtype."""
     target = leaf.dtype
     if array.dtype == target:
         return array

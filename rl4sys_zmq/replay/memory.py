@@ -51,7 +51,7 @@ class TransitionBatch:
         observations: The observations before the actions, ``[B, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays.
         actions: ``[B, *act]``.
         returns: The n-step returns, float32 ``[B]`` (`NStepReturns`).
-        discounts: The factors of the values of `successors`, float32 ``[B]``.
+        discounts: The factors by which the values of `successors` are multiplied, float32 ``[B]``.
         successors: The observations whose estimated values are added to the returns, in the form of `observations`.
         masks: True for each action that is allowed in `successors`, bool ``[B, n]``; None if no segment has had a mask.
     """
@@ -64,7 +64,7 @@ class TransitionBatch:
     masks: NDArray[np.bool_] | None
 
     def join(self, other: TransitionBatch) -> TransitionBatch:
-        """Return the transitions of this batch, followed by those of another one of the same spaces."""
+        """Return the transitions of this batch, followed by those of the batch `other`, which has the same spaces."""
         masks = None
         if self.masks is not None or other.masks is not None:
             (known,) = {mask.shape[1] for mask in (self.masks, other.masks) if mask is not None}
@@ -88,13 +88,13 @@ def _joined(one: Tree, other: Tree) -> Tree:
 class ReplayMemory(PrioritisedReplay):
     """The last `capacity` transitions of a client. New transitions overwrite the oldest ones.
 
-    A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`. The
+    Each transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`. The
     first transition allocates the memory.
 
-    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, however many
-    transitions they are in. The same holds for each frame of a stack of images (`stack_axis`).
+    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, even if several
+    transitions contain them. The same holds for each frame of a stack of images (`stack_axis`).
 
-    One thread uses the object. It has no random state; see `Draws`.
+    Only one thread may use the object. It has no random state; see `Draws`.
     """
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, options: ReplayOptions) -> None:
@@ -128,7 +128,7 @@ class ReplayMemory(PrioritisedReplay):
 
     @property
     def frames(self) -> int:
-        """The number of stored frames of large observations, each of which can be in several transitions."""
+        """The number of stored frames of large observations, each of which can belong to several transitions."""
         return self._ring.stored_frames
 
     def use_folder(self, folder: Path) -> None:
@@ -209,7 +209,7 @@ class ReplayMemory(PrioritisedReplay):
 
         Returns:
             The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of transitions
-            that came with `load` are unknown: only the transitions in `rows` are removed.
+            from `load` are unknown, so of these only the transitions in `rows` are removed.
         """
         held = np.arange(len(self))
         if not self._from_zero:
@@ -232,7 +232,7 @@ class ReplayMemory(PrioritisedReplay):
         return [int(n) for n in sources]
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all transitions and priorities, except of the pieces (`StatePiece`) with names in `stored`."""
+        """Return copies of all transitions and priorities, in pieces (`StatePiece`). Pieces named in `stored` have no arrays."""
         return self._state(self._pieces.state(stored))
 
     def load(self, state: Mapping[str, Any]) -> None:

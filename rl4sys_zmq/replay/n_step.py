@@ -12,9 +12,9 @@ from rl4sys_zmq.values import Segment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NStepReturns:
-    """The n-step returns of a segment of ``T`` steps, or of ``B`` sequences: then all arrays have the shape ``[B, T]``.
+    """The n-step returns of a segment of ``T`` steps, or of ``B`` sequences with arrays ``[B, T]``.
 
-    The target value of step ``t`` is ``returns + discounts * V(observations[reach])``.
+    The target value of a step is ``returns + discounts * V(observations[reach])``, where ``V`` is the estimated value.
 
     Attributes:
         returns: The discounted sum of the rewards of the next ``n_t`` steps, float32 ``[T]``. ``n_t`` is `n_step`, or less near
@@ -33,8 +33,8 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepReturns:
     """Compute the n-step returns of all steps of a segment (Sutton & Barto, 2nd edition, equation 7.1).
 
     Only rewards of the same segment are used, because the next segment of the episode can arrive much later, or never. So step
-    ``t`` of ``T`` looks ahead ``n_t = min(n_step, T - t)`` steps. The value after the last step is 0 if the episode terminated
-    with it, and otherwise that of the observation after it.
+    ``t`` of ``T`` looks ahead ``n_t = min(n_step, T - t)`` steps. The value after the last step is 0 if the episode terminated,
+    and otherwise the value of the observation after that step.
     """
     steps = segment.steps
     rows = np.arange(steps)
@@ -56,7 +56,7 @@ def n_step_sequences(
     n_step: int,
     gamma: float,
 ) -> NStepReturns:
-    """Compute the n-step returns of the valid steps of ``B`` sequences, as `n_step_columns` does. The others have no meaning."""
+    """Compute the n-step returns of the valid steps of ``B`` sequences, like `n_step_columns`."""
     steps = valid.shape[1]
     rows = np.arange(steps)
     end = (steps - valid[:, ::-1].argmax(axis=1))[:, None]  # the step after the last valid one

@@ -10,11 +10,11 @@ from rl4sys_zmq.values import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesPerInsert:
-    """A ratio between drawn samples and inserted steps, for which training and acting both wait.
+    """The ratio between drawn samples and inserted steps. Training and acting wait for each other to keep it.
 
-    It is the rule of Reverb's rate limiter ``SampleToInsertRatio`` (Cassirer et al. 2021, section 3.4). The *difference*
+    The rule is that of Reverb's rate limiter ``SampleToInsertRatio`` (Cassirer et al. 2021, section 3.4). The *difference*
     ``ratio * (inserted - least) - sampled`` stays between ``-tolerance`` and ``tolerance``. No sample is drawn before `least`
-    steps are inserted. The numbers decide, not the time, so training is reproducible.
+    steps are inserted. The rule depends on these counts and not on time, so training is reproducible.
 
     Attributes:
         ratio: Samples per inserted step.
@@ -27,17 +27,17 @@ class SamplesPerInsert:
     least: int
 
     def samples(self, inserted: int) -> int:
-        """Return the number of samples that can have been drawn in all after `inserted` steps."""
+        """Return the total number of samples that may be drawn after `inserted` steps in all."""
         if inserted < max(1, self.least):
             return 0
         return max(0, floor(self.ratio * (inserted - self.least) + self.tolerance))
 
     def room(self, inserted: int, sampled: int) -> int:
-        """Return the number of further steps that can be inserted before more samples are drawn."""
+        """Return the number of further steps that may be inserted before more samples are drawn."""
         return max(0, floor((sampled + self.tolerance) / self.ratio) + self.least - inserted)
 
     def inserts_for(self, samples: int) -> int:
-        """Return the number of steps that must be inserted in all before `samples` samples can be drawn in all."""
+        """Return the total number of steps that must be inserted before `samples` samples in all may be drawn."""
         least = max(1, self.least)
         steps = max(least, self.least + ceil((samples - self.tolerance) / self.ratio))
         while self.samples(steps) < samples:  # the quotient was rounded
@@ -65,12 +65,13 @@ class PaceRule:
 
 @dataclass(slots=True)
 class UnitPace:
-    """The units of training that observed steps make due, whatever the speed of the actors.
+    """The counts from which a `PaceRule` decides when the next unit of training is due, whatever the speed of the actors.
 
     Attributes:
-        episodes: Episodes that have ended since `learning_starts`. A part of `max_traj_length` steps counts too.
-        units: The units that are done, or count as done (`settle`).
-        samples: Transitions that the units have drawn.
+        episodes: Episodes that have ended since `learning_starts`. A part of an episode with `max_traj_length` steps counts
+            too.
+        units: The number of units that are done, or count as done (`settle`).
+        samples: The number of transitions that the units have drawn.
     """
 
     rule: PaceRule
@@ -97,7 +98,7 @@ class UnitPace:
     def settle(self) -> None:
         """Count as done exactly the units that are due, because the rule is new.
 
-        Otherwise it would apply to all earlier steps, and make many units due at once or none for long.
+        Otherwise a new rule would apply to all earlier steps, and make many units due at once, or no unit for long.
         """
         if (rate := self.rule.insert_rate) is not None:
             self.samples = rate.samples(self.steps)
@@ -105,14 +106,14 @@ class UnitPace:
             self.units = max(0, self._units_due())
 
     def _units_due(self) -> int:
-        """Return the units that are due in all, without an `insert_rate`."""
+        """Return the total number of units due so far, by a rule without an `insert_rate`."""
         rule = self.rule
         if rule.traj_per_epoch is None:
             return self.steps // rule.train_frequency - rule.learning_starts // rule.train_frequency
         return self.episodes // rule.traj_per_epoch
 
     def next_unit_steps(self) -> int:
-        """Return the steps that the next unit needs in all. With `traj_per_epoch`, they are known only when observed."""
+        """Return the total number of steps after which the next unit is due. With `traj_per_epoch`, this is known only then."""
         rule = self.rule
         if rule.traj_per_epoch is not None:
             return self.steps
@@ -121,7 +122,7 @@ class UnitPace:
         return (rule.learning_starts // rule.train_frequency + self.units + 1) * rule.train_frequency
 
     def missing(self, units_per_version: int) -> int:
-        """Return the steps until the next version; fewer if training lags behind the `insert_rate`."""
+        """Return the number of steps until the next version; fewer if training lags behind the `insert_rate`."""
         rule = self.rule
         next_version = (self.units // units_per_version + 1) * units_per_version
         if rule.traj_per_epoch is not None:

@@ -27,7 +27,7 @@ class StatePiece:
 
     Attributes:
         name: Digest of the arrays, 32 hexadecimal digits.
-        arrays: The arrays by name; None if the reader of the state has this piece already.
+        arrays: The arrays by name; None if the caller of `state` has this piece already.
     """
 
     name: str
@@ -43,9 +43,9 @@ def make_piece(arrays: Mapping[str, NDArray[Any]]) -> StatePiece:
 
 
 class RowPieces:
-    """The rows of a ring buffer, which are only appended, as pieces of equal size. Only the newest can be incomplete.
+    """The division of a ring buffer's rows into pieces of equal size, for checkpoints. Only the newest piece can be incomplete.
 
-    Columns whose names begin with ``/`` are not part of the state. Large values are in a piece once (`RowRingBuffer.share`).
+    Columns whose names begin with ``/`` are not part of the state. A piece has equal large values once (`RowRingBuffer.share`).
     """
 
     def __init__(self, ring: RowRingBuffer) -> None:
@@ -54,7 +54,7 @@ class RowPieces:
         self._known: dict[int, tuple[int, str]] = {}  # for a complete piece, its first row and its name when it was last copied
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return the rows, as pieces, and their numbers."""
+        """Return all rows as pieces, and the numbers of the rows. A piece whose name is in `stored` has no arrays."""
         begin, end = self._ring.begin, self._ring.end
         self._known = {number: known for number, known in self._known.items() if (number + 1) * self._size > begin}
         numbers = range(begin // self._size, -(-end // self._size)) if begin < end else ()
@@ -62,7 +62,7 @@ class RowPieces:
         return {"begin": begin, "end": end, "pieces": pieces}
 
     def load(self, state: Mapping[str, Any], fill: Mapping[str, object]) -> None:
-        """Restore a `state` with all arrays."""
+        """Restore the result of `state`, in which all pieces have arrays. `fill` has values for missing columns."""
         ring, begin, end = self._ring, int(state["begin"]), int(state["end"])
         if not 0 <= begin <= end <= begin + ring.capacity:
             raise ConfigError(
@@ -127,7 +127,7 @@ class RowPieces:
             self._known[number] = (first, piece.name)
 
     def _block(self, name: str, arrays: Mapping[str, NDArray[Any]], start: int, stop: int, fill: object) -> NDArray[Any]:
-        """Return the values of some rows of a piece for one column."""
+        """Return one column's values for the rows `start` to `stop` of a piece."""
         ring = self._ring
         if name in ring.shared_names:
             frames = arrays[_FRAMES + ring.shared_names[name][0]]

@@ -1,4 +1,4 @@
-"""Random draws of the rows of a buffer, in proportion to their priorities (Schaul et al. 2016, the proportional variant)."""
+"""Random draws of a buffer's rows, in proportion to priorities (Schaul et al. 2016, the proportional variant)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl4sys_zmq.replay.spans import DrawableSteps
 
 
 class Draws(Protocol):
-    """The random numbers that a replay needs, such as a `numpy.random.Generator`.
+    """A source of the random numbers that a replay needs, such as a `numpy.random.Generator`.
 
     A replay has no random state of its own. Its user passes the source with each draw, and saves the state of the source.
     """
@@ -34,7 +34,7 @@ _TOP = 4096
 
 
 class SumTree:
-    """A tree of sums, to draw one of `size` indices (*slots*) in proportion to their masses, which are 0 at the beginning.
+    """A tree of sums, to draw one of `size` indices (*slots*) in proportion to weights (*masses*), which are 0 at first.
 
     Each level of the tree is an array. Node ``i`` of a level is the sum of the nodes ``64 i`` to ``64 i + 63`` of the next
     level. The last level has the masses. A node is always recomputed from its children, so rounding errors do not accumulate,
@@ -77,7 +77,7 @@ class SumTree:
             above[nodes] = self._below[level][nodes].sum(axis=1)
 
     def find(self, marks: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the slot for each of these numbers in ``[0, total)``, which the slots divide in order, by their masses.
+        """Return a slot for each number in `marks`, from 0 to the sum of all masses: the slot whose part of the sum contains it.
 
         A slot of mass 0 is never returned, unless all masses are 0.
         """
@@ -133,7 +133,7 @@ class KeptPriorities:
 
     Attributes:
         masses: Mass of each index of the ring, float64 ``[capacity]``.
-        greatest: Largest mass so far.
+        greatest: Largest mass until then.
         end: Number of the first row without a mass.
         lifetime: Number of times that the ring was emptied.
     """
@@ -145,20 +145,21 @@ class KeptPriorities:
 
 
 def importance_weights(masses: NDArray[np.float64], beta: float) -> NDArray[np.float32]:
-    """Return the importance weights ``(N P(i)) ** -beta`` of drawn rows, divided by the largest weight of them.
+    """Return the importance weights ``(N P(i)) ** -beta`` of drawn rows, divided by the largest of these weights.
 
-    Source: Schaul et al. 2016, section 3.4. The number of rows ``N`` and the sum of all masses cancel out.
+    Source: Schaul et al. 2016, section 3.4. ``P(i)`` is the mass of row ``i`` divided by the sum of all masses. That sum and
+    the number of rows ``N`` cancel out.
 
     Args:
         masses: ``[B]``, ``(priority + epsilon) ** alpha`` of each drawn row.
-        beta: Correction. 0: none. 1: full.
+        beta: Amount of correction, from 0 (none) to 1 (full).
     """
     weights: NDArray[np.float32] = ((masses / masses.min(initial=np.inf)) ** -beta).astype(np.float32)
     return weights
 
 
 class RowPriorities:
-    """The priorities of the rows in a ring, and random draws of rows.
+    """The priorities of the rows in a ring buffer, with random draws of rows.
 
     A row is drawn in proportion to its *mass*, ``(priority + epsilon) ** alpha``. A new row gets the largest mass so far.
     """
@@ -177,7 +178,7 @@ class RowPriorities:
         return self._tree[ids % self._ring.capacity]
 
     def update(self, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
-        """Set the priorities of rows, and ignore those that were overwritten. Return the number of the others."""
+        """Set the priorities of rows, and ignore those that were overwritten. Return the number of priorities that were set."""
         ring = self._ring
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")
@@ -200,7 +201,7 @@ class RowPriorities:
         return int(np.count_nonzero(held))
 
     def draw(self, count: int, draws: Draws, allowed: DrawableSteps | None = None) -> Ids:
-        """Draw `count` rows in proportion to their masses, with replacement. Rows that are not allowed are drawn again."""
+        """Draw `count` rows in proportion to their masses, with replacement. If `allowed` refuses a row, another row is drawn."""
         self._add_new()
         drawn: list[Ids] = []
         missing = count
@@ -225,7 +226,7 @@ class RowPriorities:
         return KeptPriorities(self._tree.masses(), self._greatest, self._known, self._lifetime)
 
     def restore(self, kept: KeptPriorities) -> None:
-        """Return to the priorities that `keep` has copied. Later rows get the largest mass of that time."""
+        """Return to the priorities that `keep` has copied. Rows added since then get the largest mass of that time."""
         ring = self._ring
         old = range(ring.begin, min(kept.end, ring.end) if kept.lifetime == self._lifetime else ring.begin)
         self._greatest = kept.greatest
@@ -271,7 +272,7 @@ class RowPriorities:
         self._greatest = float(self._converted(np.array([float(state["greatest"])]), old)[0])
 
     def _converted(self, masses: NDArray[np.float64], old: PriorityOptions) -> NDArray[np.float64]:
-        """Convert masses with the options `old`. With an alpha of 0 they say nothing, so the priorities count as 1."""
+        """Convert masses from the options `old` to the present ones. With an old alpha of 0, all priorities count as 1."""
         new = self.options
         if new == old:
             return masses
@@ -294,7 +295,7 @@ class RowPriorities:
 
 
 class PrioritisedReplay:
-    """The draws of a replay, uniform or by priority. Subclasses define what a row of `ring` is."""
+    """The base class of replays, which draws rows uniformly or by priority. A subclass defines what a row of `ring` is."""
 
     def __init__(self, ring: RowRingBuffer, options: PriorityOptions | None) -> None:
         self._drawn = ring

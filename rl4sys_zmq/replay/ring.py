@@ -20,7 +20,7 @@ _TURN = 64
 
 
 class RowRingBuffer:
-    """A ring buffer of rows, with one array (*column*) for each value of a row. It has no lock.
+    """A ring buffer of rows, with one array (*column*) for each value of a row. Threads must not use it at the same time.
 
     The rows have consecutive numbers from `begin` up to, but without, `end`. Row ``id`` is at index ``id % capacity`` of every
     column. `begin` increases before a row is overwritten, and `end` increases after a row is written, so that a process that is
@@ -28,10 +28,10 @@ class RowRingBuffer:
 
     Args:
         capacity: Number of rows.
-        folder: Folder for the columns. None: `make` creates them.
+        folder: Folder for the columns. None: the function `make` creates the columns.
 
     Attributes:
-        make: Creates an array of zeros. It can be replaced before the columns are created.
+        make: Function that creates an array of zeros. It can be replaced before the columns are created.
         shared_names: For each column that `share` has created, the names of all columns of that call.
     """
 
@@ -72,7 +72,7 @@ class RowRingBuffer:
             )
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column itself, read-only, ``[capacity, ...]``. Later writes change it."""
+        """Return a read-only view of a column, ``[capacity, ...]``. Later writes to the ring change the view."""
         view = self._columns[name].view()
         view.flags.writeable = False
         return view
@@ -89,7 +89,7 @@ class RowRingBuffer:
         self._columns[name][...] = fill
 
     def share(self, names: Iterable[str], leaf: ArraySpec) -> None:
-        """Create columns of large values, of which equal values and equal frames are stored once."""
+        """Create columns for large values, such as images. Equal values, and equal frames in them, are stored once."""
         pool, group = frame_pool(self.capacity, leaf, self.make), tuple(names)
         self._shared |= {name: FrameColumn(self.capacity, leaf, pool) for name in group}
         self.shared_names |= dict.fromkeys(group, group)
@@ -105,7 +105,7 @@ class RowRingBuffer:
             column.reserve()
 
     def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
-        """Return the frames of rows in the columns of one call of `share`, each once, and the indices of each row's frames."""
+        """Return the different frames of rows, and each row's indices among them. `names` are the columns of one `share` call."""
         columns = [self._shared[name] for name in names]
         used = np.stack([c.slots(ids % self.capacity) for c in columns])
         slots, first, inverse = np.unique(used, return_index=True, return_inverse=True)
@@ -173,9 +173,9 @@ class RowRingBuffer:
             shared.overwrite(places, sources)
 
     def _shared_pieces(self, before: int, count: int) -> Iterator[tuple[str, int, int]]:
-        """Yield shared columns and ranges of new rows to write. `before` of them fit before the end of the columns.
+        """Yield shared columns and ranges of `count` new rows to write. The first `before` rows fit before the end of a column.
 
-        Equal frames are found among recent ones only, so the columns take turns after few rows.
+        Equal frames are only found among recently written frames, so the columns take turns after few rows.
         """
         if self._shared:
             for low, high in ((0, before), (before, count)):

@@ -34,7 +34,8 @@ class SequenceOptions:
     Attributes:
         capacity: Largest number of steps. A segment of ``T`` steps needs room for ``T + 1``.
         length: Number of steps of a sequence that are trained on.
-        burn_in: Number of earlier steps of the same segment that only bring the recurrent state up to date.
+        burn_in: Number of steps before the trained ones, in the same segment, that are only used to compute the recurrent
+            state.
         overlap: Number of trained steps that a sequence shares with the next one of the same segment.
         priority: The options of prioritized sampling. None: sequences are drawn uniformly.
 
@@ -66,13 +67,13 @@ class SequenceBatch:
             Tuple space, a dict or tuple of such arrays.
         actions: ``[B, W, *act]``.
         rewards: Float32 ``[B, W]``.
-        terminated: Bool ``[B, W]``. True for a step after which the episode ended in a terminal state. The observation after it
-            has no meaning.
-        valid: Bool ``[B, W]``. False for a step outside of the segment, whose other values have no meaning, and at which the
-            recurrent state must not change.
+        terminated: Bool ``[B, W]``. True for a step after which the episode ended in a terminal state. The next observation
+            then has no meaning.
+        valid: Bool ``[B, W]``. False for a row outside of the segment. Its other values have no meaning, and the recurrent
+            state must not change there.
         masks: True for each allowed action, bool ``[B, W + 1, n]``; None if no segment has had a mask.
-        initial: The columns with one row per segment, ``[B, *row]``. They belong to the first valid step. Zeros if that step is
-            not the first of the segment; the burn-in then has to produce the recurrent state.
+        initial: The extra columns with one row per segment, such as the recurrent state, ``[B, *row]``, for the first valid
+            step. Zeros if that step is not the first of its segment: then the burn-in computes the recurrent state.
     """
 
     observations: Tree
@@ -85,20 +86,20 @@ class SequenceBatch:
 
 
 class SequenceMemory(PrioritisedReplay):
-    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New ones overwrite the oldest.
+    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest.
 
-    The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The last
-    one can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the beginning of
-    a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
+    The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The
+    last sequence can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the
+    beginning of a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
 
-    A sequence has a *row*, its index in the replay, as a transition in `ReplayMemory` has. The dtypes are those of
-    `SpaceColumns`, and large observations are stored once. One thread uses the object. The first segment allocates the memory.
+    Each sequence has a *row*, its index in the replay. `SpaceColumns` describes the dtypes. Equal large observations are stored
+    once. Only one thread may use the object. The first segment allocates the memory.
 
     Args:
         observation_space: Space of the observations.
         action_space: Space of the actions.
         options: The options.
-        columns: The extra columns of the policy, of which those with one row per segment are stored.
+        columns: The extra columns of the policy. Only those with one row per segment are stored.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class SequenceMemory(PrioritisedReplay):
         self._steps.reserve()
 
     def add(self, segment: Segment) -> None:
-        """Store the steps of a segment, and its sequences. Of a segment that is longer than the replay, store the beginning.
+        """Store the steps of a segment, and its sequences. If the segment is longer than the replay, store only its beginning.
 
         Raises:
             ConfigError: If there is not enough memory or disk space, or if the segment lacks an extra column.
@@ -175,7 +176,7 @@ class SequenceMemory(PrioritisedReplay):
             self._sequences.allocate({}, self._described)
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``. There must be one."""
+        """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``. There must be at least one."""
         if self._priorities is not None:
             numbers = self._priorities.draw(count, draws)
         else:
@@ -183,12 +184,12 @@ class SequenceMemory(PrioritisedReplay):
         return numbers % self.options.capacity
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]], share: float = 0.9) -> None:
-        """Set the priorities of sequences to a mean of their largest and their mean absolute TD error (R2D2, section 2.3).
+        """Set the priorities of sequences to a weighted sum of the largest and the mean absolute TD error (R2D2, section 2.3).
 
         Args:
             rows: Rows of the sequences, ``[B]``.
             errors: TD errors of the trained steps, ``[B, length]``; 0 for steps that are not valid.
-            share: Weight of the largest error. The mean error, over the valid steps, has the rest.
+            share: Weight of the largest error. The mean error over the valid steps has the weight ``1 - share``.
         """
         trained = self.trained(rows)
         sizes = np.abs(errors)
@@ -226,7 +227,7 @@ class SequenceMemory(PrioritisedReplay):
         """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
 
         Returns:
-            The numbers of the removed segments, as `ReplayMemory.discard`.
+            The numbers of the removed segments, in the form that `ReplayMemory.discard` returns.
         """
         ring = self._sequences
         held = np.arange(ring.begin, ring.end)
@@ -243,7 +244,7 @@ class SequenceMemory(PrioritisedReplay):
         return gone
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all sequences and priorities, as `ReplayMemory.state`."""
+        """Return copies of all sequences and priorities, in the form that `ReplayMemory.state` returns."""
         steps, sequences = (pieces.state(stored) for pieces in self._pieces)
         return self._state({"steps": steps, "sequences": sequences})
 
@@ -260,7 +261,7 @@ class SequenceMemory(PrioritisedReplay):
         self._load_priorities(state)
 
     def _describe(self, segment: Segment, first: int, steps: int) -> None:
-        """Store the sequences of a segment, of which `steps` steps are stored. The first one is row `first`."""
+        """Store the sequences of a segment of which `steps` steps are stored, the first of them in the ring's row `first`."""
         starts = np.arange(0, steps, self.options.length - self.options.overlap)
         starts = starts[(starts == 0) | (starts + self.options.overlap < steps)]  # others have no steps of their own
         count = len(starts)
@@ -290,6 +291,6 @@ class SequenceMemory(PrioritisedReplay):
 
 
 def _padded(block: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Repeat the last row of an array, up to `rows` rows. Zeros could be outside of an observation space."""
+    """Return an array extended to `rows` rows by its last row, because zeros could be outside of an observation space."""
     missing = rows - len(block)
     return np.concatenate([block, np.repeat(block[-1:], missing, axis=0)]) if missing else block

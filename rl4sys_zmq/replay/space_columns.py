@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class SpaceColumns:
-    """Names, shapes and dtypes of the columns for the elements of an observation space and of an action space.
+    """The columns of a replay for observations and actions of two spaces: their names, shapes and dtypes.
 
-    An element of a Box is stored as float32, which the networks use. Observations of a one-byte dtype, such as pixels, keep it
-    to save memory. Discrete actions are int64 from 0, and discrete observations are int64 as they are. Elements of a
-    MultiDiscrete space have the same dtypes. Elements of a MultiBinary space are int8.
+    An element of a Box is stored as float32, which the networks use. Observations of a one-byte dtype, such as pixels, keep
+    their dtype to save memory. Discrete actions are int64 from 0, and discrete observations are int64 as they are. Elements of
+    a MultiDiscrete space have the same dtypes. Elements of a MultiBinary space are int8.
     """
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
@@ -39,14 +39,14 @@ class SpaceColumns:
         self._actions = ArraySpec(action_space.shape, _dtype(action_space))
 
     def observations(self, role: str = OBSERVATIONS) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of each array of an observation, by column."""
+        """Return the shape and dtype of each array of an observation, by column name. `role` is the beginning of the names."""
         spaces = self._leaves.spaces
         return {
             name: ArraySpec(space.shape, _observation_dtype(space)) for name, space in zip(self._names(role), spaces, strict=True)
         }
 
     def actions(self) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of an action, by column."""
+        """Return the shape and dtype of an action, by column name."""
         return {ACTIONS: self._actions}
 
     def observation_blocks(self, segment: Segment, role: str = OBSERVATIONS) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -58,7 +58,7 @@ class SpaceColumns:
         return actions if self._first_action is None else actions - self._first_action
 
     def tree(self, take: Callable[[str, T], NDArray[Any]], rows: T, role: str = OBSERVATIONS) -> Tree:
-        """Return observations in the form of their space, given a function that returns rows of a column."""
+        """Return the observations of `rows` in the form of their space. `take` returns rows of one column."""
         return self._leaves.unflatten([take(name, rows) for name in self._names(role)])
 
     def _names(self, role: str) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class SpaceColumns:
 def add_masks(blocks: dict[str, NDArray[Any]], ring: RowRingBuffer, masks: NDArray[np.bool_] | None, rows: int) -> None:
     """Add a column of masks ``[rows, n]`` to the blocks that are stored next, once a segment has had masks.
 
-    A row that forbids every action, because none was requested, allows every action.
+    A row that forbids every action, because no action was requested there, is stored as one that allows every action.
     """
     if masks is not None:
         if MASKS not in ring:

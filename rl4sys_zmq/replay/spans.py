@@ -18,7 +18,7 @@ class DrawableSteps:
         begins: ``[K]``, the first stored row of each trajectory, increasing.
         ends: ``[K]``, the last row of each trajectory, plus one.
         firsts: ``[K]``, the first row of each trajectory that can be drawn.
-        counts: ``[K]``, the number of rows from there on that can be drawn. 0 for a trajectory that is too short.
+        counts: ``[K]``, the number of rows that can be drawn, from ``firsts`` on. 0 for a trajectory that is too short.
     """
 
     begins: Ids
@@ -38,7 +38,7 @@ class DrawableSteps:
         return self.firsts[which] + marks - (stops[which] - self.counts[which])
 
     def allow(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return True for each of these stored rows that can be drawn."""
+        """Return a bool for each of these stored rows: True if the row can be drawn."""
         which = self._which(ids)
         first = self.firsts[which]
         allowed: NDArray[np.bool_] = (ids >= first) & (ids < first + self.counts[which])
@@ -54,7 +54,7 @@ class DrawableSteps:
 
 
 class TrajectorySpans:
-    """The first rows of the trajectories in a buffer. A trajectory ends where the next begins, or with the newest row.
+    """The trajectories in a buffer, as their first rows. A trajectory ends where the next begins, or with the newest row.
 
     Attributes:
         dropped: Number of trajectories that `drop_before` has removed.

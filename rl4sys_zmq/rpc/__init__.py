@@ -1,7 +1,7 @@
 """Remote calls, and publications to subscribers, between processes.
 
-A `Caller` calls and subscribes; a `Server` runs callbacks and publishes. `session` (caller) and `call_queue` (server) are the
-protocol, without sockets.
+A `Caller` calls and subscribes; a `Server` runs callbacks and publishes. `session` (caller) and `call_queue` (server) implement
+the protocol, without sockets.
 """
 
 from __future__ import annotations

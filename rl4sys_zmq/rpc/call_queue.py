@@ -1,4 +1,4 @@
-"""The queue of a server's calls: calls that wait, calls that run, and kept replies. It has no sockets, threads or clocks.
+"""The queue of a server's calls: waiting calls, running calls, and kept replies. It uses no socket, thread or clock.
 
 A *job* is one run of a callback, for one call or for a batch of calls of the same method. Methods whose callbacks must not run
 at the same time share a *concurrency group*, which runs one job after another.
@@ -7,8 +7,8 @@ A caller sends a call again if it gets no reply, so the server can receive copie
 copy only changes the address to which the reply is sent. After that, a copy of a call that must run at most once (`Call.once`)
 gets the kept reply again, or no reply if that reply was discarded (`rl4sys_zmq.dedup`).
 
-A *session* is the server's record of the calls of one connection. It begins with the call ``$hello``, which a caller sends
-first. A call with `once` but without a session is refused (``no_session``).
+A session is the server's record of the calls of one connection. It begins with the call ``$hello``, which a caller sends first.
+A call with `once` but without a session is refused (``no_session``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 class CallRefusedByCallback(Exception):
     """The exception that a server's callback raises to refuse a call with a code of its choice.
 
-    The caller then gets `CallRefused` with this code. After any other exception, the caller gets `CallFailed`.
+    The caller then gets `CallRefused` with this code. For any other exception of the callback, the caller gets `CallFailed`.
 
     Raises:
         ValueError: If the code is not a `CallRefusalReason`.
@@ -54,7 +54,7 @@ class CallRefusedByCallback(Exception):
 
 @dataclass(frozen=True)
 class ServerMethod:
-    """A method of a server."""
+    """A method of a server: its name, its callback and its limits."""
 
     name: str
     run: Handler
@@ -151,7 +151,7 @@ class CallQueue:
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
     def on_call(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
-        """Process a received call: queue it, or return the kept reply to a copy."""
+        """Process a received call from the address `peer`: queue the call, or return the kept reply if it is a copy."""
         method = self.methods.get(call.method)
         if method is None:
             known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
@@ -190,7 +190,7 @@ class CallQueue:
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """Return the job to start now, or None: from the group with the oldest waiting call, which then waits for `finish`."""
+        """Return the job to start now, or None. Its group, the one with the oldest waiting call, is busy until `finish`."""
         self.run_now = False
         ready = [
             (group.queue[0].arrived_s, name)

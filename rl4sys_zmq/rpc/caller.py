@@ -86,7 +86,7 @@ class _ServerConnection(Resource):
         self.close_connection()
 
     def _on_reconnected(self) -> Socket:
-        """Return the socket, and make the calling thread its owner. Create the socket if there is none."""
+        """Return the socket, which the calling thread then owns. Create the socket if there is none."""
         if self._socket is None:
             self._socket = Socket.dealer(self._address, secure=self._secure)
         else:
@@ -98,9 +98,9 @@ class Caller(Resource):
     """An object that calls the methods of one `Server` and subscribes to its topics. Several threads can use it at once.
 
     Attributes:
-        counters: The counters of `CallerSession`, and ``notices`` (publications that a callback got), ``skipped``
-            (publications that a newer one replaced before the callback got them), ``callback_failed`` (exceptions in such
-            a callback).
+        counters: The counters of `CallerSession`, and ``notices`` (publications that a callback got), ``skipped`` (publications
+            that a newer one replaced before the callback got them), ``callback_failed`` (exceptions of callbacks for
+            publications).
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Caller(Resource):
         Args:
             address: The address of the server.
             timeout_s: Default time to wait for a reply, in seconds.
-            terms: Settings that must be equal at the server (its own `terms`), such as a version. None: they are not compared.
+            terms: Settings, such as a version, that must equal the server's own `terms`. None: no comparison.
             keys: The file with this user's keys (``NAME.keys``). Needed if the server uses keys.
 
         Raises:
@@ -189,15 +189,15 @@ class Caller(Resource):
         return self._thread().submit(method, payload, self._limit_s(timeout_s), once)
 
     async def acall(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Tree:
-        """Call a method and await the reply. The arguments are those of `call`. Cancelling ends the wait, not the call."""
+        """Call a method and await the reply. The arguments are those of `call`. A cancelled wait does not end the call."""
         return await asyncio.wrap_future(self.submit(method, payload, timeout_s, once=once))
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Subscribe to a topic: run a callback for its publications, in a new thread. `Subscription.stop` ends this.
+        """Subscribe to a topic: run a callback for its publications, in a new thread, until `Subscription.stop`.
 
         The callback gets the payload and the number of a publication. If the topic has a publication already, the callback gets
-        the newest one first. If several publications arrive while the callback runs, it gets only the newest of them. The
-        numbers increase, until the server restarts. An exception from the callback is logged and counted (``callback_failed``).
+        the newest one first. If several publications arrive while the callback runs, it gets only the newest. The numbers of a
+        topic increase, until the server restarts. An exception from the callback is logged and counted (``callback_failed``).
 
         Raises:
             PayloadError: If `topic` is not a valid name.
@@ -230,7 +230,7 @@ class Caller(Resource):
         return self._timeout_s if timeout_s is None else check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
 
     def _drop_connections(self) -> None:
-        """Drop the parent's connections and subscriptions in a forked child. The child creates new ones."""
+        """Drop the parent's connections and subscriptions in a forked child, which then creates its own."""
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 

@@ -101,7 +101,7 @@ class Subscription(Worker):
 
 
 class AsyncCallThread(Worker, Resource):
-    """The thread of a `Caller`, with a DEALER for calls and, after the first subscription, a SUB."""
+    """The thread of a `Caller` for futures and subscriptions, with a DEALER for calls and a SUB for publications."""
 
     def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
         super().__init__("rl4sys-calls")
@@ -159,7 +159,7 @@ class AsyncCallThread(Worker, Resource):
         self._wakeup.set()
 
     def close(self) -> None:
-        """End the thread and its subscriptions. Any thread can call this, also a callback that runs in this one."""
+        """End the thread and its subscriptions. Any thread can call this, also a callback that runs in this very thread."""
         self.stop()
         me = threading.get_ident()
         if self.ident != me:
@@ -220,7 +220,7 @@ class AsyncCallThread(Worker, Resource):
         self._wakeup.close()
 
     def _run_callbacks(self) -> None:
-        """Report each completed call. Hold no lock: `tell` can call methods of this object."""
+        """Report each completed call to its function `tell`. No lock is held, because `tell` can call methods of this object."""
         while self._session.over:
             pending = self._session.over.popleft()
             if pending.tell is not None:
@@ -308,7 +308,7 @@ class AsyncCallThread(Worker, Resource):
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
-        """Return the address for publications. For tcp, the host is that for calls: the announced one can be ``*``."""
+        """Return the address for publications. Its tcp host is that of the address for calls: the announced host can be ``*``."""
         address = Address.parse(pub)
         if address.scheme == "tcp" and self._address.scheme == "tcp":
             return self._address.with_port(address.port)

@@ -20,7 +20,7 @@ MAX_DETAIL = 4000
 
 
 class CallExecutor:
-    """The execution of one server's callbacks. Any thread of the server can use it."""
+    """An object that runs the callbacks of one server. Any thread of the server can use it."""
 
     def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
@@ -36,7 +36,7 @@ class CallExecutor:
             return [self._failed(request.call, exc) for request in requests]
 
     def alone(self, call: Call, run: Callable[[], Tree]) -> list[Frame]:
-        """Run a function as the answer to a call that does not go through the queue."""
+        """Run a function for a call that does not go through the queue, and return the frames of the reply."""
         try:
             return self._answer(call, run())
         except BaseException as exc:  # noqa: BLE001 (as above)
@@ -77,7 +77,7 @@ def per_call(run: Callable[[Tree], Tree]) -> Handler:
 
 
 def _results(run: Handler, requests: list[QueuedCall]) -> list[Tree | BaseException]:
-    """Run a callback for several calls. If it raises for a batch, run each call alone that may run more than once."""
+    """Run a callback for several calls. If it raises for a batch, run it for each call alone that may run more than once."""
     results = _call(run, [request.call.payload for request in requests]) if requests else []
     if not isinstance(results, BaseException):
         return results

@@ -2,7 +2,7 @@
 
 One thread, the *leader*, uses the sockets of a server and runs each job itself. Another thread, the *follower*, stands by. If a
 job is expected to be long, or has run for `TAKEOVER_S` seconds, the follower becomes the leader, and a new follower starts. A
-lock protects this change. The former leader ends when its job is done. The last thread to end closes the sockets.
+lock protects this change of the leader. The former leader ends when its job is done. The last thread to end closes the sockets.
 
 The pattern is described in Schmidt et al., Pattern-Oriented Software Architecture, volume 2 (Leader/Followers).
 """
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _RunningJob:
-    """The job that the leader runs now, and the time at which it takes too long."""
+    """The job that the leader runs now, with its start and the time from which it counts as too long."""
 
     what: str
     since_s: float
@@ -87,7 +87,7 @@ class LeaderFollowerPool:
             self._add(self._stand_by)
 
     def run(self, what: str, job: Callable[[Argument], Result], argument: Argument, *, long: bool = False) -> tuple[Result, bool]:
-        """Run a job in the calling thread. Return its result, and True if the thread still is the leader."""
+        """Run ``job(argument)`` in the calling thread. Return the result, and True if the thread is still the leader."""
         thread = self._leader
         assert thread is not None
         now = time.monotonic()
@@ -159,14 +159,14 @@ class LeaderFollowerPool:
             self._end()
 
     def _begin(self, thread: _PoolThread) -> None:
-        """Lead: the first thread of the pool."""
+        """Lead. This is the body of the pool's first thread."""
         with self._lock:
             self._leader = thread
             self._adopt()
         self._lead()
 
     def _stand_by(self, thread: _PoolThread) -> None:
-        """Wait until a job of the leader takes too long, then lead: each thread of the pool but the first."""
+        """Wait until a job of the leader takes too long, then lead. This is the body of all threads but the first."""
         quiet = 0
         while not self.stopping.is_set():
             self._active.wait()

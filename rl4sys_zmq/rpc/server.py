@@ -1,8 +1,8 @@
 """`Server`: a bound ROUTER for calls, a bound XPUB for publications, and a pool of threads.
 
 Only the leader of the pool (`rl4sys_zmq.rpc.leader_followers`) uses the sockets and the `CallQueue`: it reads messages, runs
-the next callback, and sends the replies. If a callback takes long, another thread leads, and later sends the replies of that
-callback. A slow callback therefore delays only the methods of its own concurrency group.
+the next callback, and sends the replies. If a callback takes long, another thread becomes the leader, and later sends the
+replies of that callback. A slow callback therefore delays only the methods of its own concurrency group.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class Server(Resource):
         return self._authenticator.secure
 
     def _replace_access_list(self, access: AccessList) -> None:
-        """Use a new access list. The thread that watches its file calls this."""
+        """Use a new access list. The thread that watches the list's file calls this."""
         if self._authorizer.replace(access):
             self._publisher.change_channel()
 
@@ -449,7 +449,7 @@ class Server(Resource):
     # ---- jobs
 
     def _run_job(self, job: Job, router: Socket) -> bool:
-        """Run a job and send the replies. Return False if another thread leads now, which then sends them."""
+        """Run a job and send the replies. Return False if another thread leads now; that thread sends the replies."""
         group, name = job.concurrency_group, job.method.name
         what = group if name == group else f"{group} ({name})"
         answers, leads = self._pool.run(what, self._executor.run, job, long=job.long)
@@ -519,7 +519,7 @@ class Server(Resource):
 
 
 def _agree(theirs: Tree, ours: Tree) -> bool:
-    """Return True if a setting is equal at both sides: arrays by dtype, shape and contents, and NaN to NaN."""
+    """Return True if two settings are equal. Arrays must agree in dtype, shape and contents; NaN equals NaN."""
     if isinstance(theirs, np.ndarray) or isinstance(ours, np.ndarray):
         if type(theirs) is not type(ours):
             return False

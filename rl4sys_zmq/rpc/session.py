@@ -38,7 +38,7 @@ _rng = random.SystemRandom()
 
 @dataclass(slots=True)
 class CallHandle:
-    """A call that waits for its reply, or that is over and has a result."""
+    """A call of a `CallerSession`, which waits for its reply or is over and has a result."""
 
     method: str
     number: int
@@ -60,9 +60,9 @@ class CallerSession:
 
     A session does no I/O. The code that uses it passes the time in seconds, always from the same clock.
 
-    The session sends ``$hello``, which opens it at the server, before any other call, and again after the server was restarted.
-    The other calls wait for the reply, so that no queue of messages builds up while there is no server. If the server has other
-    `terms`, all calls fail.
+    The session first sends the call ``$hello``, which opens the session at the server, and sends it again after the server was
+    restarted. The other calls wait for the reply, so that no queue of messages builds up while there is no server. If the
+    server has other `terms`, all calls fail.
 
     The server keeps a record of the calls of a session, so that a resent call does not run twice. It can lose this record, for
     example by a restart. Therefore its reply to ``$hello`` has the number of the call with which the record began. If that
@@ -96,7 +96,7 @@ class CallerSession:
         once: bool = False,
         tell: Callable[[CallHandle], None] | None = None,  # to call when the call is over; see `CallerSession.over`
     ) -> CallHandle:
-        """Start a call. From then on, `due` returns it whenever its message must be sent."""
+        """Start a call. From then on, `due` returns it whenever its message must be sent. At its end, `tell` is called."""
         if not self.under_way:
             self._received_s = now
         pending = self._make(method, payload, now, timeout_s, once, tell)
@@ -130,7 +130,7 @@ class CallerSession:
         pending.due_s = now + FULL_S
 
     def should_reconnect(self, now: float) -> bool:
-        """Return True if a call must be sent again and nothing was received for longer than the silence timeout."""
+        """Return True if a call must be sent again, and nothing was received for longer than the silence timeout."""
         # A connection can break without either side noticing, and TCP takes many minutes to detect that. Calls keep their
         # numbers, so the reply of one that runs arrives on the new connection after the next resend.
         if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
@@ -236,7 +236,7 @@ class CallerSession:
                 self._check_size(pending)
 
     def _check_size(self, pending: CallHandle) -> None:
-        """End a call with a frame larger than the server accepts, which would close the connection."""
+        """End a call with an error if a frame is larger than the server accepts. Such a frame would close the connection."""
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:
@@ -253,7 +253,7 @@ class CallerSession:
 
 
 def _is_welcome(payload: Tree) -> bool:
-    """Return True if a payload is a valid reply to ``$hello``: it has the fields that a `CallerSession` reads."""
+    """Return True if a payload is a valid reply to ``$hello``: a dict with the fields that a `CallerSession` reads."""
     kinds = {"max_frame_bytes": int, "since": int, "pub": str, "channel": bytes}
     return isinstance(payload, dict) and all(type(payload.get(name)) is kind for name, kind in kinds.items())
 

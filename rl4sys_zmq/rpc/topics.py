@@ -1,4 +1,4 @@
-"""The publications of one server: the newest of each topic, and the check of subscribers' rights."""
+"""The publications of one server: it keeps the newest publication of each topic, and checks the rights of subscribers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_TOPICS = 1024
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
-    """Return the first frame of a topic's messages, which is also a subscriber's filter."""
+    """Return the first frame of a topic's messages, which subscribers use as their filter."""
     # Without the zero byte, a filter for the topic `a` would also match the topic `ab`.
     return topic.encode() + b"\0" + channel
 
@@ -32,10 +32,10 @@ class _NewestPublication:
 
 
 class TopicPublisher:
-    """The publications of a server. Any thread can call `post`, `numbers`, `latest` and `change_channel`.
+    """The publisher of a server's topics. Any thread can call `post`, `numbers`, `latest` and `change_channel`.
 
-    Only the thread that uses the sockets calls the other methods. A payload is encoded in `post`, so its arrays can change
-    then.
+    Only the thread that uses the sockets calls the other methods. `post` encodes the payload, so its arrays can change
+    afterwards.
     """
 
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
@@ -84,7 +84,7 @@ class TopicPublisher:
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
     def change_channel(self) -> None:
-        """End all subscriptions, because a user has lost the right to subscribe."""
+        """End all subscriptions, because a user has lost the right to subscribe. Other users subscribe again."""
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:
@@ -93,7 +93,7 @@ class TopicPublisher:
             self._send_beacon(xpub, topic, number)
 
     def look(self, xpub: Socket, authorizer: Authorizer) -> None:
-        """Answer new subscriptions: if the user may subscribe, grant it, and send the number of the newest publication."""
+        """Answer new subscriptions. If the user may subscribe, grant them and send the newest publication's number."""
         for wanted in subscribed_topics(xpub, self._counters):
             name, _, channel = wanted.partition(b"\0")
             topic = name.decode("utf-8", "replace")

@@ -37,7 +37,7 @@ BURST_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """The limits of one user. None: no limit."""
+    """The quota of one user: limits on messages, bytes, actors, segments and fetches. None: no limit."""
 
     messages_per_s: float | None = None
     """Over all connections of the user. For a short time, the messages of two seconds can come at once."""
@@ -52,7 +52,7 @@ class Quota:
 
 
 class TokenBucket:
-    """A rate limit: at most `rate` per second on average, and the amount of `BURST_S` seconds (at least 1) at once."""
+    """A rate limit: at most `rate` per second on average, and in a burst the amount of `BURST_S` seconds (at least 1)."""
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 
@@ -62,7 +62,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take `amount` if the bucket holds as much, or is full: its level can then be negative. Else return False."""
+        """Take `amount` if the bucket holds as much, or is full (its level then becomes negative); else return False."""
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
         if self._level < min(amount, self._size):
@@ -72,7 +72,7 @@ class TokenBucket:
 
 
 class UserBuckets:
-    """The token buckets of one user. None: no limit."""
+    """The rate limits of one user, as token buckets. None: no limit."""
 
     __slots__ = ("fetches", "messages", "nbytes")
 
@@ -101,7 +101,7 @@ MAX_FILE_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """The holder of a key, with its rights, as the access list has it.
+    """One user of the access list: the holder of a key, with rights and quota.
 
     Attributes:
         name: The name of the user, which is the name of its table in the file.

@@ -1,9 +1,9 @@
-"""Authentication for one server: of users by its access list ``users.toml``, and of remote workers by fresh keys.
+"""Authentication for one server: users by the access list ``users.toml``, and remote workers by new keys.
 
 A change of the file takes effect within a second. If the file is invalid, the server keeps the list that it has read before.
 
-A learner creates one key pair of its own for each run, and a fresh key pair for each assignment of a client to a worker. The
-two sockets of an assignment have a ZAP domain that accepts only this key. No key is stored on a disk.
+For remote workers, a learner creates one key pair for itself in each run, and one for each start of a worker. The two sockets
+of a worker accept only this worker's key. None of these keys is stored on a disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class AccessListWatcher(Worker):
-    """The access list, and the thread that reads it again when its file changes."""
+    """The thread that holds the access list and reads it again when its file changes."""
 
     def __init__(self, path: Path) -> None:
         """Read the access list for the first time. Raise ConfigError if that fails. `start` then starts the thread."""
@@ -88,7 +88,7 @@ class AccessListWatcher(Worker):
         self._stopping.set()
 
     def _warn(self) -> None:
-        """Log a warning, once, if other accounts can change the file or its folder, and so add their own keys."""
+        """Log a warning, once, if other accounts can change the file or its folder, and so could add keys."""
         warnings = others_can_write(self._path, self._path.resolve().parent)
         for warning in warnings:
             if warning not in self.warnings:
@@ -103,7 +103,7 @@ def _describe_change(before: set[str], now: set[str]) -> str:
 
 
 class Authenticator(Resource):
-    """The authentication of the peers of one server: only peers with a key in the access list can connect.
+    """The authenticator of one server's peers: only peers with a key in the access list can connect.
 
     Call `open` before the server's sockets are bound, and `close` after they are closed.
     """
@@ -128,7 +128,7 @@ class Authenticator(Resource):
         self.watcher.start()
 
     def report(self) -> dict[str, object]:
-        """Return figures for a server's status: the number of users, and the accepted and denied connections."""
+        """Return numbers for a server's status: users, accepted connections and denied connections."""
         return {
             "listed": len(self.watcher.access.by_name),
             "loads": self.watcher.loads,
@@ -178,7 +178,7 @@ class WorkerKeys:
 
 
 class WorkerAccess(Resource):
-    """The access of one worker to two sockets of a learner, by a key pair that is accepted nowhere else.
+    """The right of one remote worker to connect to two sockets of a learner, by a key pair that is accepted nowhere else.
 
     Call `close` after the sockets are closed.
     """

@@ -19,7 +19,7 @@ READERS = frozenset({READ_ROLE, "relay"})
 
 
 class Authorizer:
-    """The checks of the rights and quotas of a server's users.
+    """The checker of the rights and quotas of a server's users.
 
     ZeroMQ marks each message with the public key of the connection (`Socket.user`). `admit` returns the `User` for that key.
     The other checks take this `User`. If the server has no access list, the user is None, and everything is allowed. A check
@@ -28,7 +28,7 @@ class Authorizer:
     """
 
     def __init__(self, access: AccessList | None) -> None:
-        """Create the checks. Without an access list, the server uses no keys, and every peer has all rights."""
+        """Create the object. Without an access list, the server uses no keys, and every peer has all rights."""
         self._access = access
         self._meters: dict[str, UserBuckets] = {}
         self._lapsed: set[str] = set()
@@ -36,15 +36,16 @@ class Authorizer:
     # ---- the access list
 
     def replace(self, access: AccessList) -> set[str]:
-        """Use a new access list from now on, and reset all rate limits. Return the users that can receive fewer weights than
-        before.
+        """Use a new access list from now on, and reset all rate limits.
+
+        Return the users that may receive the weights of fewer clients than before.
         """
         old, self._access = self._access, access
         self._meters.clear()
         return {name for name, user in old.by_name.items() if _reads_less(user, access.by_name.get(name))} if old else set()
 
     def lapsed(self, unix_s: float) -> set[str]:
-        """Return the names of the readers whose keys have expired since the last call. They must receive no more weights."""
+        """Return the names of the users whose keys have expired since the last call. They may no longer receive weights."""
         if self._access is None:
             return set()
         over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READERS & user.roles}
@@ -54,7 +55,7 @@ class Authorizer:
     # ---- every message
 
     def admit(self, key: str, nbytes: int, now: float) -> User | None:
-        """Return the user of a message before it is decoded, or None if there is no access list.
+        """Return the user that sent a message, before it is decoded. None if there is no access list.
 
         Raises:
             ProtocolError: ``FORBIDDEN`` if the key is no longer in the access list or has expired, ``QUOTA`` if the user has
@@ -84,7 +85,7 @@ class Authorizer:
 
     @staticmethod
     def limited_status(user: User | None) -> dict[str, Any]:
-        """Return what a user without the role ``admin`` gets in place of a status: its rights. Return ``{}`` for other users."""
+        """Return the reply to a status request of a user without the role ``admin``: only its rights. ``{}`` for other users."""
         if user is None or "admin" in user.roles:
             return {}
         client_ids = None if user.client_ids is None else sorted(user.client_ids)
@@ -92,7 +93,7 @@ class Authorizer:
 
     @staticmethod
     def visible_status(user: User | None, report: dict[str, Any]) -> dict[str, Any]:
-        """Return a server's status without the clients for which the user may not act. Totals of the server stay."""
+        """Return a server's status without the clients for which the user may not act. Totals over all clients stay."""
         if user is None or user.client_ids is None:
             return report
 
@@ -109,7 +110,7 @@ class Authorizer:
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user with this public key may subscribe to the weights of a client, or of none in particular."""
+        """Return True if the user with this public key may subscribe to the weights of this client, or of any client."""
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
@@ -120,10 +121,10 @@ class Authorizer:
     # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
-        """Check that an actor may join.
+        """Check that an actor may open a session (its message HELLO).
 
-        `owner` is the user that has used this ``actor_id`` before, and `live` the number of other connected actors of this
-        user.
+        `owner` is the name of the user that has used this ``actor_id`` before. `live` is the number of this user's other
+        connected actors.
 
         Raises:
             ProtocolError: ``IDENTITY`` if the user may not act for the client, or the ``actor_id`` belongs to another user;
@@ -172,7 +173,7 @@ class Authorizer:
 
 
 def _reads_less(before: User, after: User | None) -> bool:
-    """Return True if a user (in the new list under the same name, or None) can receive fewer weights than before."""
+    """Return True if a user may receive the weights of fewer clients than before. `after` is its new entry, or None."""
     if not READERS & before.roles:
         return False
     if after is None or after.key != before.key or not READERS & after.roles:

@@ -52,7 +52,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class UserKeys:
-    """The keys of a user: its own key pair, and the learner's public key, with which the user authenticates the learner."""
+    """The keys of a user: the user's key pair, and the learner's public key, with which the user authenticates the learner."""
 
     own: KeyPair
     learner_public: str
@@ -72,11 +72,12 @@ def new_key_pair() -> KeyPair:
 def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
     """Return a function that makes a bound socket accept only connections with CURVE keys. Call it before the socket is bound.
 
-    The check function that `register_domain` has registered for the ZAP domain decides on each peer. Without one, no peer can
-    connect. No effect on inproc.
+    The check function that `register_domain` has registered for the ZAP domain decides on each peer. Without a registered
+    function, no peer can connect. On inproc, nothing is checked.
 
     Raises:
-        ConfigError: If the name of the domain is empty. libzmq would then accept every peer while no ZAP handler runs.
+        ConfigError: If the name of the domain is empty. With an empty name, libzmq would accept every peer while no ZAP handler
+            runs.
     """
     if not zap_domain:
         raise ConfigError("an empty ZAP domain would accept every peer; give it a name", key="zap_domain")
@@ -92,7 +93,7 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
 
 def curve_client(keys: UserKeys) -> Secure:
-    """Return a function that makes a connecting socket use CURVE keys. Call it before the socket connects. No effect on inproc.
+    """Return a function that makes a connecting socket use CURVE keys. Call it before the socket connects. Not for inproc.
 
     The socket then connects only to a learner with the public key in `keys`.
     """
@@ -125,7 +126,7 @@ def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> 
     """Write the name and the keys of a user to a file, usually ``NAME.keys``.
 
     Raises:
-        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_secret_file` does.
+        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; or for a reason of `write_secret_file`.
     """
     if not _PLAIN.fullmatch(name):
         raise ConfigError(

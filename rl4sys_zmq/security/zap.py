@@ -85,8 +85,9 @@ class ZapDomain(Resource):
         self._handler.raise_if_dead()
 
     def close(self) -> None:
-        """Unregister the domain, so that no peer can connect to its sockets. The last one ends the handler, and waits at most 2
-        s.
+        """Unregister the domain, so that no peer can connect to its sockets.
+
+        The last domain to close ends the handler, and waits for at most 2 s.
         """
         if self._pid != os.getpid():
             return  # inherited by a fork: it belongs to the parent
@@ -133,7 +134,7 @@ def _start_handler() -> _ZapThread:
 
 
 class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an exception in a callback ends its thread
-    """The thread that answers libzmq's requests for all ZAP domains of the process. A malformed one does not end the thread."""
+    """The thread that answers libzmq's requests for all ZAP domains of the process. A malformed request does not end it."""
 
     def __init__(self) -> None:
         super().__init__("rl4sys-zap")
@@ -236,7 +237,7 @@ def _user_id(verdict: object) -> bytes | Denied:
 
 
 class _ZapProcessState:
-    """The ZAP handler of one process. A forked child gets a new object of this class and starts another handler."""
+    """The state of the ZAP handler of one process. A forked child gets a new object of this class and starts another handler."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

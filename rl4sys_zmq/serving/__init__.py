@@ -1,4 +1,4 @@
-"""Services over `rl4sys_zmq.rpc` (inference, environments, robots, trainers), and data stores.
+"""Services over `rl4sys_zmq.rpc` (inference, environments, devices such as robots, trainers), and data stores.
 
 - `InferenceServer`, `InferenceClient`: remote calls of named functions. Calls of several callers can be joined to one batch
   (`BatchLimits`, `stack`, `unstack`).
@@ -9,11 +9,11 @@
   `TrainerSMInterface` does the same within one process. `UpdateResult` is the result of one update.
 - `DataStoreBase`: the contract of a data store. `QueuedDataStore`, `ReplayBuffer` and `TrajectoryBuffer` implement it.
   `ReplayBufferDataStore`, `MemoryEfficientReplayBufferDataStore`, `TrajectoryBufferDataStore` and
-  `make_default_trajectory_buffer` have the arguments of jaxrl and SERL. `DataShape`, `LatestSampler`, `SequenceSampler` and
-  `FutureSampler` are those of `rl4sys_zmq.serving.data`.
-- `mat_to_jpeg`, `jpeg_to_mat`: one image as a JPEG file, in the order of OpenCV.
+  `make_default_trajectory_buffer` have the arguments of jaxrl and SERL. `DataShape` declares a value of an item.
+  `LatestSampler`, `SequenceSampler` and `FutureSampler` choose the steps of a sample.
+- `mat_to_jpeg`, `jpeg_to_mat`: convert one image, with colours in OpenCV's order, to a JPEG file and back.
 
-A payload is a tree: nested dicts, lists and tuples of numpy arrays, numbers, strings and bytes. Nothing is pickled or unpickled.
+A payload is a tree: nested dicts, lists and tuples of numpy arrays, numbers, strings and bytes. Nothing is pickled.
 """
 
 from __future__ import annotations

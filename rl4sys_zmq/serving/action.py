@@ -47,8 +47,8 @@ class ActionServer(ThreadedServer):
     time. If a callback raises an exception, the caller gets `CallFailed` and the server continues. While a callback blocks,
     further calls of either callback wait, at most until their timeouts. A callback can write to the arrays of its payload.
 
-    If a callback returns None, or observations with other keys than the requested ones, the client gets what it returned, or an
-    empty dict for None. Each such fault is logged once, and counted in the status as ``callback_odd``.
+    If a callback returns None, or observations with other keys than the requested ones, the client gets the returned value, or
+    an empty dict for None. Each such fault is logged once, and counted in the status as ``callback_odd``.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class ActionServer(ThreadedServer):
         """Create the server. It binds no address before `start`.
 
         Args:
-            config: Configuration. Clients must use an equal one; see `ActionConfig`.
+            config: Configuration. Clients must use an equal configuration; see `ActionConfig`.
             obs_callback: Function that answers `ActionClient.obs`. None: calls of `obs` are refused.
             act_callback: Function that answers `ActionClient.act`. None: calls of `act` are refused.
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged. The program configures handlers.
             keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address can
                 connect.
-            users: Access list; None: ``users.toml`` in `keys`.
+            users: Path of the access list. None: ``users.toml`` in `keys`.
             insecure: True to let other machines connect without keys.
 
         Raises:
@@ -104,7 +104,8 @@ class ActionServer(ThreadedServer):
     def publish_obs(self, payload: dict[str, Tree]) -> int:
         """Publish an observation to all subscribers. Any thread can call this, also before `start`.
 
-        A slow subscriber misses observations, but always gets the newest. A new subscriber gets the newest observation at once.
+        A slow subscriber misses observations, but always gets the newest one. A new subscriber gets the newest observation at
+        once.
 
         Args:
             payload: Any dict. Images under the keys in `ActionConfig.image_codecs` are encoded in the calling thread.
@@ -365,7 +366,7 @@ def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
 
 
 def _joined(plain: Tree, images: Tree) -> Tree:
-    """Return a copy of a message's values with each decoded image under its key."""
+    """Return a copy of a message's values, to which the decoded images are added under their keys."""
     arrays = read_images(images)
     values = copy_tree(plain)
     if not arrays:

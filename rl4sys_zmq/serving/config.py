@@ -38,7 +38,7 @@ def connect_address(host: object, port: int | None = None) -> Address:
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
-    """Return the address in a field of a configuration, which has a URI, or a port of `host`."""
+    """Return the address that the configuration field `name` describes. `port` is a URI, or a port of `host`."""
     if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
         raise ConfigError(f"{name} is {port!r:.60}; expected a port, or a URI like tcp://host:port", key=name)
     try:
@@ -48,7 +48,7 @@ def address_of(name: str, port: int | str, host: str = "") -> Address:
 
 
 def _dial_address(server_ip: str, port: int | str, server: str) -> Address:
-    """Return the address that a client connects to, from a URI, or from a host and a port or the URI that the server binds."""
+    """Return the address that a client connects to, from a URI, or from a host and a port."""
     if type(server_ip) is not str or not server_ip:
         raise ConfigError(f"server_ip is {server_ip!r:.60}; expected a host or a URI", key="server_ip")
     if "://" in server_ip:
@@ -85,7 +85,7 @@ class ActionConfig:
         observation_keys: Keys that `ActionClient.obs` can request.
         broadcast_port: Port or URI for `ActionServer.publish_obs`. None: observations are not published.
         version: A version that you choose, for example of your program. The library only checks that both sides have the same.
-        bind: IP address on which the server listens, where a port is given as a number and not as a URI. If other machines can
+        bind: IP address on which the server listens, for ports that are given as numbers and not as URIs. If other machines can
             reach this address, the server needs its argument `keys`, or `insecure=True`. Clients do not use this field.
         image_codecs: Codec for each key with images: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageFormat`. A
             codec applies to top-level entries of an observation, of an action's payload and of the reply to an action. Entries

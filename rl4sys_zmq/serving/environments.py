@@ -1,11 +1,11 @@
-"""A server of Gymnasium environments. Remote callers reset and step them; each environment has one caller at a time.
+"""A server of Gymnasium environments. Remote callers reset and step the environments; each has one caller at a time.
 
 The server has these methods:
 
 - ``describe`` returns a description of the environments.
 - ``take``, ``keep`` and ``give`` get, renew and return a lease (`rl4sys_zmq.serving.leases`).
-- ``reset.I``, ``step.I``, ``render.I`` and ``state.I`` act on all environments of a lease. I is the smallest of their indices.
-  Calls with different I run in parallel, so an environment that hangs delays only its own caller.
+- ``reset.I``, ``step.I``, ``render.I`` and ``state.I`` act on all environments of a lease. I is the smallest index of these
+  environments. Calls with different I run in parallel, so an environment that hangs delays only its own caller.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class GymEnvServer(Resource):
             bind: Port of 127.0.0.1 (0: any free port), or an address.
             make_kwargs: Arguments of `gymnasium.make`, if `env` is an id, such as ``{"render_mode": "rgb_array"}``.
             lease_s: Time without a message from a caller after which another caller can get its environments, in seconds.
-            check_observations: True to refuse an observation that is outside the environment's space. The first finite float that
-                is beyond the bounds of its Box or has another dtype is a warning, because Gymnasium's own environments return
-                such floats. False to only cast arrays to the dtype of the space, which must hold all integers.
+            check_observations: True to refuse an observation that is outside the environment's space. The first finite float
+                that is beyond the bounds of its Box or has another dtype is a warning, because Gymnasium's own environments
+                return such floats. False to only cast arrays to the dtype of the space; integers must fit in this dtype.
             keys: Folder of the server's keys; see `rl4sys_zmq.rpc.Server`.
             insecure: True to let other machines connect without keys.
 
@@ -264,7 +264,7 @@ class GymEnvServer(Resource):
     def _reset(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
         """Reset the environments whose flag in ``only`` is True.
 
-        Return for each the observation, the info and the seed of its generator as digits (or None); None for the others.
+        Return, for each of these, the observation, the info and the generator's seed as digits (or None); None for all others.
         """
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
@@ -283,7 +283,7 @@ class GymEnvServer(Resource):
             return self._observation(index, slot, observation), self._info(info), str(used) if isinstance(used, int) else None
 
     def _step(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Step each environment, or reset it if its flag in ``anew`` is True, as `AutoresetMode.NEXT_STEP` requires."""
+        """Step each environment, or reset it if its flag in ``anew`` is True, after the end of an episode."""
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(slots) or len(anew) != len(slots):
             raise CallRefusedByCallback(CallRefusalReason.INVALID, f"{len(actions)} actions for {len(slots)} environments")
@@ -356,7 +356,7 @@ class GymEnvServer(Resource):
 
 @contextmanager
 def _callback(slot: _EnvSlot, problem: str) -> Iterator[None]:
-    """Give the environment the reason `problem` to be reset, unless the ``with`` block ends without an exception."""
+    """Mark the environment as one that must be reset, for the reason `problem`, if the ``with`` block raises an exception."""
     slot.pending = problem
     yield
     slot.pending = ""
@@ -393,7 +393,7 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
 
 
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:
-    """Return the named fields of a payload. Refuse the call if one is missing or of the wrong type."""
+    """Return the fields of a payload that `kinds` names. Refuse the call if one is missing or of the wrong type."""
     if not isinstance(payload, dict):
         raise CallRefusedByCallback(CallRefusalReason.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
     for name, kind in kinds.items():

@@ -23,7 +23,7 @@ DAY_S = 86_400.0
 
 
 class _LockedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that the server and the local program never call at the same time."""
+    """A wrapper with a lock, so that the server and the local program never call the environment at the same time."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

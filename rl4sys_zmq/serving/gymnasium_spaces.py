@@ -69,19 +69,19 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
 
 
 class SpaceElementReader:
-    """Converts received payloads to elements of a space, such as observations."""
+    """A function that converts received payloads to elements of a space, such as observations."""
 
     def __init__(self, space: AnySpace) -> None:
         self._space = space if _has_graph(space) else None
 
     def __call__(self, tree: Any) -> Any:
-        """Return a copy of a payload as an element. Arrays are writable. A part that does not fit the space stays as it is."""
+        """Copy a payload to an element of the space. Arrays are writable. A part that does not fit the space stays as it is."""
         element = copy_tree(tree)
         return element if self._space is None else _changed(self._space, element, _as_graph)
 
 
 def clipped(space: AnySpace, tree: Tree) -> Tree:
-    """Return an element with the finite floats of each Box moved within its bounds, in its dtype."""
+    """Return an element of a space in which the finite floats of each Box are clipped to the bounds, in the Box's dtype."""
     return _changed(space, tree, _clip)
 
 
@@ -107,7 +107,7 @@ def _as_graph(space: AnySpace, value: Tree) -> Any:
 
 
 def _changed(space: AnySpace, tree: Any, change: Callable[[AnySpace, Any], Any]) -> Any:
-    """Return an element with `change` of each innermost part. What does not fit the space stays as it is."""
+    """Return an element of a space after `change` of each innermost part. A part that does not fit the space stays as it is."""
     match space:
         case ours.DictSpace() if type(tree) is dict:
             return {k: _changed(space.spaces[k], v, change) if k in space.spaces else v for k, v in tree.items()}

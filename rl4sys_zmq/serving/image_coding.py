@@ -21,7 +21,7 @@ _LENGTH_BYTES = 4
 
 
 def mat_to_jpeg(img: NDArray[np.uint8]) -> bytes:
-    """Encode an image as a JPEG file of quality 95, as agentlace's function. `ActionConfig.image_codecs` does so by key.
+    """Encode an image as a JPEG file of quality 95, as agentlace does. `ActionConfig.image_codecs` encodes images in payloads.
 
     Args:
         img: uint8 ``[height, width, 3]`` in OpenCV's order (blue, green, red), or ``[height, width]`` or ``[height, width, 1]``.
@@ -48,7 +48,7 @@ def jpeg_to_mat(buf: bytes) -> NDArray[np.uint8]:
         A new array, uint8 ``[height, width, 3]`` in OpenCV's order (blue, green, red). Grey is repeated three times.
 
     Raises:
-        ProtocolError: If the bytes are not such a file, or the image is larger than `MAX_PIXEL_BYTES`.
+        ProtocolError: If the bytes are not a baseline JPEG file, or the image is larger than `MAX_PIXEL_BYTES`.
         ConfigError: If Pillow is not installed.
     """
     _require_pillow()
@@ -69,7 +69,7 @@ def _require_pillow() -> None:
 
 
 def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, dict[str, Tree]]:
-    """Encode the images under the keys that have a codec. Return the values without them, and the encoded images."""
+    """Encode the images under the keys that have a codec. Return the values without these images, and the encoded images."""
     if not isinstance(values, dict) or not codecs:
         return values, {}
     plain, images, total = dict(values), {}, 0
@@ -93,7 +93,7 @@ def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, 
 
 
 def read_images(images: Tree) -> dict[str, Tree]:
-    """Decode the images of `code_images`, also from an untrusted peer."""
+    """Decode images that `code_images` has encoded. They can come from an untrusted peer."""
     if not isinstance(images, dict):
         raise ProtocolError(RefusalReason.MALFORMED, "the images are not a dict")
     if images and not has_pillow():

@@ -1,4 +1,4 @@
-"""A server of named functions, and its client. The payloads of several calls can be joined to one batch, and its reply split."""
+"""A server of named functions, and its client. Payloads of several calls can form one batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Form = tuple[Structure, tuple[object, ...]]
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
     """Convert a function of a batch, stacked along axis 0, to a function of a list of payloads.
 
-    It calls `fn` once for each group of payloads with the same structure, shapes and dtypes. Dicts get sorted keys.
+    The result calls `fn` once for each group of payloads with the same structure, shapes and dtypes. Dicts get sorted keys.
     """
 
     def run(payloads: Sequence[Tree]) -> list[Tree]:
@@ -74,7 +74,7 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
 
 
 def _flat(tree: Tree) -> tuple[list[Any], _Form]:
-    """Return a payload's leaves, and its form. Payloads with an equal form can be stacked."""
+    """Return a payload's leaves, and its form: structure, shapes and dtypes. Payloads with an equal form can be stacked."""
     leaves, structure = flatten(tree, by_key=True)
     kinds: list[object] = []
     for index, leaf in enumerate(leaves):
@@ -218,7 +218,7 @@ class InferenceServer(ThreadedServer):
                 returns the replies stacked in the same way. If the function raises an exception for a batch, it is called again
                 for each request alone, so that an invalid request does not affect the others. Therefore the function should
                 have no side effects.
-            batch: Parameters of batching. True: `BatchLimits` with its defaults. None: one call at a time.
+            batch: Limits of a batch. True: `BatchLimits` with its defaults. None: one call at a time.
             max_queue: Largest number of waiting calls. Further calls are refused with the code ``busy``.
 
         Raises:

@@ -1,6 +1,6 @@
 """The record of which caller may use which environments of a server.
 
-A *slot* is the index of an environment. A *token* is a random number that the caller chose to identify its lease, so that it can
+A *slot* is the index of an environment. A *token* is a random number by which a caller identifies its lease, so that it can
 repeat a request. A lease expires after `lease_s` seconds without a message, but ends only when another caller takes one of its
 slots, and never while one of its calls runs. Times are those of `time.monotonic`.
 """
@@ -25,7 +25,7 @@ ENDED_LEASES = 1024
 
 @dataclass(slots=True)
 class ServerEnvironmentLease:
-    """The right of one remote caller to one or more environments of a server."""
+    """The lease of one remote caller: the right to use one or more environments of a server."""
 
     token: int
     slots: tuple[int, ...]
@@ -58,7 +58,7 @@ class LeaseTable:
         return list(self._slots)
 
     def lease(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
-        """Lease environments: free ones first, then those whose lease has expired. A repeated request gets the same slots."""
+        """Lease `count` environments: free ones first, then those with expired leases. A repeated request gets the same slots."""
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
             raise CallRefusedByCallback(
@@ -89,7 +89,7 @@ class LeaseTable:
 
     @contextmanager
     def use(self, token: int) -> Iterator[ServerEnvironmentLease]:
-        """Hold a lease while one of its calls runs: it cannot end, and no second call of it can begin."""
+        """Hold a lease during a call (``with`` block). The lease cannot end then, and no second call of its caller can begin."""
         with self._lock:
             lease = self._held(token)
             if lease is None:

@@ -1,4 +1,4 @@
-"""A `gymnasium.Env` whose environment runs in a `GymEnvServer` elsewhere, and the lease of such environments."""
+"""A `gymnasium.Env` whose environment runs in a `GymEnvServer` in another process, and the lease of such environments."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class _LeaseRenewer(Worker):
 
 
 class EnvLease(Resource):
-    """A lease of environments of a `GymEnvServer`, which a thread renews.
+    """The caller's lease of environments of a `GymEnvServer`, which a thread renews.
 
-    One thread at a time uses it. Any thread can call `close`.
+    Only one thread at a time may use this object. Any thread can call `close`.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class EnvLease(Resource):
         )
 
     def acquire(self) -> None:
-        """Lease environments. An unanswered request is repeated with its token, so that the server does not lease twice."""
+        """Lease environments. An unanswered request is repeated with the same token, so that the server does not lease twice."""
         renewer = self._renewer
         if self.is_leased or not renewer.token:
             renewer.token, self.is_leased = _rng.getrandbits(63), False
@@ -160,7 +160,7 @@ class EnvLease(Resource):
         return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
-        """Call a method, at most once, and wait for the reply. After a failed step or reset, refuse steps until a reset."""
+        """Call the method `verb`, at most once, and return the reply. After a failed call, refuse steps until a reset."""
         before = self._unsure
         if not self.is_leased or (before and verb == "step"):
             text = f"{before}, so the state of the episode is unknown; call reset()"
@@ -206,7 +206,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     """A client for one environment of a `GymEnvServer`, used like a local `gymnasium.Env`.
 
     No other caller can use the environment until this object is closed or garbage-collected. Each step and reset runs at most
-    once, even if messages are lost. If an error says so, call `reset` to continue. This also works after a restart of the server.
+    once, even if messages are lost. If the text of an error names `reset`, call it to continue. This also works after a restart
+    of the server.
 
     `np_random` is a local generator. It has the same seed as the generator of the environment at the server.
 

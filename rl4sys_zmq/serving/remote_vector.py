@@ -43,7 +43,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
         Args:
             address: Address of a server, or a sequence of addresses.
-            num_envs: Number of environments. Those of the first server are used first. None: all environments of all servers.
+            num_envs: Number of environments. The environments of the first server are used first. None: all environments of all
+                servers.
             timeout_s: Longest time that a call can take, in seconds.
             keys: The user's key file; see `RemoteEnv`.
 
@@ -198,14 +199,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             part.close()
 
     def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Call a method of each server, in parallel, and return the replies for all environments."""
+        """Call the method `verb` of each server, in parallel, and return the replies for all environments."""
         if len(asked) == 1:
             part, payload = asked[0]
             return list(part.call(verb, payload))
         return [answer for future in self._send_all(verb, asked) for answer in future.result()]
 
     def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Reset environments of each server, in parallel. If a server has ended its lease, lease again first."""
+        """Reset environments of each server, in parallel. If a server has ended the lease, lease environments again first."""
         if len(asked) == 1:
             part, payload = asked[0]
             return list(part.reset(payload))
@@ -220,7 +221,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return [answer for place in range(len(asked)) for answer in replies[place].result()]
 
     def _send_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Future[Tree]]:
-        """Call a method of each server, in parallel, and return the replies as futures that are done."""
+        """Call the method `verb` of each server, in parallel. Return one completed future for each server."""
         futures: list[Future[Tree]] = []
         try:
             for part, payload in asked:

@@ -1,7 +1,7 @@
-"""Insertion of received items into a trainer's data store: each item once, despite resends and killed processes.
+"""The insertion of received items into a trainer's data store, each item once, despite resends and killed processes.
 
-A *stream* is the sequence of items that a trainer client sends from one of its data stores. Items keep the numbers that they have
-there. The *mark* of a stream is the number of the last item that the server has, and acknowledges.
+A *stream* is the sequence of items that a trainer client sends from one of its data stores. Items keep the numbers of that
+store. The *mark* of a stream is the number of the last item that the server has and acknowledges.
 
 An *update* is a list of items with consecutive numbers. The server processes an update in this order:
 
@@ -65,7 +65,7 @@ class InsertedItems:
 
 @dataclass(frozen=True, slots=True)
 class InsertResult:
-    """The result of an insert request."""
+    """The result of an insert request: the acknowledged number, counts of items, and an error of the store."""
 
     # number of the last item that the server now has. If this is below `InsertRequest.after`, nothing was accepted, and
     # the trainer client sends the items after `acked`
@@ -78,7 +78,7 @@ class InsertResult:
 
 
 class StoreInserter:
-    """Inserts actors' items into one data store and records them in the journal.
+    """An object that records actors' items in the journal and inserts them into one data store.
 
     One thread at a time can call `insert_waiting` and `insert`. `TrainerServer.status` describes the counters, in items.
     """
@@ -242,7 +242,7 @@ class StoreInserter:
     # ---- the journal
 
     def _note(self) -> None:
-        """Record the store's position in the journal, unless the last entry implies it."""
+        """Record the store's position in the journal, unless the position follows from the last entry."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
@@ -252,7 +252,7 @@ class StoreInserter:
         return NextItemPosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Count an entry of the journal, and delete old entries.
+        """Count a new entry of the journal, and delete old entries that are no longer needed.
 
         An old entry is deleted if the newer ones alone fill the store, or if the entries exceed the limit in bytes.
         """

@@ -137,7 +137,8 @@ class TrainerClient(Resource):
         stay at the server.
 
         Returns:
-            The result. It is false if the update failed, and `UpdateResult.error` then has one of the first four exceptions.
+            The result. It is false if the update failed, and `UpdateResult.error` then has the exception: one of the first four
+            below.
 
         Raises:
             CallTimeout: If a reply did not arrive in time. The next update continues after the last item that the server has.
@@ -226,7 +227,7 @@ class TrainerClient(Resource):
     def request(self, type: str, payload: Tree) -> Tree:
         """Make a custom request, which the server's callback answers. The callback runs at most once.
 
-        If the request fails and `raises` is False, one of the first four exceptions is logged and counted.
+        If the request fails and `raises` is False, the exception, one of the first four below, is logged and counted.
 
         Args:
             type: One of the configuration's `request_types`.
@@ -343,7 +344,7 @@ class TrainerClient(Resource):
             return
 
     def _conclude(self, result: UpdateResult) -> UpdateResult:
-        """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
+        """Return a result. If it has an error, raise the error if `raises` is True, otherwise count and log the error."""
         if result.error is None:
             self.last_error = None
             self._failing.pop("update", None)
@@ -354,7 +355,7 @@ class TrainerClient(Resource):
         return result
 
     def _failed(self, what: str, error: RL4SysError) -> None:
-        """Count a failed update or request, and log it unless the last one failed in the same way."""
+        """Count a failed update or request (`what`), and log it unless the last failure was of the same kind."""
         self._count("update_failed" if what == "update" else "request_failed")
         self.last_error = error
         if self._failing.get(what) is not type(error):
@@ -362,7 +363,7 @@ class TrainerClient(Resource):
             log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send the items that the server does not have, and with `from_id` all items after it."""
+        """Send the items that the server does not have, and with `from_id` all items after that number."""
         feed = self._feed(name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:

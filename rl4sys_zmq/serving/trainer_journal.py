@@ -1,8 +1,8 @@
 """The journal of a trainer server: the items that trainer clients sent, in ``RUN_DIR/stores.db``.
 
-`rl4sys_zmq.delivery.DiskJournal` writes it. Its ``client_id`` is the name of a data store of the server, ``actor_id`` that of a
-trainer client, ``origin`` the lineage of that client's data store, and a sequence number the number of an item there. An entry
-is one list of items, encoded as a call message.
+`rl4sys_zmq.delivery.DiskJournal` writes it. Its ``client_id`` is the name of a data store of the server, ``actor_id`` the name
+of a trainer client, ``origin`` the lineage of that client's data store, and a sequence number the number of an item in that
+store. An entry is one list of items, encoded as a call message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ StreamKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class NextItemPosition:
-    """The number that the next item in a data store of the server gets, with the lineage of the store."""
+    """The position of a data store of the server: the number that its next item gets, with the lineage of the store."""
 
     lineage: int
     number: int
@@ -162,7 +162,7 @@ def _entry(update: JournaledItems) -> JournalEntry:
 
 
 def _decode(entry: JournalEntry) -> JournaledItems:
-    """Decode an entry. Its checksum is verified, so a failure means that another version wrote it."""
+    """Decode an entry. The entry's checksum is verified already, so a failure means that another version wrote the entry."""
     try:
         payload = decode_call(entry.frames).payload
         place = NextItemPosition(*payload["place"])

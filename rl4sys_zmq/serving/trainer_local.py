@@ -20,7 +20,7 @@ ADDRESS = "this process"
 
 
 class _NetworkCallback:
-    """A callback for networks, with the version of the last one that it received."""
+    """A callback for networks, with the version of the last network that it received."""
 
     def __init__(self, callback: Callable[[Any], object]) -> None:
         self.callback, self.version = callback, 0
@@ -29,7 +29,7 @@ class _NetworkCallback:
 class TrainerSMInterface(Resource):
     """A replacement for `TrainerServer` and `TrainerClient` if the trainer and its actors are threads of one process.
 
-    It has the methods of both classes. The threads share their data stores, so the trainer has an inserted item at once, and
+    The class has the methods of both. The threads share their data stores, so the trainer has an inserted item at once, and
     `update` has nothing to send. Payloads of requests and their replies are passed without a copy. A network is copied for each
     callback, because the trainer continues to change its own.
 
@@ -109,7 +109,7 @@ class TrainerSMInterface(Resource):
     def register_request_callback(self, callback_fn: Callable[[str, Any], Any]) -> None:
         """Set the function that answers requests. It gets the type and the payload, and returns the reply.
 
-        It runs in the thread that makes the request, for one request at a time.
+        The function runs in the thread that makes the request, for one request at a time.
         """
         self._on_request = callback_fn
 
@@ -162,7 +162,7 @@ class TrainerSMInterface(Resource):
 
     @property
     def address(self) -> str:
-        """A text in place of the address of a `TrainerServer`: there is none."""
+        """A text in place of an address. There is no address, because there is no server."""
         return ADDRESS
 
     def stats(self) -> dict[str, float]:
@@ -196,7 +196,7 @@ class TrainerSMInterface(Resource):
         self.stop()
 
     def _tell(self, listeners: list[_NetworkCallback], arrays: Any, version: int) -> None:
-        """Pass a network to each callback that has no newer one."""
+        """Pass a network to each callback that has not received a newer network."""
         with self._telling:
             for listener in listeners:
                 if self._stopped or version <= listener.version:

@@ -46,10 +46,10 @@ class TrainerServer(ThreadedServer):
     Each actor connects with a `TrainerClient`. The server also answers custom requests and publishes networks. Each item enters
     the server's data store once and in order.
 
-    With `run_dir`, this also holds if the server or a trainer client is killed, because a journal on disk has each acknowledged
-    item. A server that is started again with the same `run_dir` refills its data stores with the newest items, as many as the
-    store's capacity and `journal_bytes` allow. Without `run_dir`, a restarted server is empty, and its trainer clients resend the
-    items that their stores still have.
+    With `run_dir`, this guarantee also holds if the server or a trainer client is killed, because a journal on disk has each
+    acknowledged item. A server that is started again with the same `run_dir` refills its data stores with the newest items, as
+    many as the store's capacity and `journal_bytes` allow. Without `run_dir`, a restarted server is empty, and its trainer
+    clients resend the items that their stores still have.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -69,7 +69,7 @@ class TrainerServer(ThreadedServer):
         """Create the server. It binds no address before `start`.
 
         Args:
-            config: Configuration. Trainer clients must use an equal one; see `TrainerConfig`.
+            config: Configuration. Trainer clients must use an equal configuration; see `TrainerConfig`.
             data_callback: Function that is called after items were inserted into a data store. Its arguments are the store's
                 name and ``{"data": items, "last_id": number, "client": name}``. It must not write to the items. It runs in a
                 thread of the server, possibly for two stores at the same time. While it runs, its store accepts no items. If it
@@ -298,7 +298,7 @@ class TrainerServer(ThreadedServer):
         return {"acked": result.acked, "fresh": result.fresh, "dropped": result.dropped, "error": text}
 
     def _tell(self, ingest: StoreInserter, arrival: InsertedItems | None) -> Exception | None:
-        """Call the data callback with items that are in the store now, and stay there. Return its exception, or None."""
+        """Call the data callback with items that the store now has. Return the callback's exception, or None."""
         if self._data_callback is not None and arrival is not None:
             try:
                 self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})

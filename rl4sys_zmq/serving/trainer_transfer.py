@@ -1,7 +1,7 @@
 """The transfers between a `TrainerServer` and its clients: items of data stores, networks, and the results of updates.
 
 ``N`` items are sent as ``{"count": N, "columns": columns}``. Arrays of the same shape and dtype, or numpy scalars of the same
-dtype, become one array ``[N, *shape]``. Dicts with the same keys become a dict of columns. Anything else becomes a list of the
+dtype, become one array ``[N, *shape]``. Dicts with the same keys become a dict of columns. Other values become a list of the
 ``N`` values.
 """
 
@@ -37,7 +37,7 @@ def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
 
 
 def unpack_items(payload: Tree) -> list[Any]:
-    """Split a payload of `pack_items`, also from an untrusted peer. The arrays of the items are read-only views."""
+    """Split a payload that `pack_items` has made into items. It can come from an untrusted peer. Arrays are read-only views."""
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)
     if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
@@ -46,7 +46,7 @@ def unpack_items(payload: Tree) -> list[Any]:
 
 
 def payload_bytes(value: object) -> int:
-    """Return the approximate size of a payload: that of arrays, strings and bytes, plus 16 for each value."""
+    """Return the approximate size of a payload: the bytes of arrays, strings and bytes, plus 16 for each value."""
     if isinstance(value, (np.ndarray, np.generic)):
         return 16 + value.nbytes
     if isinstance(value, (str, bytes)):
@@ -120,14 +120,14 @@ def _convert(value: Any, path: Path) -> Tree:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The result of an update. As a condition it is true if the update succeeded.
+    """The result of an update of data stores at the server. In a condition, the result is true if the update succeeded.
 
     Attributes:
         items: Number of new items that the server accepted.
         acked: Dict from the name of each data store to the number of the last item that the server has, or -1. After a failed
             update it lacks the stores that were not updated completely.
         dropped_at_source: Number of items that the full data stores dropped before they were sent.
-        error: Exception that ended the update, or the first that concerned single items. None if the update succeeded.
+        error: Exception that ended the update, or the first exception about a single item. None if the update succeeded.
     """
 
     items: int = 0
@@ -140,7 +140,7 @@ class UpdateResult:
 
 
 class StoreUploadState:
-    """The transfer of one data store's items to a `TrainerServer`."""
+    """The state of the transfer of one data store's items to a `TrainerServer`."""
 
     def __init__(self, store: DataStoreBase) -> None:
         self.store = store

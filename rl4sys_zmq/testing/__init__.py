@@ -5,8 +5,9 @@
 - `check_data_store`: tests your own subclass of `rl4sys_zmq.serving.DataStoreBase`.
 - `fresh_address`, `TransportUnderTest`: unused addresses for tests. `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
 - `ChaosProxy`, `NetworkFaults`: a TCP proxy that simulates an unreliable network.
-- `hidden_velocities`: an environment for policies with a memory. It needs gymnasium.
-- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm for tests that does not learn.
+- `hidden_velocities`: an environment that only policies with a memory can solve. The module needs gymnasium.
+- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm for tests that does not learn, and
+  its parts.
 """
 
 from rl4sys_zmq.testing.chaos import ChaosProxy, NetworkFaults

@@ -52,7 +52,7 @@ class NetworkFaults:
 
 
 class _ProxyDirection:
-    """One direction of a connection: bytes that were read from `source` and wait to be sent to `sink`."""
+    """One direction of a connection, with the bytes that were read from `source` and wait to be sent to `sink`."""
 
     def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class _ProxyDirection:
 
 
 class _ProxyConnection:
-    """A peer's connection to the proxy, and the proxy's connection to the upstream."""
+    """A pair of connections: a peer's connection to the proxy, and the proxy's connection to the upstream."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -155,7 +155,7 @@ class ChaosThread(Worker):
         return len(links)
 
     def set_black_hole(self, on: bool) -> None:
-        """Begin or end the discarding of all bytes."""
+        """Begin (`on`) or end to discard all bytes."""
         self._holed = on
         for link in list(self._links):
             if not on and link.holed:

@@ -68,7 +68,7 @@ def check_algorithm(
         action_space: Action space. None: 2 discrete actions.
         parameters: Parameters of the algorithm. Choose small updates, so that the check is fast.
         seed: Seed of all random choices.
-        max_steps: Largest number of steps until each of the three updates that the check makes.
+        max_steps: Largest number of steps before each update; the check makes three updates.
         log_probs: Function that returns log-probabilities as the algorithm computes them in training. They must equal those of
             the acting policy. None: they are not compared.
 
@@ -95,7 +95,7 @@ def check_algorithm(
 
 
 class _RandomEnvironment:
-    """A random environment in which the newest policy of an algorithm acts. It produces segments."""
+    """A random environment in which the newest policy of an algorithm acts. It records segments."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -265,7 +265,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
 
 
 def _check_warm_start(fresh: Algorithm, trained: Algorithm) -> None:
-    """Check `load_policy`, if there is one, with the weights of another object that was trained."""
+    """Check the method `load_policy`, if the algorithm has it, with the weights of another, trained object."""
     if not isinstance(fresh, WarmStartAlgorithm):
         return
     given = {name: np.array(tensor) for name, tensor in trained.snapshot().items()}

@@ -13,7 +13,7 @@ _ITEMS = 2_000
 
 
 class DataStoreUnderTest(Protocol[Item]):
-    """The methods of `rl4sys_zmq.serving.DataStoreBase` that `check_data_store` calls."""
+    """The interface of a data store as `check_data_store` uses it: some methods of `rl4sys_zmq.serving.DataStoreBase`."""
 
     def insert(self, data: Item) -> None:
         """Store one item. Items are numbered from 0 in the order of insertion."""

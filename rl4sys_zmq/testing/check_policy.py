@@ -259,7 +259,7 @@ def _check_refusal(spec: PolicySpec, flat: NDArray[np.float32], others: bytes) -
 
 
 def require_refusal(kind: type[Exception], call: Callable[[], object], complaint: str) -> None:
-    """Raise `AssertionError` with the text `complaint` if a call does not raise an exception of this kind."""
+    """Raise `AssertionError` with the text `complaint` if `call` does not raise an exception of class `kind`."""
     try:
         call()
     except kind:

@@ -1,4 +1,4 @@
-"""A test function for transports: sockets at given addresses behave as this package requires; and unused addresses."""
+"""A test function for transports, which checks that sockets behave as this package requires; and unused addresses for tests."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def check_transport(make: Make, *, via: Via = str) -> None:
 
     Args:
         make: Function that returns an unused address to bind at each call, for example ``lambda: "tcp://127.0.0.1:0"``.
-        via: Function that converts the bound address to the address to connect to, for example that of a `ChaosProxy`.
+        via: Function that converts the bound address to the address to connect to, for example to the address of a
+            `ChaosProxy`.
 
     Raises:
         AssertionError: If a check fails. The message has the name of the check and the actual result.

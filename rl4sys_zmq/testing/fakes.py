@@ -1,4 +1,4 @@
-"""A deterministic algorithm for tests that does not learn and needs no torch, with its policy."""
+"""A deterministic algorithm for tests, which does not learn and needs no torch, and the specification of its policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FakeParameters:
 
 
 class FakeAlgorithm:
-    """A learning algorithm for tests. It counts steps, and sets its weights to random numbers from `fake_weights`.
+    """A learning algorithm for tests. It counts steps, and an update sets its weights to random numbers from `fake_weights`.
 
     Attributes:
         segments: Number of observed segments. `load` sets this and the other counts to those of the loaded state.
@@ -142,7 +142,7 @@ class FakeAlgorithm:
         }
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return what an update changes, the counts of updates and used data, so that `restore` can undo an update."""
+        """Return the state that an update changes (the counts of updates and used data), so that `restore` can undo an update."""
         return self.updates, self._used
 
     def restore(self, kept: tuple[Any, ...]) -> None:

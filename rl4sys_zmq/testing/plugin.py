@@ -14,6 +14,6 @@ from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
 @pytest.fixture(params=["inproc", "ipc", "tcp"])
 def transport(request: pytest.FixtureRequest) -> Iterator[TransportUnderTest]:
-    """Run the test once for each transport: inproc, ipc and tcp. The value has ``scheme``, and ``address()`` to bind."""
+    """Yield a `TransportUnderTest`, and run the test once for each transport: inproc, ipc and tcp."""
     with TransportUnderTest(request.param) as under_test:
         yield under_test

@@ -32,10 +32,10 @@ Joined actions contain the index of an option as float32, which is exact up to 2
 
 @immutable_object
 class ActionLeaf:
-    """One array of an action.
+    """The position of one array of an action among the action's choices or numbers.
 
     Attributes:
-        columns: The positions of its elements among all choices, or among all numbers if the space is a Box.
+        columns: The positions of the array's elements among all choices, or among all numbers if the space is a Box.
         lowest: The lowest value of each choice, int64 ``[n]``; None if the space is a Box.
     """
 
@@ -65,7 +65,7 @@ class ActionLayout:
 
     The outputs of a policy network are first the logits of all choices, one choice after another, and then the means of all
     numbers. A mask has one element for each logit, in the same order. The choices are in the order of the arrays of an action
-    (by sorted dict keys), and then row-major; the numbers too.
+    (by sorted dict keys), and then row-major. So are the numbers.
 
     Attributes:
         counts: The number of options of each choice.
@@ -129,7 +129,7 @@ class ActionLayout:
         return None
 
     def join_mask(self, given: Tree) -> NDArray[np.bool_]:
-        """Return a mask of one action in the form that policies use, bool ``[logits]``, True for each allowed option."""
+        """Convert a host's mask of one action to the form that policies use: bool ``[logits]``, True for each allowed option."""
         flat = flat_mask(given, (self.logits,))
         if flat is not None:
             return _allowed(flat, "the mask")
@@ -189,7 +189,10 @@ def assemble_action(
     choose: Callable[[Sequence[int]], int],
     fill: Callable[[BoxSpace], NDArray[Any]],
 ) -> Tree:
-    """Return an action for the environment, in the dtypes of the space, from chosen options and filled Boxes."""
+    """Return an action for the environment, in the dtypes of the space.
+
+    `choose` returns the chosen option of each choice, given its mask; `fill` returns the array of a Box.
+    """
     layout = action_layout(space)
     indices: list[int] = []
     at = 0
@@ -220,7 +223,7 @@ def choice_groups(layout: ActionLayout) -> tuple[ChoiceGroup, ...]:
 
 
 def flat_mask(given: object, *shapes: tuple[int, ...]) -> NDArray[Any] | None:
-    """Return a mask as an array if it is one, or nested lists of numbers, of one of these shapes, else None."""
+    """Return a mask as an array if it is an array, or nested lists of numbers, of one of these shapes; else None."""
     if isinstance(given, np.ndarray):
         return given if given.shape in shapes else None
     if not isinstance(given, list | tuple):
@@ -233,7 +236,7 @@ def flat_mask(given: object, *shapes: tuple[int, ...]) -> NDArray[Any] | None:
 
 
 def _leaf_mask(part: ActionLeaf, counts: Sequence[int], given: object) -> NDArray[np.bool_]:
-    """Return the mask of one array of an action, bool ``[sum(counts)]``, from the form of Gymnasium."""
+    """Return the mask of one array of an action, bool ``[sum(counts)]``, from a mask in Gymnasium's form."""
     name, space = f"the mask of {part.name}", part.space
     if isinstance(space, MultiDiscreteSpace) and isinstance(given, tuple):
         masks = list(_items(given))

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as NumPy arrays, the bits of bfloat16, the range of float32, and errors of floats.
+"""Conversion of other libraries' arrays to NumPy, and helpers for bfloat16, the float32 range and floating-point errors.
 
 PyTorch tensors and JAX arrays are recognised by their methods, so neither library is imported.
 """
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 def array_from(value: Any) -> NDArray[Any] | None:
-    """Return an array of any library as a NumPy array, or None if the value is not an array. It can share memory."""
+    """Return an array of any library as a NumPy array, or None if the value is not an array. Both can share memory."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         tensor = value.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -45,7 +45,7 @@ def array_from(value: Any) -> NDArray[Any] | None:
 
 
 def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a copy in another dtype. Only rounding to a dtype of floats can change values."""
+    """Return a copy in another dtype. No value changes, except by rounding to a floating-point dtype."""
     if dtype.kind == "f" or array.dtype == dtype:
         return array.astype(dtype)
     with np.errstate(invalid="ignore"):  # NaN and infinity, which then differ
@@ -56,13 +56,13 @@ def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def fits_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return True for each element of an array of floats that is a finite number in float32, in which policies compute."""
+    """Return True for each element of a floating-point array that is finite in float32, the dtype in which policies compute."""
     fits: NDArray[np.bool_] = np.abs(array) <= LARGEST_FLOAT32 if array.dtype.itemsize > 4 else np.isfinite(array)
     return fits
 
 
 def read_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
-    """Return numbers of the dtype `BFLOAT16_BITS` in a dtype that a program can calculate with."""
+    """Convert bfloat16 numbers, stored as `BFLOAT16_BITS`, to a dtype that a program can calculate with."""
     ml_dtypes = sys.modules.get("ml_dtypes")
     if ml_dtypes is not None:
         return bits.view(ml_dtypes.bfloat16)
@@ -72,7 +72,7 @@ def read_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
 
 
 def without_float_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Call a function again, without such errors, when it raises one of `FLOAT_ERRORS`."""
+    """Wrap a function: if a call raises one of `FLOAT_ERRORS`, repeat the call with floating-point errors off."""
 
     @wraps(function)
     def inner(*args: P.args, **kwargs: P.kwargs) -> R:

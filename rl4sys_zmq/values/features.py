@@ -21,10 +21,10 @@ from rl4sys_zmq.values.trees import Tree
 
 @immutable_object
 class FeatureLeaf:
-    """The features of one array of an observation.
+    """The features that one array of an observation gives.
 
     Attributes:
-        columns: The positions of its features.
+        columns: The positions of these features among all.
         lowest: The lowest value of each integer that is one-hot encoded, int64 ``[n]``; None if the array is copied.
         counts: The number of values of each of these integers, int64 ``[n]``.
         offsets: The position of the first feature of each of these integers, int64 ``[n]``.
@@ -48,10 +48,10 @@ class FeatureLeaf:
 
 @immutable_object
 class FeatureLayout:
-    """The ``F`` features of an observation.
+    """The ``F`` features of an observation, and their order.
 
-    The features of its arrays follow each other, in the order of sorted dict keys. A Box or MultiBinary array is flattened. A
-    Discrete value becomes one-hot, and so does each element of a MultiDiscrete array.
+    The features of one array follow those of another, in the order of sorted dict keys. A Box or MultiBinary array is
+    flattened. A Discrete value becomes one-hot, and so does each element of a MultiDiscrete array.
 
     Attributes:
         has_continuous: True if at least one feature is an element of a Box.

@@ -37,7 +37,10 @@ class SpaceLeaves:
     names: tuple[str, ...]
 
     def flatten(self, tree: Tree, *, error: type[BadInput] = ObservationError, what: str = "observation") -> list[Any]:
-        """Return the leaves of one element of the space, in the order of `names`."""
+        """Return the leaves of one element of the space, in the order of `names`.
+
+        If `tree` has another structure, raise `error`. Its text begins with the word `what`.
+        """
         if self.structure is None:
             return [tree]
         leaves: list[Any] = []
@@ -52,7 +55,7 @@ class SpaceLeaves:
         return unflatten(self.structure, leaves)
 
     def rows(self, tree: Tree) -> Sequence[Any]:
-        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` elements. A single array is one already."""
+        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` elements. A single array stays as it is."""
         if self.structure is None:
             return tree  # type: ignore[no-any-return]
         leaves = self.flatten(tree)
@@ -70,7 +73,7 @@ def leaves_of(space: ObservationSpace, name: str = "observations") -> SpaceLeave
 
 
 def flat_space(space: ObservationSpace, user: str, role: str = "observation") -> FlatSpace:
-    """Return a space unchanged if it is a Box or Discrete, and refuse other kinds on behalf of `user`."""
+    """Return a space if it is a Box or Discrete, else raise ConfigError. `user` and `role` are words for the message."""
     if isinstance(space, BoxSpace | DiscreteSpace):
         return space
     advice = "use Box or Discrete" + (" (gymnasium.wrappers.FlattenObservation makes a Box)" if role == "observation" else "")
@@ -80,7 +83,7 @@ def flat_space(space: ObservationSpace, user: str, role: str = "observation") ->
 def have_same_form(one: ObservationSpace, other: ObservationSpace) -> bool:
     """Return True if elements of two spaces have the same structure and shapes, and their integers the same values.
 
-    The limits and dtypes of Boxes can differ. Integers that begin at another number cannot, because nothing shifts them.
+    The limits and dtypes of Boxes can differ. Integers must begin at the same number, because nothing shifts them.
     """
     a, b = leaves_of(one), leaves_of(other)
     return a.structure == b.structure and all(map(_have_same_form, a.spaces, b.spaces))
@@ -115,7 +118,7 @@ def _tree(space: ObservationSpace | Any) -> Tree:
 
 
 class _OtherStructure(Exception):
-    """The text begins with the path of the difference."""
+    """The error for a tree with another structure. Its text begins with the path of the difference."""
 
 
 def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> None:

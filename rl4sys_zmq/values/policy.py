@@ -68,13 +68,13 @@ class TensorSpec:
 
 
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors that are not float32, in the order of their buffer."""
+    """Return the tensors that are not float32, in the order in which they are in the buffer."""
     others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
     return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
 
 
 def other_bytes(others: Sequence[TensorSpec]) -> int:
-    """Return the size in bytes of the buffer of these tensors, which come from `other_tensors`, with its padding."""
+    """Return the size in bytes of the buffer for the tensors in `others` (from `other_tensors`), padding included."""
     return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD if others else 0
 
 
@@ -116,8 +116,8 @@ class PolicySpec:
         document: Further parameters for that function, which also validates them. It contains JSON values: null, true, false,
             finite numbers, text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
         tensors: The descriptions of the weights, which are sent with each version. At least one tensor.
-        columns: The extra columns that the policy records in segments (parts of episodes). If there are any, the policy must be
-            a `rl4sys_zmq.policies.ExtraColumnPolicy`.
+        columns: The extra columns that the policy records in segments. If there are any, the policy must be a
+            `rl4sys_zmq.policies.ExtraColumnPolicy`.
         blob: Bytes for the function that builds the policy, for example the graph of an exported network. Only that function
             interprets them. They are sent once, with the spec. At most `MAX_BLOB_BYTES`.
 
@@ -260,10 +260,10 @@ class PolicySnapshot:
     """The weights of one policy version, in read-only buffers.
 
     Attributes:
-        generation: The number of the learner thread that published the version. It is the Unix time of the thread's start in
-            ms, or the last generation + 1 if that is larger.
-        version: The number of the version within the generation. It starts at 0 for a new policy, and at the checkpoint's
-            version for a policy that was restored from a checkpoint.
+        generation: The number of the worker that published the version: the Unix time of the worker's start in ms, or the last
+            generation + 1 if that is larger.
+        version: The number of the version within the generation. The first version of a new policy is 0; that of a restored
+            policy is the checkpoint's.
         digest: The xxh3-64 checksum of the bytes of `flat` and of `others`, in this order.
         flat: The float32 weights ``[spec.size]``, read-only.
         others: The bytes of all other tensors (`PolicySpec.others`). `PolicySpec.views` returns them as arrays.

@@ -33,7 +33,7 @@ RESERVED = frozenset({"observations", "actions", "rewards", "log_probs", "versio
 
 @immutable
 class ColumnSpec:
-    """The name, shape and dtype of one extra column that a policy records in segments (parts of episodes).
+    """The name, shape and dtype of one extra column that a policy records in segments.
 
     Attributes:
         name: The key of the column in `Segment.extras` or `Segment.initial`.
@@ -103,7 +103,7 @@ class Segment:
         versions: ``[T]`` uint64, the number of the policy version that chose each action. Versions count within `generation`.
         masks: ``[len(observations), n]`` bool, True for each allowed action, in the order of
             `rl4sys_zmq.values.action_layout.ActionLayout`; None if the program that asked for actions passed no mask.
-        generation: The generation of the policy: the number of the learner thread that published it.
+        generation: The generation of the policy: the number of the worker that published it.
         episode_id: A random 64-bit number shared by the segments of one episode.
         segment_index: The index of the segment in the episode, from 0.
         terminated: True if the episode ended in a terminal state with the last step.
@@ -189,7 +189,7 @@ def is_source(text: str) -> bool:
 
 
 def evaluation_of(segment: Segment) -> Segment:
-    """Return the last step of an episode's last segment as an evaluation: a segment of one step, which keeps the return."""
+    """Return an evaluation from the last segment of an episode: a segment of the last step, with the episode's return."""
     leaves, structure = flatten(segment.observations, by_key=True)
     actions, acted = flatten(segment.actions, by_key=True)
     rows = len(leaves[0]) - segment.steps + 1  # with the observation after the last step, if there is one
@@ -210,7 +210,7 @@ _UnfrozenSegment: Any = make_dataclass("_UnfrozenSegment", [(f.name, f.type) for
 
 
 def segment_of(*values: Any) -> Segment:
-    """Return a `Segment` from the values of all its fields, in their order, about five times faster than the class does.
+    """Return a `Segment` from the values of all fields, in their order. This is about five times faster than the constructor.
 
     A frozen dataclass sets each field by a call of ``object.__setattr__``. Here an equal class that is not frozen is filled and
     then changes its class, which Python allows because both have the same slots.

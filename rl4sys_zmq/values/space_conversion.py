@@ -1,4 +1,4 @@
-"""Spaces as JSON, also in messages, and from Gymnasium's spaces, whose attributes are read without importing Gymnasium.
+"""Conversion of spaces to and from JSON, and from Gymnasium's spaces, without importing Gymnasium.
 
 These are the forms, with optional parts in brackets::
 
@@ -140,7 +140,7 @@ def space_to_text(space: AnySpace) -> str:
 
 
 def space_from_text(text: str) -> AnySpace:
-    """Return the space that a JSON text, also of an untrusted peer, describes."""
+    """Return the space that a JSON text describes. The text can come from an untrusted peer."""
     _check_text(text)
     try:
         form = json.loads(text)
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
 
 
 def _from_json(form: Any, path: str, depth: int) -> AnySpace:
-    """Convert the JSON form of a space. It raises TypeError for some faults; the caller makes them a ConfigError."""
+    """Convert the JSON form of a space. For some faults it raises TypeError, which the caller converts to ConfigError."""
     if not isinstance(form, Mapping):
         raise TypeError(f"{path} must be a JSON object, not {type(form).__name__}")
     kind = form.get("type")
@@ -191,7 +191,7 @@ def _from_json(form: Any, path: str, depth: int) -> AnySpace:
 
 
 def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) -> Any:
-    """Convert one field of the JSON form to the argument of the class."""
+    """Convert the field `key` of a space's JSON form to the argument of the space's class."""
     value = form[key]
     match key:
         case "dtype":
@@ -223,7 +223,7 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
 
 
 def _dtype(name: object) -> str:
-    """Look a dtype up by its name. `numpy.dtype` would parse arbitrary text."""
+    """Look a dtype up by its name. `numpy.dtype` itself would parse arbitrary text."""
     if type(name) is not str or name not in _BY_NAME:
         raise ConfigError(f"dtype {name!r:.60} is not supported; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
     return _BY_NAME[name]

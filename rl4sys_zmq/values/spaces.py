@@ -1,4 +1,4 @@
-"""The observation and action spaces: immutable, and as Gymnasium's, which they do not need.
+"""The observation and action spaces: immutable equivalents of Gymnasium's spaces, which do not need Gymnasium.
 
 `AnySpace` is the union of all ten kinds, which environments and other services support. The observations and actions of a
 policy are elements of a `Space`.
@@ -274,7 +274,7 @@ class _NestedSpace(_BaseSpace):
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces in the fields, and in tuples and dicts that are fields."""
+        """The spaces that the fields contain, directly or in tuples and dicts."""
         for field in fields(self):  # type: ignore[arg-type]
             held = getattr(self, field.name)
             if isinstance(held, Mapping | tuple):
@@ -302,7 +302,7 @@ class _NestedSpace(_BaseSpace):
 class DictSpace(_NestedSpace):
     """The space of dicts with fixed keys. Each key has a space, which contains the values of that key.
 
-    The order of the keys is kept.
+    Keys keep the order in which they were given.
     """
 
     KIND: ClassVar[str] = "Dict"
@@ -466,7 +466,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Count spaces, nested levels and array elements of a space, including itself."""
+    """Return the numbers of spaces, nested levels and array elements in a space, which counts itself."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)

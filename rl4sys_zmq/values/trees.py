@@ -32,7 +32,7 @@ Structure = tuple[type, tuple[Any, ...], tuple[Any, ...]] | None
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
-    """Return the leaves of nested dicts and tuples, and their structure. A list is a leaf."""
+    """Return the leaves of nested dicts and tuples, and their structure. A list is a leaf; without `tuples`, so is a tuple."""
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, (dict, tuple) if tuples else (dict,), by_key)
 
@@ -96,7 +96,7 @@ def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
 
 
 def copy_tree(tree: Tree) -> Any:
-    """Copy nested containers, with writable arrays. Those in received data are read-only views of the message."""
+    """Return a copy of a tree, with writable arrays. The arrays of received data are read-only views of the message."""
     kind = type(tree)
     if kind is np.ndarray:
         return tree.copy()
@@ -116,7 +116,7 @@ def map_tree(
     max_depth: int = MAX_DEPTH,
     path: Path = (),
 ) -> Tree:
-    """Return a tree that can be sent, with ``fn(leaf, path)`` for each leaf. Mappings become dicts, and named tuples tuples."""
+    """Return a copy of a tree in which ``fn(leaf, path)`` replaces each leaf. Mappings become dicts, named tuples tuples."""
     if not isinstance(tree, (dict, list, tuple, Mapping)):
         return fn(tree, path)
     if max_depth <= 0:
@@ -140,7 +140,7 @@ def map_tree(
 
 
 def keys_of(path: Path) -> list[Any]:
-    """Return the keys and indices of a path, from the root on."""
+    """Return the keys and indices that a path text, such as ``['image'][0]``, consists of."""
     keys: list[Any] = []
     while path:
         path, key = path

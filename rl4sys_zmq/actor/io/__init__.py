@@ -1,1 +1,1 @@
-"""The I/O thread of an actor, and what it alone owns: the sockets, the session, the spool and the policy cache."""
+"""The I/O thread of an actor, with the objects that only this thread uses: sockets, session, spool and policy cache."""

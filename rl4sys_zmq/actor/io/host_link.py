@@ -1,4 +1,4 @@
-"""State that an I/O thread and the host threads of its agent share, without sockets, and the pauses that free the GIL."""
+"""The state that an agent's I/O thread and host threads share, and the pauses in which the I/O thread frees the GIL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl4sys_zmq.wire.messages import Welcome
 
 @immutable
 class SessionParameters:
-    """The parameters of the session, from the learner's `Welcome`, which describes the fields, or the policy cache."""
+    """The parameters of the session, from the learner's `Welcome` or from the policy cache. `Welcome` describes the fields."""
 
     generation: int
     algorithm_name: str
@@ -35,7 +35,7 @@ class SessionParameters:
 
 @immutable
 class SegmentStartConditions:
-    """The conditions under which a host thread can start a segment with ``overflow: wait``: the credit gate."""
+    """The conditions under which a host thread may start a segment with ``overflow: wait`` (the *credit gate*)."""
 
     limit_steps: int  # credit: a segment can start while the actor has finished fewer steps than this, counted since its start
     generation: int  # generation that the actor's policy must have
@@ -45,7 +45,7 @@ class SegmentStartConditions:
 
 
 class HostLink:
-    """The results of the I/O thread for host threads, and the requests of host threads to it.
+    """The state that an I/O thread and host threads share: its results, and their requests.
 
     Host threads count themselves in `flushing` and `waiting` and raise `want_steps`. The I/O thread sets everything else, except
     for `absence`. All attributes are read without a lock, so immutable objects are replaced as a whole.
@@ -88,13 +88,13 @@ class HostLink:
             self.joined, self.absence = True, None
 
     def set_absence(self, error: LearnerUnavailable) -> None:
-        """Set `absence`, unless a session has begun meanwhile. Any thread can call this method."""
+        """Set `absence`, the error of a start without a session, unless a session has begun. Any thread can call this."""
         with self.changed:
             if not self.joined:
                 self.absence = error
 
     def open_gate(self, limit_steps: int, generation: int, min_version: int, stage: str) -> None:
-        """Let host threads start segments under new conditions. Waiting threads wake if these differ from the present ones."""
+        """Set the conditions under which host threads may start segments. If they have changed, wake the waiting threads."""
         credit_gate = SegmentStartConditions(limit_steps, generation, min_version, self.error, stage)
         if credit_gate != self.credit_gate or self.flushing:
             with self.changed:
@@ -102,14 +102,14 @@ class HostLink:
                 self.changed.notify_all()
 
     def set_error(self, error: RL4SysError) -> None:
-        """Close the gate, and end the waits of all host threads with an error."""
+        """Close the credit gate, and end the waits of all host threads with an error."""
         self.error = error
         with self.changed:
             self.credit_gate = replace(self.credit_gate, limit_steps=0, min_version=0, error=error)
             self.changed.notify_all()
 
     def set_stage(self, stage: str) -> None:
-        """Close the gate while the I/O thread waits for `stage`."""
+        """Close the credit gate while the I/O thread waits for the event `stage`, a text for messages."""
         self.stage = stage
         self.credit_gate = replace(self.credit_gate, limit_steps=0, min_version=0, error=self.error, stage=stage)
 
@@ -123,7 +123,7 @@ BUSY_S = 0.05
 
 
 class IOThrottle:
-    """The timing of one I/O thread. Only that thread uses the object, except for `resting`."""
+    """The pauses of one I/O thread, which leave time to host threads. Only `resting` is for other threads too."""
 
     def __init__(self) -> None:
         self.resting = False  # it sleeps to handle several segments at once: a host thread need not wake it

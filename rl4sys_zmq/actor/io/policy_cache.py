@@ -54,7 +54,7 @@ CLOCK_SLACK_S = 60.0
 
 
 class ActorPolicyCache:
-    """The policy cache of one actor, used by its I/O thread. It also keeps the session parameters."""
+    """The policy cache of one actor, with the parameters of the last session. The I/O thread uses it."""
 
     def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
         self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
@@ -62,7 +62,7 @@ class ActorPolicyCache:
         self._saved = (0, 0)
 
     def take_up(self) -> tuple[SessionParameters, float] | None:
-        """Act by the cached policy. Return its session parameters and its age in seconds, None if it is unusable."""
+        """Use the cached policy. Return the session parameters and the age of the policy in seconds; None if it is unusable."""
         cached = self._cache.load()
         if cached is None:
             return None
@@ -131,7 +131,7 @@ class CachedPolicy:
 
 
 class PolicyCacheFile:
-    """A file that keeps one policy and further values. Several processes can use it: a reader gets no mixture."""
+    """A file with one policy and further values. Several processes can use the file: a reader always gets one whole version."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class PolicyCacheFile:
         return True
 
     def load(self) -> CachedPolicy | None:
-        """Return the saved policy, None if there is no usable file. One with invalid contents is renamed to ``*.refused``."""
+        """Return the saved policy; None if there is no usable file. An invalid file is renamed to ``*.refused``."""
         try:
             data = self._read()
             cached = _decode(data) if data is not None else None

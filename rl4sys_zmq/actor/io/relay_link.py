@@ -1,4 +1,4 @@
-"""The actor's connection to a relay. A relay is not trusted: `WeightSubscriber` verifies what comes from one."""
+"""The actor's connection to a relay. A relay is not trusted: `WeightSubscriber` verifies all its weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIES = frozenset({"tag", "digest", "flood"})
 
 
 def relays_told(told: Sequence[object]) -> tuple[RelayAddress, ...]:
-    """Return the relays that a learner names in the handshake, without entries that this actor cannot use."""
+    """Return the relays that a learner names in the handshake, without the relays that this actor cannot use."""
     relays = []
     for entry in told:
         if isinstance(entry, list) and len(entry) == 2:
@@ -47,10 +47,10 @@ def relays_told(told: Sequence[object]) -> tuple[RelayAddress, ...]:
 
 
 class RelayLink:
-    """The connection of one actor to its relays, one at a time. The I/O thread uses it.
+    """The connection of one actor to a relay, one relay at a time. The I/O thread uses it.
 
-    `WeightSubscriber` applies the weights, and leaves the relay if `fault` names a reason. The pauses between rounds of
-    attempts grow unless a relay has served for `RELAY_PROVEN_S` seconds.
+    `WeightSubscriber` applies the weights, and leaves the relay if `fault` names a reason. A round tries each relay once. The
+    pauses between rounds grow unless a relay has served for `RELAY_PROVEN_S` seconds.
     """
 
     def __init__(self, client_id: str, keys: Keys | None, counters: Counters, rng: random.Random) -> None:
@@ -123,13 +123,13 @@ class RelayLink:
         return decode(frames) if frames is not None else None
 
     def received(self, messages: int, now: float) -> None:
-        """Count messages of the relay. A negative number takes those back that gave a new version."""
+        """Count messages of the relay that brought no new version. A negative number undoes the count of messages that did."""
         if now - self._second_began >= 1.0:
             self._second_began, self._idle_messages = now, 0
         self._idle_messages += messages
 
     def answered(self, source: WeightsSource, now: float) -> bool:
-        """Record an answer of the relay. Return True if its topic, PUB socket or policy has changed."""
+        """Record the relay's answer `source`. Return True if the relay's topic, PUB socket or policy has changed."""
         before, self.source = self.source, source
         self._silence = SilenceTimer(RELAY_SILENCE_S, now)
         return before is None or (before.topic, before.pub, before.policy_id) != (source.topic, source.pub, source.policy_id)
@@ -140,14 +140,14 @@ class RelayLink:
             self._used_since = now
 
     def announced(self, version: int, held: int, now: float) -> None:
-        """Compare the learner's announcement of its newest version with the version that the actor holds (-1: none)."""
+        """Compare the newest version that the learner announces with the version `held` by the actor (-1: no version)."""
         if self._owed is not None and held >= self._owed[0]:
             self._owed = None
         if version > held and self._owed is None:
             self._owed = version, now
 
     def fault(self, now: float) -> tuple[str, str] | None:
-        """Return the reason for which the actor must leave the relay, as a word and a sentence; None if it can stay."""
+        """Return the reason why the actor must leave the relay, as a word and a sentence; None if it can stay."""
         if self._dealer is None:
             return None
         if self._silence.expired(now):
@@ -159,7 +159,7 @@ class RelayLink:
         return None
 
     def leave(self, reason: str, now: float) -> None:
-        """Close the connection for a reason, as `fault` names it."""
+        """Close the connection to the relay. `reason` is the word from `fault`."""
         # After a relay that has served well, all others can be tried at once, and the next pauses are short again.
         if self._used_since is not None and now - self._used_since >= RELAY_PROVEN_S and reason not in LIES:
             self._rounds = 0

@@ -1,4 +1,4 @@
-"""Finished segments from host threads to the session: their queues, and when to send how many of them in one message."""
+"""The queues of finished segments between host threads and the session, and the sending of segments in batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 
 class Outbox:
-    """A bounded FIFO of finished segments. Host threads `put` under a lock of theirs, the I/O thread calls `pop`.
+    """A bounded FIFO of finished segments. Host threads call `put` under a common lock, the I/O thread calls `pop`.
 
     Both are single operations on a deque, so neither side waits for the other. If the queue is full, the oldest segment is
     dropped and counted. With ``overflow: wait`` nothing is dropped: the learner's credit limits the length of the queue.
@@ -85,7 +85,7 @@ class Outbox:
             return None
 
     def newest_version(self, steps: int, generation: int) -> int:
-        """Return the lowest policy version among the newest segments that together have `steps` steps, or 0."""
+        """Return the lowest policy version among the newest segments that have `steps` steps together; 0 if there are too few."""
         lowest = None
         for segment in reversed(self._items.copy()):
             if segment.generation != generation:
@@ -113,14 +113,14 @@ class QueuedSegmentInfo:
 
 
 class SegmentQueue(Resource):
-    """A FIFO of finished segments that have not been sent: in memory, or in the subclass on disk.
+    """A FIFO of finished segments that have not been sent. This class keeps them in memory, a subclass on disk.
 
-    The I/O thread uses it. Other threads read only the properties.
+    The I/O thread uses the queue. Other threads only read its properties.
 
     Attributes:
         in_hand: The number of segments that are moving from the outbox to the spool, or from the queue to the session. The
-            number is set before they leave the first place, and cleared once they are in the second. So a thread that reads
-            `items`, then `in_hand`, then the session's count misses no segment.
+            number is set before a move and cleared after it. So a thread that reads `items`, then `in_hand`, then the session's
+            count misses no segment.
     """
 
     spool: Spool | None = None
@@ -145,7 +145,7 @@ class SegmentQueue(Resource):
         return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
     def take(self) -> PackedSegment | None:
-        """Remove and return the oldest segment, encoded for the message; None if there is none that can be sent."""
+        """Remove and return the oldest segment, encoded for the message; None if no segment can be sent."""
         segment = self.outbox.pop()
         return self._packed(segment) if segment is not None else None
 
@@ -166,17 +166,17 @@ class SegmentQueue(Resource):
             return None
 
     def fill(self) -> bool:
-        """Move some segments from the outbox to the spool. Return False if there are none."""
+        """Move some segments from the outbox to the spool. Return False if no segment was moved."""
         return False
 
     @property
     def submitted(self) -> int:
-        """The number of segments that the host has finished; of a spool, over all starts."""
+        """The number of segments that the host has finished; with a spool, over all starts of the actor."""
         return self.outbox.put_items
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped before they were sent, by reason; of a spool, over all starts."""
+        """The number of segments dropped before they were sent, by reason; with a spool, over all starts of the actor."""
         return {k: int(v) for k, v in self.outbox.dropped.snapshot().items() if k != "steps"}
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ CREDIT_AHEAD_S = 0.5
 
 
 class BatchSender:
-    """The passage of segments from the queue through the session, in batches. The I/O thread uses it."""
+    """The sender that passes segments from the queue to the session, in batches. The I/O thread uses it."""
 
     def __init__(
         self, config: AgentConfig, segment_queue: SegmentQueue, session: ActorSession, yield_to_host: Callable[[], None]
@@ -224,7 +224,7 @@ class BatchSender:
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
     def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Pass queued segments to the session, if it is time. Carry out each list of actions before the next."""
+        """Pass queued segments to the session, if it is time. The caller carries out each yielded list of actions at once."""
         segment_queue, session = self._segment_queue, self._session
         if held is not None:
             self._drop_stale(*held)
@@ -254,7 +254,7 @@ class BatchSender:
             self._oldest_since = None
 
     def wanted_steps(self, now: float, asked_steps: int) -> int:
-        """Return the total number of steps that the actor wants to be allowed to send: the credit to request."""
+        """Return the total number of steps for which the actor needs credit: all steps sent so far, and the next ones."""
         need = max(self._segment_queue.steps, asked_steps - self.assigned_steps, self._ahead(now, self._shipped_steps))
         return self._session.sent_steps + need
 
@@ -287,7 +287,7 @@ class BatchSender:
         return batch
 
     def _drop_stale(self, generation: int, version: int) -> None:
-        """Drop segments of policy versions that the learner would not train on, or that the credit cannot reach."""
+        """Drop segments of policy versions on which the learner would not train, or to which the credit does not apply."""
         segment_queue, session_parameters = self._segment_queue, self.session_parameters
         if (
             segment_queue.spool is not None

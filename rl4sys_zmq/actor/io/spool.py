@@ -1,17 +1,17 @@
-"""The spool: a queue of finished segments on disk, until the learner has recorded them.
+"""The spool: a queue on disk that keeps finished segments until the learner has recorded them.
 
-It survives the end of the process, also by ``kill -9``, but not a loss of power. It is the file ``DIR/spool.db`` (sqlite, WAL).
-While the disk fails, new segments wait in memory.
+The spool survives the end of the process, also by ``kill -9``, but not a loss of power. Its file is ``DIR/spool.db`` (sqlite,
+WAL). While the disk fails, new segments wait in memory.
 
-The oldest segments can be *taken*: such a segment has a sequence number, and the session sends it. It stays in the spool until
+The oldest segments can be *taken*: a taken segment has a sequence number, and the session sends it. It stays in the spool until
 the learner's journal has recorded it. All other segments have no sequence number, and the oldest of these are dropped if a
 limit is exceeded. After a start it is unknown which segments the learner has received; `Spool.reconcile` finds out.
 
 The counts add up, at every moment and over all starts, also in the file alone: ``submitted = dropped + base_seq + len(spool)``.
 
-A damaged file does not show which sequence numbers are in use. So the new file begins a new numbering, which the learner
-recognizes by the new `origin`. The actor also gets a new `actor_id`, unless the configuration sets one. A damaged row without a
-sequence number is dropped. A damaged row that can have a sequence number becomes a placeholder.
+A damaged file does not show which sequence numbers are in use. So a new file replaces the damaged one and begins a new
+numbering, which the learner recognizes by the new `origin`. The actor also gets a new `actor_id`, unless the configuration sets
+one. A damaged row without a sequence number is dropped. A damaged row that can have a sequence number becomes a placeholder.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Spool(Resource):
 
     After the constructor, no method raises because of the disk: `error` has the last error, None while the disk works.
 
-    The actor keeps `actor_id` over all starts. `incarnation` is the number of this start, `origin` that of the one at which the
+    The actor keeps `actor_id` over all starts. `incarnation` is the number of this start, `origin` the incarnation at which the
     sequence numbers began.
     """
 
@@ -163,7 +163,7 @@ class Spool(Resource):
     # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Add segments, and write about `FLUSH_BYTES` of them to the file; `tick` writes the rest."""
+        """Add segments, and write about `FLUSH_BYTES` bytes of them to the file. `tick` writes the remaining segments."""
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
             head = QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes)
@@ -227,7 +227,7 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Find out which segments the learner has received, by the rules at the top of the module."""
+        """Find out which segments the learner has received, from the learner's marks `received` and `durable`."""
         if self.reconciled or not self._file.is_open:
             return []
         base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
@@ -272,7 +272,7 @@ class Spool(Resource):
             self._sync()
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Give this start a higher number, because the learner has a record of a later start."""
+        """Give this start a higher number, because the learner knows a later start."""
         self.incarnation = incarnation
         self._meta = replace(self._meta, incarnation=incarnation)
         self._dirty = True
@@ -400,7 +400,7 @@ class Spool(Resource):
         self._retry_at = self._monotonic() + RETRY_S
 
     def _apply(self, meta: SpoolMeta, held: int, gone: int, blanks: int) -> bool:
-        """Commit the result of `reconcile` to the file, then change this object. Return False if the disk fails."""
+        """Write the result of `reconcile` to the file, and then to this object. Return False if the disk fails."""
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
@@ -447,7 +447,7 @@ class Spool(Resource):
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
-        """Return the document with the drops added; those that the learner can have received also count as evicted."""
+        """Return the document with these drops added. Segments that the learner can have received also count as evicted."""
         dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
             dropped[reason] = dropped.get(reason, 0) + count
@@ -489,7 +489,7 @@ class Spool(Resource):
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """Return the counts of drops without the first `count` of `evicted`, which the learner has received after all."""
+    """Return the counts of drops without the first `count` evicted segments, which the learner has received after all."""
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

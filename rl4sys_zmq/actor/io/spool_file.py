@@ -1,4 +1,4 @@
-"""The database file of a spool: a lock, a row for each segment, and a document with the counts, each with a checksum."""
+"""The database file of a spool: a row for each segment and a *document* with the counts, all with checksums; and a lock."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class SpoolMeta:
     """The document of a spool, the only row of the table ``meta``: the names and counts that belong to its segments.
 
     Attributes:
-        sure_from: Rows with this id or a higher one were added after the start, so the learner cannot have received them. None:
-            the learner can have received any row.
+        sure_from: The lowest id of the rows that were added after the start, which the learner cannot have received. None: the
+            learner can have received any row.
     """
 
     client_id: str
@@ -72,7 +72,7 @@ class SpoolMeta:
 
 @dataclass(slots=True, eq=False)
 class SpoolEntry:
-    """One segment in a spool: in the file, or so far only in memory."""
+    """The record of one segment in a spool, whose contents are in the file or so far only in memory."""
 
     id: int  # id of the segment's row
     head: QueuedSegmentInfo
@@ -124,7 +124,7 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document and the rows in one transaction."""
+        """Change the document and the rows in one transaction, with all arguments applied or none."""
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
         try:
@@ -199,7 +199,7 @@ class SpoolFile:
         return self._connection
 
     def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the records that can be read one by one, by row id, after sqlite has found damage."""
+        """Read rows one by one, after sqlite has found damage. Return the readable records by row id."""
         records: dict[int, bytes] = {}
         for row_id in ids:
             try:
@@ -289,7 +289,7 @@ def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, float, bytes]:
 
 
 def _i64(number: int) -> int:
-    """Return the signed integer with the same bits: SQLite has only signed ones."""
+    """Return the signed integer with the same bits as an unsigned one, because SQLite has only signed integers."""
     return number - _U64 if number >= _U64 >> 1 else number
 
 
@@ -302,7 +302,7 @@ def _pack(p: PackedSegment) -> bytes:
 
 
 def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
-    """Decode a record. Return None if its checksum is wrong or its properties are not those of `expected`."""
+    """Decode a record. Return None if its checksum is wrong or the segment does not have the properties `expected`."""
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
         return None
@@ -321,6 +321,6 @@ def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return an empty segment that takes the sequence number of a lost one. The learner refuses it by its flags."""
+    """Return an empty segment that takes the sequence number of a lost one. The learner recognizes the flags and refuses it."""
     head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
     return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

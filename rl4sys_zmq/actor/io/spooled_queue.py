@@ -1,4 +1,4 @@
-"""The segment queue of actors with a spool. Others do not import this module, because it imports sqlite."""
+"""The segment queue of actors with a spool. Only actors with a spool import this module, because it imports sqlite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actor's I/O thread. It alone uses the network sockets, the session, the spool and the policy cache.
+"""The actor's I/O thread. Only this thread uses the network sockets, the session, the spool and the policy cache.
 
 Host threads put segments into the outbox and wake this thread. They read `policy` and `host`, whose immutable objects this thread
 replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
@@ -66,7 +66,7 @@ SEND_HWM = 8192
 class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
-    Host threads use `host`, and read `policy` and `spec`. Of the other parts they only read states and counts.
+    Host threads use `host`, and read `policy` and `spec`. Of the other attributes they only read states and counts.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
@@ -115,7 +115,7 @@ class ActorIOThread(Worker):
         self._wakeup.set()
 
     def release(self) -> None:
-        """Close the descriptor that wakes the thread: now, or at its end if it still runs. Call `stop` first."""
+        """Close the descriptor that wakes the thread: now, or at the end of the thread if it still runs. Call `stop` first."""
         with self._release_lock:
             self._released = True
             if self._ended or not self.alive:
@@ -148,13 +148,13 @@ class ActorIOThread(Worker):
         return not self.waiting_segments and not self.session.in_flight
 
     def inherit(self, other: ActorIOThread) -> None:
-        """Use the policy of the I/O thread of a forked child's parent. Call this method before `start`."""
+        """Use the policy of the parent's I/O thread `other`, in a forked child. Call this method before `start`."""
         self._batch_sender.session_parameters = other.session_parameters
         self.host.current_at = other.host.current_at
         self.weight_subscriber.inherit(other.weight_subscriber)
 
     def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
-        """Return the error for a learner that is not available, with a reason and a remedy if it never answered."""
+        """Return the error for an unavailable learner. If it never answered, probe its address to find a reason and a remedy."""
         hint, config = "", self._config
         joined = self.session.state is SessionState.JOINED
         if timeout_s and not joined and self.host.starting_at == float("-inf"):
@@ -334,7 +334,7 @@ class ActorIOThread(Worker):
         return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACK_READ_INTERVAL_S)), listens
 
     def _must_listen(self) -> bool:
-        """Return False if the learner's next message can only be an acknowledgement for which no thread waits."""
+        """Return True unless the learner's next message can only be an acknowledgement for which no thread waits."""
         session = self.session
         return (
             session.state is not SessionState.JOINED
@@ -475,7 +475,7 @@ class ActorIOThread(Worker):
             self._last_policy.save(self.session_parameters)
 
     def _on_raised(self, incarnation: int) -> None:
-        """Continue as a higher incarnation with new sockets, so that no answer to the old HELLO arrives."""
+        """Continue as a higher incarnation. New sockets make sure that no answer to the old HELLO arrives."""
         message = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
         log.warning(message, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.spool) is not None:

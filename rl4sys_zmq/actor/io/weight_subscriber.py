@@ -1,4 +1,4 @@
-"""The receiver of the learner's weights: it applies verified updates from a PUB socket, and fetches missing ones."""
+"""The receiver of the learner's weights: it applies verified diffs from a PUB socket, and fetches missing versions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RELAY_FRAME_SLACK_BYTES = 1 << 16
 
 
 class PlaceholderPolicy:
-    """The placeholder of an actor without weights: the learner acts (``inference: remote``), or no policy has arrived."""
+    """The policy object of an actor without weights: the learner acts (``inference: remote``), or no policy has arrived yet."""
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
         self.spec = spec
@@ -71,19 +71,20 @@ class PlaceholderPolicy:
 
 
 class WeightSubscriber:
-    """The receiver of an actor's weights. It has the newest policy whose weights are verified.
+    """The receiver of an actor's weights, with the newest policy whose weights are verified.
 
-    The I/O thread uses it. Other threads read `policy` and `spec`, and can call `roll_back`, `was_rolled_back` and `saw`.
+    The I/O thread uses this object. Other threads read `policy` and `spec`, and can call `roll_back`, `was_rolled_back` and
+    `saw`.
 
     After the handshake it subscribes to the learner's updates, and then fetches the weights that are newer than its own. In
-    this order, no update is missed. It fetches again if an update does not build on its version, if the digest of the new
-    weights is wrong, or if a beacon names a version that did not arrive. Each version becomes a new policy over a new buffer,
-    so that the current policy acts until the new one is verified.
+    this order, no update is missed. The object fetches again if an update does not build on its version, if the digest of the
+    new weights is wrong, or if a beacon names a version that did not arrive. Each version becomes a new policy over a new
+    buffer, so that the current policy acts until the new one is verified.
 
-    If there are relays, it takes updates from the first that answers, and verifies them by the tag, a checksum under a key that
-    the learner gave to the actor itself. It leaves a relay that is silent, refuses, sends too much or a wrong tag, or lacks a
-    version that the learner has announced over the actor's own connection. If no relay serves it within `RELAY_WAIT_S` seconds,
-    it uses the learner's PUB socket, and goes on trying the relays.
+    If there are relays, it takes updates from the first relay that answers, and verifies them by the tag. It leaves a relay
+    that is silent, refuses, sends too much or a wrong tag, or lacks a version that the learner has announced over the actor's
+    connection to the learner. If no relay serves it within `RELAY_WAIT_S` seconds, it uses the learner's PUB socket, and goes
+    on trying the relays.
     """
 
     network: SocketFactory  # factory of the SUB socket. Set it before `join`
@@ -126,7 +127,7 @@ class WeightSubscriber:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The (generation, version) of the current policy; (0, 0) without one."""
+        """The (generation, version) of the current policy; (0, 0) without a policy."""
         return (self.policy.generation, self.policy.version) if self.policy is not None else (0, 0)
 
     @property
@@ -144,7 +145,7 @@ class WeightSubscriber:
         self._newest.append(snapshot)
 
     def inherit(self, other: WeightSubscriber) -> None:
-        """Start with the policy of the subscriber in the parent of a forked process."""
+        """Start with the policy of `other`, the parent's subscriber, in a forked child."""
         self.policy, self.spec = other.policy, other.spec
         if self.policy is not None:
             self._newest.append(self.policy.snapshot)
@@ -153,7 +154,7 @@ class WeightSubscriber:
         self._changing = threading.RLock()
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """Replace the current policy by the version before it, if it is `bad`. Return None if there is none in memory."""
+        """Replace the current policy, if it is `bad`, by the version before. Return None if no earlier version is in memory."""
         with self._changing:
             if self.policy is not bad:  # a newer version has arrived
                 return self.policy
@@ -226,7 +227,7 @@ class WeightSubscriber:
             raise ConfigError(f"inference is {self._config.inference!r}, but {reason}", key="inference")
 
     def _use_learner(self, *, always: bool) -> None:
-        """Take the weights from the learner, and fetch them: `always`, or only if none of this generation are held."""
+        """Take the weights from the learner. Fetch them `always`, or only if the actor has no weights of this generation."""
         assert self._welcome is not None and self._pub is not None
         self._subscribe(self._pub, self._welcome.topic, self._keys)
         current = not self._whole and self.policy is not None and self.policy.generation == self._generation
@@ -354,7 +355,7 @@ class WeightSubscriber:
         return self._welcome.generation if self._welcome is not None else 0
 
     def on_learner_beacon(self, beacon: Beacon) -> None:
-        """Compare the learner's beacon, over the actor's own connection, with the relay's weights."""
+        """Compare the relay's weights with the learner's beacon, which came over the actor's connection to the learner."""
         self._note_alarms(beacon)
         policy = self.policy
         if not self._link.in_use or beacon.generation != self._generation:
@@ -430,7 +431,7 @@ class WeightSubscriber:
                 self._fetch(whole=exc.reason != "gap")
 
     def _on_wrong_tag(self, tag: bytes, version: int) -> None:
-        """Refuse a version from a relay. A missing tag can still come; a relay with a wrong one is left."""
+        """Refuse a version from a relay. A missing tag can still come, but the actor leaves a relay that sent a wrong tag."""
         self._counters.add("weights_refused.tag")
         if tag:
             self._whole = True
@@ -453,7 +454,7 @@ class WeightSubscriber:
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
-        """Record the (generation, version) with which the learner chose an action. Any thread can call this method."""
+        """Record `stamp`, the (generation, version) with which the learner chose an action. Any thread can call this method."""
         policy = self.policy
         if isinstance(policy, PlaceholderPolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
             self.policy = PlaceholderPolicy(policy.spec, *stamp, 0)
@@ -466,7 +467,7 @@ class WeightSubscriber:
 
     @property
     def _base(self) -> PolicySnapshot | None:
-        """The newest weights that have arrived, also rolled-back ones: the learner's next diff starts from them."""
+        """The newest weights that have arrived, even if they were rolled back: the learner's next diff applies to them."""
         return self._newest[-1] if self._newest else None
 
     def _note_alarms(self, beacon: Beacon) -> None:

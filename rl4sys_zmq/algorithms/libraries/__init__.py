@@ -1,4 +1,5 @@
-"""Algorithms of other libraries, by names such as ``sb3:TRPO``: one adapter for each library, which trains.
+"""Algorithms of other libraries, with names such as ``sb3:TRPO``. Each library has one adapter, which trains with it.
 
-A library is imported only in the worker process that trains with it; the modules ``*_entries`` import neither it nor torch.
+A library is imported only in the worker process that trains with it; the modules ``*_entries`` import neither the library nor
+torch.
 """

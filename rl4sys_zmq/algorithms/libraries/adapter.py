@@ -1,6 +1,6 @@
 """The parts that the adapters of all libraries share.
 
-- The weights of a torch network, as the tensors of the policy kind ``layers``, or a refusal of the network.
+- The conversion of a torch network's weights to tensors of the policy kind ``layers``, or a refusal of the network.
 - A private state of the global random generators of Python, numpy and torch, for libraries that draw from them. Another thread
   that draws at the same time would change the results, so these libraries need a process of their own.
 - The training on a replay.
@@ -45,8 +45,8 @@ class PublishedNetwork:
 
     Attributes:
         layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
-            them, so this object is read at once and not kept.
-        extras: The other tensors of the head, such as ``log_std``.
+            them, so do not keep this object.
+        extras: The tensors of the action head, such as ``log_std``.
     """
 
     head: str
@@ -66,7 +66,7 @@ class PublishedNetwork:
 
 
 def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between them."""
+    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between layers."""
     layers: list[tuple[Tensor, Tensor]] = []
     activations: list[str] = []
     for layer in _flat(modules):
@@ -110,7 +110,7 @@ _DEFAULTS = frozenset(
 
 
 class GlobalRandomState:
-    """The states of the three global generators, as one object's own."""
+    """A private state of the global random generators of Python, numpy and torch."""
 
     def __init__(self, seed: int) -> None:
         before = _current()
@@ -122,7 +122,7 @@ class GlobalRandomState:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let the code in the ``with`` block draw from these states, and give the generators their earlier states back."""
+        """Let the code in the ``with`` block draw from this private state, and then restore the generators' earlier states."""
         before = _current()
         _set(self._states)
         try:
@@ -153,7 +153,7 @@ STEPS_PER_VERSION = 256
 
 
 class LibraryReplayTraining(ReplayTraining):
-    """The part of an off-policy algorithm that is the same for all libraries. A subclass calls `use_replay` when it is built."""
+    """The part of an off-policy algorithm that is the same for all libraries. Subclasses call `use_replay` when built."""
 
     stored_returns: Mapping[str, float] = {}
     """The parameters with which the returns in the replay were computed, if they hold more than single rewards."""
@@ -189,7 +189,7 @@ def refuse_masks(segment: Segment, name: str) -> None:
 
 
 def scaled_actions(actions: NDArray[Any], space: Space) -> Tensor:
-    """Return actions for a library's networks, ``[B, n]``: those of a Box as numbers from -1 to 1."""
+    """Return actions in the form that a library's networks take, ``[B, n]``. Actions of a Box are scaled to -1 .. 1."""
     if isinstance(space, BoxSpace):
         return ActionScale(space)(torch.from_numpy(actions.astype(np.float32, copy=False)))
     return torch.from_numpy(actions.reshape(len(actions), -1))

@@ -31,7 +31,7 @@ TQC_REFERENCE = (
 
 
 def check_quantiles(dropped: int, quantiles: int) -> None:
-    """Check that TQC's targets keep a quantile of each network."""
+    """Check that TQC drops fewer quantiles of each network (`dropped`) than the network has (`quantiles`)."""
     if dropped >= quantiles:
         raise parameter_error("top_quantiles_to_drop_per_net", f"{dropped} of {quantiles} quantiles leave none; drop fewer")
 
@@ -49,10 +49,10 @@ class LibraryParameters:
 
 @dataclass(frozen=True, slots=True)
 class LibraryFactory(DeferredFactory):
-    """The factory of one algorithm of a library, which is imported before the algorithm is built.
+    """The factory of one algorithm of a library. The library is imported when the algorithm is built.
 
     Attributes:
-        builder: The path of the function that builds the algorithm. Its first argument is `name`.
+        builder: The path of the function that builds the algorithm. The function's first argument is `name`.
         name: The name of the algorithm in the library, or the location of the user's own class.
         extra: The optional dependency group of this package that installs the library.
     """
@@ -106,7 +106,7 @@ def count_values(
     action_space: Space,
     parameters: Mapping[str, object],
 ) -> int:
-    """Return the number of parameters of the perceptrons that estimate values, without their target networks."""
+    """Return the number of parameters of the perceptrons that estimate values, without target networks."""
     p, actions = read_parameters(cls, parameters, algorithm=name), action_layout(action_space).outputs
     inputs, outputs = (actions, 1) if isinstance(action_space, BoxSpace) else (0, actions)
     widths = (feature_size(observation_space) + inputs, *p.hidden_sizes, outputs * getattr(p, "n_quantiles", 1))

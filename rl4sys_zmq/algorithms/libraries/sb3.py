@@ -34,8 +34,9 @@ from rl4sys_zmq.values import ObservationSpace, Segment, Space
 class Sb3OnPolicy(Sb3Adapter):
     """An on-policy algorithm of Stable-Baselines3. Each update trains on a batch of whole segments.
 
-    The advantages and value targets are those of `vtrace`, with traces across the segments of an episode. A2C and its subclasses
-    ignore the probabilities of the actions, so the advantages of old segments get the factor that V-trace has for the policy.
+    The advantages and value targets are those of `vtrace`, with traces across the segments of an episode. A2C and its
+    subclasses ignore the probabilities of the actions, so the advantages of old segments are multiplied by V-trace's importance
+    weights ``ρ``.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -79,7 +80,7 @@ class Sb3OnPolicy(Sb3Adapter):
         return self._metrics()
 
     def _limited(self, surplus: int) -> int:
-        """Return the steps by which the next batch is smaller. No batch shrinks to less than half."""
+        """Return the number of steps by which the next batch is smaller, because this batch has `surplus` steps too many."""
         return int(min(max(0, surplus), self._model.n_steps // 2))
 
     def _fill(self, rollout: RolloutBatch) -> None:
@@ -153,7 +154,7 @@ class Sb3OnPolicy(Sb3Adapter):
 
 
 class _SegmentReplay(ReplayBuffer):
-    """The replay buffer of a model: a view of a `ReplayMemory`. If `rows` is set, the next samples are these rows."""
+    """The replay buffer of a library's model, a view of a `ReplayMemory`. If `rows` is set, the next samples are these rows."""
 
     memory: ReplayMemory
     rows: NDArray[np.int64] | None = None
@@ -164,7 +165,7 @@ class _SegmentReplay(ReplayBuffer):
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device="cpu")
 
     def connect(self, memory: ReplayMemory, draws: Draws, observation_space: ObservationSpace, action_space: Space) -> None:
-        """Sample from this memory, whose actions are in the units of the environment, from now on."""
+        """From now on, sample from this memory, whose actions are in the units of the environment."""
         self.memory, self._draws = memory, draws
         self._space, self._actions = observation_space, action_space
 
@@ -172,11 +173,11 @@ class _SegmentReplay(ReplayBuffer):
         return len(self.memory)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse a transition from the library."""
+        """Raise an error: the library must not add transitions."""
         raise NotImplementedError("transitions come from actors")
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
-        """Return random transitions. Their discounts include those of several steps, and are 0 after an end."""
+        """Return random transitions. The discounts are those of n-step returns, and 0 after a terminal state."""
         rows = self.memory.draw(batch_size, self._draws) if self.rows is None else self.rows
         batch = self.memory.gather(rows)
         discounts = torch.from_numpy(batch.discounts).unsqueeze(1)
@@ -217,7 +218,7 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
         return {**super()._arguments(), "replay_buffer_class": _SegmentReplay}
 
     def _epsilon(self) -> float:
-        """All actions are uniform until the training starts."""
+        """The probability of a random action of actors: 1 until the training starts."""
         return super()._epsilon() if self._model.num_timesteps else 1.0
 
     @property
@@ -258,7 +259,7 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Sb3Adapter:
-    """Build one of the library's algorithms, or an algorithm of the user."""
+    """Build an algorithm of Stable-Baselines3, or one of the user's own classes."""
     entry, cls = ALGORITHMS.get(f"sb3:{name}"), _find_class(name)
     if entry.plan is not None:
         entry.plan(observation_space, action_space, parameters)

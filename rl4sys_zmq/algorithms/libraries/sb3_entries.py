@@ -1,6 +1,6 @@
 """The registry entries of Stable-Baselines3's algorithms and their parameters. This module imports neither torch nor the library.
 
-A parameter has the name and the default of the library, unless its meaning says otherwise.
+A parameter has the name and the default of the library, unless its description says otherwise.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ DDPG = _entry(
 
 
 def own_class(name: str) -> AlgorithmEntry:
-    """Return the entry of a user's own class, ``sb3:package.module:Class``, which is not imported."""
+    """Return the registry entry of a user's own class, ``sb3:package.module:Class``. The class is not imported."""
     return AlgorithmEntry(
         name=name,
         factory=LibraryFactory(_BUILDER, name.partition(":")[2], _EXTRA),

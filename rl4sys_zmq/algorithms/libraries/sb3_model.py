@@ -67,9 +67,9 @@ class _RateSchedule:
 
 
 class Sb3Adapter:
-    """The common part of on-policy and off-policy algorithms of Stable-Baselines3.
+    """The base class of the adapters of Stable-Baselines3's on-policy and off-policy algorithms.
 
-    The model sees flat float32 features of the observations, and actions from 0 or raw actions, whatever the spaces are.
+    The library's model sees flat float32 features instead of observations, and discrete actions from 0 or raw actions.
     """
 
     rollout_length: int
@@ -135,7 +135,7 @@ class Sb3Adapter:
         return self._published().tensors()
 
     def _published(self) -> PublishedNetwork:
-        """Return what is sent to actors, or raise `ConfigError` if no policy of ours can express it."""
+        """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""
         model, policy = self._model, self._model.policy
         if getattr(model, "use_sde", False):
             raise ConfigError(f"{self._name}: actors cannot explore with use_sde; leave it out", key="algorithm_parameters")
@@ -175,7 +175,7 @@ class Sb3Adapter:
 
     @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Start the training from a policy. All quantiles of a return get its mean."""
+        """Start the training from a policy. If the algorithm estimates quantiles of the return, all quantiles get the mean."""
         model, policy, published = self._model, self._model.policy, self._published()
         weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
         last = len(published.layers) - 1
@@ -210,7 +210,7 @@ class Sb3Adapter:
         model._update_current_progress_remaining(min(steps, total), total)
 
     def _metrics(self) -> dict[str, float]:
-        """Return what the model has logged since the last call, by TensorBoard tag."""
+        """Return the metrics that the model has logged since the last call, by TensorBoard tag."""
         logged = self._model.logger.name_to_value
         metrics = {_tag(name): float(value) for name, value in logged.items()}
         logged.clear()
@@ -236,9 +236,9 @@ class Sb3Adapter:
         }
 
     def _restore_model(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state. An optimizer of another kind stays as it is, and optimizers keep their options.
+        """Restore a state of the model. An optimizer of another kind does not change, and optimizers keep their options.
 
-        An entropy weight that is learned only now, or no longer, is that of the parameters.
+        If the parameters now begin or stop learning the entropy weight, it gets the value in the parameters.
         """
         model, states, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
         if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef

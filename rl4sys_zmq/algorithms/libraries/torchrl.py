@@ -36,15 +36,15 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, fea
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> TorchrlAlgorithm:
-    """Build an algorithm with one of the library's losses."""
+    """Build an algorithm with one of TorchRL's losses."""
     return TorchrlAlgorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space, action_space, parameters, seed)
 
 
 class TorchrlAlgorithm(LibraryReplayTraining):
     """An algorithm with a loss of TorchRL.
 
-    A gradient step is one step of Adam for all networks, on the sum of the library's losses that the parameters select, and one
-    of the target networks, unless the parameters delay it.
+    A gradient step is one step of Adam for all networks, on the sum of the losses that the parameters select. Then the target
+    networks move, unless the parameters delay that.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
 
     @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Start the training from a policy. Its target network gets it too."""
+        """Start the training from a policy. The policy's target network gets the same weights."""
         for index, pair in enumerate(network_layers(self._policy)[0]):
             for name, tensor in zip(("weight", "bias"), pair, strict=True):
                 tensor.copy_(torch.from_numpy(np.array(tensors[f"layers.{index}.{name}"], np.float32)))
@@ -122,7 +122,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         return {name: float(np.mean([losses[name] for losses in steps])) for name in steps[0]}
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        """Take one gradient step on these rows. Return all losses, also those it leaves out."""
+        """Take one gradient step on these rows of the replay. Return all losses, also those on which it does not train."""
         p = self.parameters
         with self._random.active():
             outputs = self._loss(self._batch(rows))
@@ -169,7 +169,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
     # ---- the state
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the trained weights and those of the target networks. Other buffers follow from the parameters."""
+        """Return the trained weights and those of the target networks. All other buffers can be computed from the parameters."""
         targets = {name: buffer for name, buffer in self._loss.named_buffers() if "_params." in name}
         return {**dict(self._loss.named_parameters()), **targets}
 

@@ -47,11 +47,11 @@ class TorchrlParameters(LibraryParameters):
         return {name: value for name, value in arguments.items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the names of the losses on which gradient step `step`, from 1, does not train."""
+        """Return the names of the losses on which gradient step `step`, counted from 1, does not train."""
         return ()
 
     def moves_targets(self, step: int) -> bool:
-        """Return True if the target networks follow after gradient step `step`, from 1."""
+        """Return True if the target networks move after gradient step `step`, counted from 1."""
         return True
 
 
@@ -116,7 +116,7 @@ class CQLParameters(ValueParameters):
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Each gradient step trains on one of the two losses of the policy."""
+        """Return the loss of the policy on which this gradient step does not train: each step uses one of two."""
         return ("loss_actor" if step <= self.policy_eval_start else "loss_actor_bc",)
 
 

@@ -45,7 +45,7 @@ LARGEST_WEIGHT = 1_000_000.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossNetworks:
-    """A loss of the library, whose parameters are all trained weights, and the perceptron of its policy, among them."""
+    """A loss module of TorchRL, which contains all trained weights, and the perceptron of the policy in it."""
 
     loss: LossModule
     policy: nn.Sequential
@@ -59,7 +59,7 @@ class _Sizes:
 
 
 class _GaussianOutputs(nn.Module):
-    """The means and standard deviations of a squashed Gaussian, from the outputs of a perceptron."""
+    """A module that computes the means and standard deviations of a squashed Gaussian by a perceptron."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _GaussianOutputs(nn.Module):
 
 
 class _ActionValue(nn.Module):
-    """The values of observations and continuous actions, from a perceptron."""
+    """A module that computes the values of observations with continuous actions by a perceptron."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class _ActionValue(nn.Module):
 
 
 class _CQLLoss(CQLLoss):
-    """The library's loss with a learnt weight of the penalty, as in Kumar et al. 2020.
+    """TorchRL's loss for CQL, corrected so that the weight of the penalty is learned as in Kumar et al. 2020.
 
-    In TorchRL 0.14, the penalty does not get the learnt weight, and the critics get a gradient of the weight's loss: minus the
-    weight times half the penalty. If the weight is above 2, their sum rewards what it must penalise. Here, ``loss_cql`` has the
-    weight as a factor, and ``loss_alpha_prime`` trains the weight alone.
+    In TorchRL 0.14, the penalty is not multiplied by the learned weight, and the loss of the weight (minus the weight times
+    half the penalty) also changes the critics. If the weight is above 2, the sum of both losses rewards what it must penalise.
+    Here, ``loss_cql`` has the weight as a factor, and ``loss_alpha_prime`` trains the weight alone.
     """
 
     def cql_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
@@ -100,7 +100,7 @@ class _CQLLoss(CQLLoss):
 
 
 def make_loss(name: str, parameters: TorchrlParameters, features: int, action_space: Space) -> LossNetworks:
-    """Build the networks and the loss of an algorithm. The first weights come from the global generator of torch."""
+    """Build the networks and the loss of an algorithm. The initial weights come from torch's global random generator."""
     count = action_layout(action_space).outputs
     networks = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
     if isinstance(parameters, ValueParameters):

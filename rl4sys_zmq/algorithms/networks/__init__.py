@@ -1,6 +1,6 @@
 """The kinds of networks that the parameter ``network`` of an algorithm can name, such as ``mlp``.
 
-- `NetworkEntry`: the description of one kind: its options, the policy in the actors, and the factories of its torch forms.
+- `NetworkEntry`: the description of one kind of network: its options, the actors' policy, and the factories of its torch forms.
 - `PolicyRequirements`: the requirements of an algorithm, from which an entry plans a policy.
 - `LayerPlan`: the hidden layers of a kind that is a list of layers (`layer_kind.layer_network`).
 - `NetworkChoice`: a kind with its options, as a configuration chooses them.

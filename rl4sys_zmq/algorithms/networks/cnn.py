@@ -29,7 +29,7 @@ SMALL = ((16, 32), (3, 3), (1, 2))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CNNOptions:
-    """The options of a convolutional network. Features beside the image are joined to those of the last convolution.
+    """The options of a convolutional network. Other features than the image are joined to the last convolution's outputs.
 
     Raises:
         ConfigError: If only some of `channels`, `kernels` and `strides` are given, or their lengths differ.
@@ -64,7 +64,7 @@ class CNNOptions:
 
 
 def planned(options: CNNOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers. The networks of a replay algorithm share the convolutions; policy and values share all hidden layers.
+    """Return the layers. Networks of a replay algorithm share the convolutions; policy and value network share all hidden layers.
 
     Raises:
         ConfigError: If the space has no images, or an image is too small for the convolutions.
@@ -101,7 +101,7 @@ def _unfit(problem: str) -> ConfigError:
 
 
 def _image_of(space: ObservationSpace) -> tuple[int, BoxSpace]:
-    """Return the number of the array of an observation that is the image, and its space.
+    """Return the image among the arrays of an observation, as an index and a space.
 
     A Dict or Tuple can have other arrays of two or three axes if the image is the only one of dtype uint8.
     """

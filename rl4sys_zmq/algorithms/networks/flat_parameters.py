@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 class FlatParameters:
     """The parameters of one or more networks in one flat vector, one network after another.
 
-    A network computes with `leaves`. An optimizer and a checkpoint use `flat`.
+    Networks compute with `leaves`. Optimizers and checkpoints use `flat`.
 
     Attributes:
         flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`.
@@ -49,13 +49,14 @@ class FlatParameters:
         self._bind(self.flat.to(device))
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
-        """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the order of `flat`.
+        """Return the gradient of a scalar loss with respect to all parameters, float32 ``[size]``, in the order of `flat`.
 
         The gradient is zero for parameters that the loss does not depend on. The next call overwrites the returned tensor.
 
         Args:
             loss: The loss.
-            only: The network whose parameters the gradient is taken by; it is zero for the others. None for all.
+            only: The network with respect to whose parameters the gradient is computed; the other elements are zero. None for
+                all networks.
         """
         chosen = range(len(self.parts)) if only is None else (only,)
         if only is not None:
@@ -64,7 +65,7 @@ class FlatParameters:
         return self._written(loss, leaves, list(chain.from_iterable(self._grad_views[k] for k in chosen)))
 
     def _written(self, loss: Tensor, leaves: list[Tensor], views: list[Tensor]) -> Tensor:
-        """Write the gradient of a loss by `leaves` to `views` of the vector of all gradients, and return this vector."""
+        """Write the gradient of a loss with respect to `leaves` to `views` of the gradient vector, and return that vector."""
         grads = cast(tuple[Tensor | None, ...], torch.autograd.grad(loss, leaves, allow_unused=True))
         for view, grad in zip(views, grads, strict=True):
             if grad is None:

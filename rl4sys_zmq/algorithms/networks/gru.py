@@ -22,7 +22,7 @@ _ACTOR_CRITIC_OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRUOptions:
-    """The options of a gated recurrent unit. In an actor-critic, the policy and the estimate of values share it."""
+    """The options of a gated recurrent unit. In an actor-critic, the policy and the value network share the unit."""
 
     units: int = option(integer(1, MAX_UNITS), 64, doc="size of the recurrent state")
     hidden_sizes: tuple[int, ...] = option(sizes, (), doc="widths of the hidden layers before the recurrent unit")
@@ -42,7 +42,7 @@ class GRUOptions:
 
 
 def planned(options: GRUOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers. The value network has a hidden layer on the state of the recurrent unit, which all networks share."""
+    """Return the layers. All networks share the recurrent unit. The value network has a hidden layer after that unit."""
     return LayerPlan(
         shared=[*hidden_layers(options.hidden_sizes, options.activation), GRU(units=options.units)],
         values=hidden_layers((options.units,), options.activation),

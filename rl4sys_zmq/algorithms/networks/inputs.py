@@ -32,7 +32,7 @@ class Sequences:
     def padding(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the indices that convert rows to a table ``[T, S]`` of equally long sequences, and back.
 
-        ``T`` is the largest length. A shorter sequence is continued with its last row, whose results are not used.
+        ``T`` is the largest length. A shorter sequence is padded with its last row; the results of the padding are not used.
 
         Args:
             device: The device of the indices.
@@ -53,7 +53,7 @@ class Sequences:
 
         Args:
             longest: The largest number of rows; None for no limit.
-            states_after: The recurrent state after each row, ``[B, n]``, with which a sequence begins at a cut.
+            states_after: The recurrent state after each row, ``[B, n]``, from which the rest of a cut sequence starts.
         """
         if longest is None or max(self.lengths) <= longest:
             return self
@@ -95,7 +95,10 @@ def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def initial_states(segments: Sequence[Segment], column: str) -> Tensor:
-    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to their range of -1 to 1."""
+    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to -1 .. 1.
+
+    `column` is the name of the extra column with these states.
+    """
     for segment in segments:
         if column not in segment.initial:
             raise ConfigError(  # the learner refuses such a segment when it arrives

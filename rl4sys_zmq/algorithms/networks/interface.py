@@ -12,11 +12,11 @@ from rl4sys_zmq.algorithms.networks.inputs import Sequences
 
 
 class FlatNetwork(Protocol):
-    """One or more networks with all parameters in one vector, so that optimizer, checkpoints and targets know no layers.
+    """One or more networks with all parameters in one vector, so that optimizers and checkpoints need not know the layers.
 
     Attributes:
-        flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`. It begins with the tensors of a
-            policy in the order of `PolicySpec.tensors`, if network 0 is one.
+        flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`. If network 0 is a policy, `flat`
+            begins with its tensors in the order of `PolicySpec.tensors`.
     """
 
     flat: Tensor
@@ -30,12 +30,13 @@ class FlatNetwork(Protocol):
         """
 
     def initialise_uniform(self, generator: torch.Generator) -> None:
-        """Set uniform weights and biases, as those of torch's layers. Extra parameters do not change."""
+        """Set uniform random weights and biases, as torch's layers do. Extra parameters do not change."""
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
-        """Return the gradient of a scalar loss by all parameters, or by those of network `only`, float32 ``[size]``.
+        """Return the gradient of a scalar loss with respect to all parameters, or those of network `only`, float32 ``[size]``.
 
-        It is in the order of `flat`, and zero for parameters that the loss does not depend on. The next call can overwrite it.
+        The gradient is in the order of `flat`, and zero for parameters that the loss does not depend on. The next call can
+        overwrite the result.
         """
 
     def place(self, device: torch.device) -> None:
@@ -57,15 +58,15 @@ class ReplayNetwork(FlatNetwork, Protocol):
         """
 
     def one(self, k: int, x: Tensor, *, actions: Tensor | None = None) -> Tensor:
-        """Compute network `k` alone, with the arguments of a call. Return its outputs."""
+        """Compute network `k` alone, with the arguments of `__call__`. Return its outputs."""
 
 
 class ActorCriticNetwork(FlatNetwork, Protocol):
-    """A policy (network 0) and an estimate of values (network 1), which are trained together.
+    """A policy (network 0) and a value network (network 1), which are trained together.
 
     Attributes:
-        parts: The consecutive slices of `flat` that belong to network 0 and to network 1. The first one has no ``obs_mean`` and
-            ``obs_scale``, which come first in `PolicySpec.tensors`.
+        parts: The consecutive slices of `flat` that belong to network 0 and to network 1. They do not contain ``obs_mean`` and
+            ``obs_scale``, the first tensors in `PolicySpec.tensors`.
     """
 
     parts: tuple[slice, ...]
@@ -79,16 +80,16 @@ class ActorCriticNetwork(FlatNetwork, Protocol):
 
         Args:
             x: The features of ``B`` observations, standardised if the algorithm does so.
-            sequences: The division of the rows into sequences. A network without a recurrent state ignores it.
+            sequences: The division of the rows into sequences. A network without a recurrent state ignores this argument.
         """
 
     def one(self, k: int, x: Tensor, sequences: Sequences | None = None) -> Tensor:
-        """Compute network `k` alone, with the arguments of a call. Return the policy's outputs, or the values ``[B, 1]``."""
+        """Compute network `k` alone, with the arguments of `__call__`. Return the policy's outputs or the values ``[B, 1]``."""
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
         """Adapt the first layers to a new standardisation of the features, so that the outputs stay the same.
 
-        `MLPStack.change_inputs` describes the arguments. This is only called if the policy standardises observations.
+        `MLPStack.change_inputs` describes the arguments. The method is only called if the policy standardises observations.
 
         Returns:
             The factor by which the scale of each parameter's gradient changes, float32 ``[size]``.
@@ -109,7 +110,7 @@ class RecurrentNetwork(ActorCriticNetwork, Protocol):
     sequence_length: int | None
 
     def states(self, x: Tensor, sequences: Sequences | None = None) -> Tensor:
-        """Return the recurrent state after each row, ``[B, n]``, with the arguments of a call."""
+        """Return the recurrent state after each row, ``[B, n]``. The arguments are those of `__call__`."""
 
 
 @runtime_checkable
@@ -132,4 +133,4 @@ class SequenceNetwork(FlatNetwork, Protocol):
         """
 
     def states(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """Return the recurrent state after each row, ``[B, n]``, with the arguments of a call."""
+        """Return the recurrent state after each row, ``[B, n]``. The arguments are those of `__call__`."""

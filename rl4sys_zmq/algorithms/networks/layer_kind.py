@@ -34,7 +34,7 @@ def layer_network(
     summary: str = "",
     reference: str = "",
 ) -> NetworkEntry:
-    """Return the entry of a kind of network that is a list of layers. Actors and learners compute it without further code.
+    """Return the entry of a kind of network that is a list of layers. Actors and learners need no further code for it.
 
     Args:
         name: The name of the kind, as users write it in ``network: {kind: NAME}``.
@@ -90,7 +90,7 @@ def check_not_image(space: ObservationSpace, units: int, user: str) -> None:
     Args:
         space: The observation space. An image is a uint8 Box of at least two dimensions, also within a Dict or Tuple.
         units: The number of units of the first layer.
-        user: The name of the algorithm, for the error message.
+        user: The name of the algorithm or network, for the error message.
 
     Raises:
         ConfigError: If the first layer would have more than `MAX_IMAGE_WEIGHTS` weights for an image.

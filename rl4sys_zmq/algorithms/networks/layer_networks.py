@@ -20,18 +20,19 @@ from rl4sys_zmq.values import ObservationSpace, PolicySpec, feature_size
 
 
 class LayerNetworks(FlatParameters):
-    """One or more networks whose first layers are the same. It implements `ActorCriticNetwork` and `ReplayNetwork`.
+    """One or more networks that share their first layers. The class implements `ActorCriticNetwork` and `ReplayNetwork`.
 
-    The shared layers belong to network 0. If all networks are trained together, the gradients of all losses reach them, except
-    where `detached` forbids it. A single network other than network 0 is trained alone without them.
+    The shared layers belong to network 0. If all networks are trained together, the gradients of all losses reach the shared
+    layers, unless `detached` is True. If another network is trained alone, the shared layers do not change.
     """
 
     def __init__(self, shared: LayerList, own: Sequence[LayerList], *, extras: int = 0, detached: bool = False) -> None:
         """Create the networks. All parameters are zero.
 
         Args:
-            shared: The shared layers, from the features.
-            own: The further layers of each network, after the shared ones. Actions are joined to their inputs.
+            shared: The shared layers, whose inputs are the features.
+            own: The layers that belong to one network each, after the shared ones. Actions are joined to the inputs of these
+                layers.
             extras: The number of parameters that follow those of network 0.
             detached: True if only network 0 trains the shared layers.
         """
@@ -82,20 +83,20 @@ class LayerNetworks(FlatParameters):
         return gradient
 
     def _further(self, k: int, values: Tensor, actions: Tensor | None) -> Tensor:
-        """Return the outputs of network `k` from those of the shared layers."""
+        """Return the outputs of network `k`, from `values`, the outputs of the shared layers."""
         if actions is not None:
             values = torch.cat((values, actions), 1)
         tensors = self.leaves[k][len(self._shared.shapes) if k == 0 else 0 :]
         return self._own[k](values, tensors, Rows(values))
 
     def _placed(self, k: int, views: Sequence[Tensor]) -> list[tuple[Layer, Sequence[Tensor]]]:
-        """Return the layers of network `k` that have tensors, with these tensors."""
+        """Return each layer of network `k` that has tensors, together with its tensors in `views`."""
         shared = self._shared.placed(views) if k == 0 else []
         return shared + self._own[k].placed(views[len(self._shared.shapes) if k == 0 else 0 :])
 
 
 class RecurrentNetworks(LayerNetworks):
-    """Networks that share a recurrent layer. It implements `RecurrentNetwork` and `SequenceNetwork`.
+    """Networks that share a recurrent layer. The class implements `RecurrentNetwork` and `SequenceNetwork`.
 
     Attributes:
         sequence_length: Largest number of steps of a sequence in training; None for whole segments.
@@ -110,7 +111,7 @@ class RecurrentNetworks(LayerNetworks):
 
 
 class _Layers:
-    """The layers of a list in torch. The parameters are an argument; more can follow those of the layers."""
+    """A list of layers in torch. The parameters are an argument of each call; more parameters can follow those of the layers."""
 
     def __init__(self, layers: LayerList) -> None:
         self._layers = layers
@@ -123,7 +124,7 @@ class _Layers:
         return x
 
     def placed(self, tensors: Sequence[Tensor]) -> list[tuple[Layer, Sequence[Tensor]]]:
-        """Return the layers that have tensors, with these tensors."""
+        """Return each layer that has tensors, together with its tensors."""
         return [(layer, own) for layer, own in zip(self._layers.layers, self._layers.divided(tensors), strict=True) if own]
 
 
@@ -160,7 +161,7 @@ def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> Laye
 
 
 def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> LayerNetworks | MLPStack:
-    """Return networks of equal hidden layers that share none: a stack, if they are perceptrons with one activation function."""
+    """Return networks with equal hidden layers and no shared layer: an `MLPStack` if they are perceptrons with one activation."""
     sizes = [layer.units for layer in hidden if isinstance(layer, Dense)]
     functions = {layer.function for layer in hidden if isinstance(layer, ActivationLayer)}
     if [layer.kind for layer in hidden] == ["dense", "activation"] * len(sizes) and len(functions) < 2:

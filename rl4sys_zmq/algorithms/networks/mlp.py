@@ -22,7 +22,7 @@ class MLPOptions:
 
 
 def planned(options: MLPOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers, which no networks share."""
+    """Return the layers. No networks share any of them."""
     return LayerPlan(own=hidden_layers(options.hidden_sizes, options.activation))
 
 

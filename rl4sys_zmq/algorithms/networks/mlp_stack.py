@@ -1,4 +1,4 @@
-"""Several multilayer perceptrons of equal layers in torch, computed together.
+"""Several multilayer perceptrons with equal layers, computed together in torch.
 
 All parameters of the networks are in one flat vector. The optimizer and the checkpoints use this vector. An optimizer step over
 one vector takes a few kernel launches, however many layers there are. With small networks, most of the time of a step goes into
@@ -26,8 +26,8 @@ MAX_RESCALE = 2.0
 class MLPStack(FlatParameters):
     """A group of ``K`` multilayer perceptrons (MLPs) with equal input and hidden sizes, and one flat vector of parameters.
 
-    A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. It
-    implements `ActorCriticNetwork` and `ReplayNetwork`.
+    A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. The
+    class implements `ActorCriticNetwork` and `ReplayNetwork`.
 
     All slices of `flat` have equal sizes. So a network with fewer outputs than network 0 has some rows of weights that are never
     read and never change. The same holds for the extra parameters of networks other than network 0.
@@ -57,7 +57,7 @@ class MLPStack(FlatParameters):
         self._grad_stacks = self._stacks(self._grad)
 
     def _stacks(self, flat: Tensor) -> list[Tensor]:
-        """Return views of a flat vector: the weights ``[K, out, in]`` and the biases ``[K, 1, out]`` of each layer."""
+        """Return the weights ``[K, out, in]`` and biases ``[K, 1, out]`` of each layer, as views of a flat vector."""
         table = flat.view(len(self._outputs), -1)
         views: list[Tensor] = []
         at = 0

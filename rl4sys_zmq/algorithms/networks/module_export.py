@@ -39,7 +39,7 @@ class _Cast(nn.Module):
 def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: int, seed: int) -> nn.Module:
     """Build a module with initial values that depend only on a seed. The state of torch's own generator does not change.
 
-    The module is in evaluation mode, in training too: the learner must compute what actors compute.
+    The module is in evaluation mode, even in training, because the learner must compute the same as actors.
 
     Raises:
         ConfigError: If the module has buffers, active dropout layers, or parameters that are not float32, or none.
@@ -72,7 +72,7 @@ def export_module(
     Args:
         name: The name of the kind of network, for error messages.
         build: The function that builds the module.
-        options: Its options, a frozen dataclass.
+        options: The options of the network, a frozen dataclass.
         space: The space of observations.
         outputs: The number of outputs.
 

@@ -21,11 +21,11 @@ JOINED_UNITS = 256
 
 
 class ModuleNetworks(FlatParameters):
-    """Torch modules of one kind, which share no layers. It implements `ActorCriticNetwork` and `ReplayNetwork`.
+    """Networks that are torch modules of the user and share no layers. It implements `ActorCriticNetwork` and `ReplayNetwork`.
 
-    They compute with views into the flat vector of all parameters, not with parameters of their own. If the networks get actions,
-    each module computes `JOINED_UNITS` features of the observation. A hidden layer with ReLU on the features and the action
-    follows, and a linear output layer.
+    The modules compute with views into one flat vector of all parameters. If the networks get actions, each module computes
+    `JOINED_UNITS` features of the observation. A hidden layer with ReLU on the features and the action follows, and a linear
+    output layer.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ModuleNetworks(FlatParameters):
 
         Args:
             build: The function that builds a module.
-            options: Its options.
+            options: The options of the network.
             space: The space of the observations that the modules get.
             outputs: The number of outputs of each network.
             actions: The number of elements of an action that each network gets.
@@ -85,7 +85,7 @@ class ModuleNetworks(FlatParameters):
 
 
 class _ActionCritic(nn.Module):
-    """A critic of continuous actions: features of the observation from a module, joined with the action, and a hidden layer."""
+    """A critic of continuous actions: a module computes features of the observation, and a hidden layer adds the action."""
 
     def __init__(self, body: nn.Module, actions: int, outputs: int) -> None:
         super().__init__()

@@ -105,7 +105,7 @@ _NOISE = number(0.0, 100.0)
 class TD3Parameters(CriticParameters):
     """All parameters of TD3. The word *steps* means environment steps, except in *gradient steps*.
 
-    Actions are scaled so that the bounds of the action space are -1 and 1. The noises have this unit.
+    Actions are scaled so that the bounds of the action space are -1 and 1. The standard deviations of noise are in these units.
     """
 
     changeable: ClassVar[frozenset[str]] = CriticParameters.changeable | {

@@ -1,4 +1,4 @@
-"""DQN: double Q-learning from a replay of n-step transitions, for discrete actions; and C51, a setting of it."""
+"""DQN: double Q-learning from a replay of n-step transitions, for discrete actions; and C51, a variant of DQN."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 class DQN(ReplayAlgorithm[DQNParameters]):
     """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns.
 
-    With `prioritised`, transitions with large TD errors are drawn more often (Schaul et al. 2016). `value_heads` has the rest.
+    With `prioritised`, transitions with large TD errors are drawn more often (Schaul et al. 2016). `value_heads` has the
+    losses, dueling and distributions of the return.
 
     The defaults prevent two causes of collapse and one of slowness, all measured on CartPole-v1:
 
     - The maximum over noisy values is too high on average. Bootstraps add this error up, to about ``1 / (1 - gamma ** n_step)``
       times. A larger `n_step` and a slow target network keep it small. Values above ``reward / (1 - gamma)`` are a symptom.
     - With a loss that is linear beyond an error of 1, the values approach the median of their targets, not the mean. Where
-      values are near 100, it hides a failure in one of ten cases. So `huber_delta` is 100.
+      values are near 100, such a loss hides a failure in one of ten cases. So `huber_delta` is 100.
     - With orthogonal weights and zero biases, as PPO has them, a network of 256 and 256 units learns much more slowly than with
       the uniform ones of ``torch.nn.Linear``. So `initialisation` is uniform.
     """
@@ -112,7 +113,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
-        """Return what the vectors of the batch's actions must become, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
+        """Return the target vectors for the actions of a batch, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
         head = self._head
         estimates = self._vectors(self._target, batch, "successors")
         chooser = self._vectors(self._online, batch, "successors") if self.parameters.double_q else estimates
@@ -122,13 +123,13 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return head.targets(batch["returns"], batch["discounts"], _of_actions(estimates, values.argmax(1)))
 
     def _vectors(self, network: ReplayNetwork | SequenceNetwork, batch: Columns, of: str) -> Tensor:
-        """Return the vectors of all actions, ``[B, n, W]``. With a recurrent network, `of` has rows of the unrolled sequences."""
+        """Return the estimated vectors of all actions, ``[B, n, W]``. For a recurrent network, `of` has the rows to return."""
         if isinstance(network, SequenceNetwork):
             return self._head.estimates(sequence_outputs(network, batch).index_select(0, batch[of]))
         return self._head.estimates(network(batch[of])[0])
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the policy of the online network. Its output layer computes action values, or logits of atoms."""
+        """Return the weights of the policy: the online network with an output layer for action values, or for logits of atoms."""
         parts = [self._online.flat.cpu().numpy()]
         if self._head.merges:
             weights, biases = self._output_layer(parts[0])
@@ -157,7 +158,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return mean_loss
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the weights of both networks. Epsilon keeps its schedule."""
+        """Replace the weights of the online and the target network by those of a policy. Epsilon keeps its schedule."""
         self._compute.ranks.differ()
         parts = [tensors[spec.name] for spec in self._spec.tensors[:-1]]  # the last one is epsilon
         if self._head.merges:
@@ -182,6 +183,6 @@ class C51(DQN):
 
 
 def _of_actions(estimates: Tensor, actions: Tensor) -> Tensor:
-    """Return the vectors ``[B, W]`` of one action for each row of ``[B, n, W]``."""
+    """Return the vectors ``[B, W]`` that belong to the actions ``[B]``, from the vectors of all actions ``[B, n, W]``."""
     index = actions.view(-1, 1, 1).expand(-1, 1, estimates.shape[2])
     return estimates.gather(1, index).squeeze(1)

@@ -213,7 +213,7 @@ class DQNParameters(OffPolicyParameters):
 
     @property
     def target_steps(self) -> int | None:
-        """The number of environment steps between updates of the target network; None if `target_every` counts.
+        """The number of environment steps between updates of the target network; None if `target_every` applies instead.
 
         As in Stable-Baselines3 and CleanRL, an update comes before the first unit of training at or after each multiple. With
         units of 256 steps and 128 gradient steps, updates every 10 gradient steps would diverge.
@@ -222,7 +222,7 @@ class DQNParameters(OffPolicyParameters):
 
     @property
     def target_every(self) -> int | None:
-        """The number of gradient steps between updates of the target network; None if `target_steps` counts."""
+        """The number of gradient steps between updates of the target network; None if `target_steps` applies instead."""
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
         if self.target_update_units is not None:
@@ -309,7 +309,7 @@ class C51Parameters(DQNParameters):
 
 
 def count_dqn(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> int:
-    """Return the number of parameters of a network of quantiles, without dueling. Actors get their means only."""
+    """Return the number of parameters of a network that estimates quantiles, without dueling. Actors get only the means."""
     p = read_parameters(DQNParameters, parameters, algorithm="DQN")
     if p.distribution != "quantile":
         return 0

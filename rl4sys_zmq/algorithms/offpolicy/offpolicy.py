@@ -30,7 +30,7 @@ P = TypeVar("P", bound=OffPolicyParameters)
 
 
 class StepResult(NamedTuple):
-    """The means over the rows of one rank, by tag, and with prioritized sampling their TD errors, ``[rows]``."""
+    """The result of a gradient step on one rank's rows: mean metrics by tag, and TD errors ``[rows]`` for priorities."""
 
     metrics: dict[str, Tensor]
     errors: Tensor | None = None
@@ -71,12 +71,12 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
     # ---- what a subclass defines
 
     def _use(self, networks: Mapping[str, FlatNetwork], optimizers: Mapping[str, FlatAdam]) -> None:
-        """Take the networks, and the optimizers of those that are trained. The first network changes at each step."""
+        """Set the networks, and the optimizers of the trained networks. The first network changes at each gradient step."""
         self._networks, self._optimizers = dict(networks), dict(optimizers)
 
     @abstractmethod
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
-        """Take a gradient step on this rank's rows, which are the share `weight` of the batch."""
+        """Take a gradient step on this rank's rows, which are the share `weight` of the batch. `rate` is the learning rate."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -87,22 +87,22 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         """Start the training from the weights of this policy."""
 
     def _stored_space(self) -> ObservationSpace:
-        """Return the space of the observations in the replay."""
+        """Return the space of the observations as the replay stores them."""
         return self._observation_space
 
     def _target_due(self) -> bool:
-        """Return True if the target networks must follow before the next gradient step. Only rank 0 is asked."""
+        """Return True if the target networks must be updated before the next gradient step. Only rank 0 calls this."""
         return False
 
     def _follow_target(self) -> None:
-        """Let the target networks follow."""
+        """Update the target networks from the trained networks."""
 
     def _schedules(self) -> dict[str, float]:
-        """Return the values of the algorithm's own schedules, by tag."""
+        """Return the present values of the algorithm's schedules, such as epsilon, by TensorBoard tag."""
         return {}
 
     def _columns(self, batch: TransitionBatch) -> Columns:
-        """Return the inputs of a gradient step, without importance weights."""
+        """Return the inputs of a gradient step by name, from a batch, without importance weights."""
         return {
             "observations": encode_observations(self._observation_space, batch.observations),
             "actions": torch.from_numpy(batch.actions),
@@ -126,7 +126,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
             check_replay_size(p.buffer_size, size, available, f"{files}, so that the replay is in files")
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Take a fraction of each batch from demonstrations, which never leave their own replay (Ball et al. 2023)."""
+        """Take a fraction of each batch from demonstrations, which have a separate replay and stay there (Ball et al. 2023)."""
         self.parameters.check_fraction(fraction)
         assert isinstance(self._sampler, TransitionSampler)  # as `check_fraction` has checked
         self._sampler.use_demonstrations([self._stored(segment) for segment in segments], fraction, digest)
@@ -155,7 +155,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         return self._sampler.draw(self.parameters.batch_size, self._draws)
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Take one gradient step on these rows, and update their priorities. Return metrics by tag."""
+        """Take one gradient step on these rows of the replay, and update their priorities. Return metrics by tag."""
         p = self.parameters
         columns = self._sampler.columns(rows, None if p.priority is None else p.priority_beta_at(self._pace.steps))
         rate = p.learning_rate_at(self._pace.steps)
@@ -171,7 +171,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         self._step(work["columns"], work["rate"], target_due=work["target_due"])
 
     def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> StepResult:
-        """Take a gradient step, each rank on its share of the rows. Return the results for all rows."""
+        """Take a gradient step in which each rank trains on its share of the rows. Return the results for all rows."""
         ranks, put = self._compute.ranks, self._compute.put
         if target_due:
             self._follow_target()
@@ -201,7 +201,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         return self._networks[name].gradient(loss if weight == 1.0 else loss * weight)
 
     def _descend(self, name: str, loss: Tensor, weight: float, rate: float) -> None:
-        """Take a step of a network's optimizer with the gradient of all ranks."""
+        """Take a step of the optimizer of network `name` with the gradient of `loss`, summed over all ranks."""
         gradient = self._gradient(name, loss, weight)
         self._compute.ranks.add_up(gradient)
         self._optimizers[name].step(gradient, [rate], max_norm=self.parameters.max_grad_norm)
@@ -214,7 +214,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
     # ---- device, parameters
 
     def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizers. The replay stays in the memory of the CPU."""
+        """Move the networks and the optimizers to another device. The replay stays in the memory of the CPU."""
         check_rows(self.parameters.batch_size, compute.ranks)
         if self.parameters.sequences is not None:
             check_one_rank(self.parameters.chosen_network().entry.name, compute.ranks)

@@ -128,7 +128,7 @@ class OffPolicyParameters:
     def policy(
         self, name: str, observation_space: ObservationSpace, action_space: Space, head: HeadParameters | None = None
     ) -> PolicySpec:
-        """Return the specification of the policy of the algorithm `name`, with its own head if none is given."""
+        """Return the specification of the policy of the algorithm `name`, with the algorithm's usual head if `head` is None."""
         requirements = PolicyRequirements(
             algorithm=name,
             observation_space=observation_space,
@@ -165,12 +165,12 @@ class OffPolicyParameters:
 
     @property
     def unit_steps(self) -> float:
-        """The mean steps per unit of training, unless ended episodes are counted."""
+        """The mean number of steps per unit of training; without meaning if units follow ended episodes."""
         return self.train_frequency if self.samples_per_insert is None else self.unit_samples / self.samples_per_insert
 
     @property
     def insert_rate(self) -> SamplesPerInsert | None:
-        """None without `samples_per_insert`."""
+        """The ratio of samples to inserts to keep; None without `samples_per_insert`."""
         if self.samples_per_insert is None:
             return None
         tolerance = self.samples_per_insert_tolerance
@@ -190,12 +190,12 @@ class OffPolicyParameters:
 
     @property
     def pace(self) -> dict[str, float | None]:
-        """The parameters by name that determine how many units of training a number of observed steps makes due."""
+        """The parameters, by name, on which the number of due units of training depends."""
         return {name: getattr(self, name) for name in PACE}
 
     @property
     def stored_returns(self) -> dict[str, float]:
-        """The parameters by name with which the returns in the replay were computed; none for a replay of sequences."""
+        """The parameters, by name, on which the returns stored in the replay depend; empty for a replay of sequences."""
         return {"gamma": self.gamma, "n_step": self.n_step} if self.sequences is None else {}
 
     @property
@@ -205,7 +205,7 @@ class OffPolicyParameters:
 
     @property
     def priority(self) -> PriorityOptions | None:
-        """None if transitions are drawn uniformly."""
+        """The options of prioritized sampling; None if transitions are drawn uniformly."""
         return None
 
     @property
@@ -225,7 +225,7 @@ class OffPolicyParameters:
         return max(1, round(self.steps_per_version / self.unit_steps)) if self.traj_per_epoch is None else 1
 
     def rl4sys_notes(self) -> list[str]:
-        """Return a line for the log for each parameter in use that needs an explanation."""
+        """Return a log line for each of RL4Sys's parameters in use, with its meaning."""
         if self.traj_per_epoch is None:
             return []
         return [f"traj_per_epoch {self.traj_per_epoch}: a unit of training after so many ended episodes"]
@@ -233,7 +233,7 @@ class OffPolicyParameters:
 
 @dataclass(frozen=True, slots=True)
 class CriticParameters(OffPolicyParameters):
-    """The parameters of algorithms that train a policy with critics."""
+    """The parameters that algorithms with a policy and critics share."""
 
     changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"critic_learning_rate"}
 
@@ -247,5 +247,5 @@ class CriticParameters(OffPolicyParameters):
 
 
 def replay_entry(name: str, parameters: type[OffPolicyParameters], factory: str, **described: Any) -> AlgorithmEntry:
-    """Return the registry entry of an off-policy algorithm, which learns from data of any age."""
+    """Return the registry entry of an off-policy algorithm. Such an algorithm learns from data of any age."""
     return own_entry(name, parameters, f"offpolicy.{factory}", kind="offpolicy", staleness=ANY_AGE, **described)

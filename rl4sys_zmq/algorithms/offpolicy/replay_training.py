@@ -28,7 +28,7 @@ class ReplayTraining(ABC):
     publish_every_updates: int
 
     def _use_replay(self, replay: ReplayMemory | SequenceMemory, rule: PaceRule, seed: int) -> None:
-        """Train on this replay. A subclass calls this once, in its constructor."""
+        """Set the replay to train on, and the rule for its pace. A subclass calls this once, in its constructor."""
         self._replay, self._pace = replay, UnitPace(rule)
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._draws = TorchDraws(self._generator)
@@ -46,7 +46,7 @@ class ReplayTraining(ABC):
 
     @abstractmethod
     def _draw(self) -> Rows:
-        """Return the rows of a random batch. Those below 0 are not in the replay."""
+        """Return the rows of a random batch. Rows below 0 are demonstrations, which are not in the replay."""
 
     @abstractmethod
     def _train_on(self, rows: Rows) -> Mapping[str, Any]:
@@ -54,7 +54,7 @@ class ReplayTraining(ABC):
 
     @abstractmethod
     def _training_state(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes, with `_pace_state`, but not the priorities."""
+        """Return copies of everything that an update changes, the pace included, except the priorities."""
 
     @abstractmethod
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -62,14 +62,14 @@ class ReplayTraining(ABC):
 
     @abstractmethod
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
-        """Return all numbers that must stay finite, the weights first."""
+        """Return arrays of all numbers that must stay finite, the weights first."""
 
     @abstractmethod
     def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:
         """Return the parameters of the ``pace``, and those of the ``stored_returns`` in the replay."""
 
     def _stored(self, segment: Segment) -> Segment:
-        """Return the segment as the replay gets it."""
+        """Return a segment in the form that the replay stores."""
         return segment
 
     # ---- observing and training
@@ -79,7 +79,7 @@ class ReplayTraining(ABC):
         self._pace.observe(segment)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one unit of training, if it is due. `UnitPace` decides."""
+        """Do one unit of training if `UnitPace` says that a unit is due, and return its metrics; otherwise return None."""
         if not self._pace.due or not len(self._replay):
             return None
         metrics = self._train_unit()
@@ -87,7 +87,7 @@ class ReplayTraining(ABC):
         return {**metrics, "replay/size": float(len(self._replay))}
 
     def demand(self) -> int:
-        """Return the steps until the next version; those of one segment if `discard` has emptied the replay."""
+        """Return the number of steps until the next version; the steps of one segment if `discard` has emptied the replay."""
         if not len(self._replay) and self._pace.steps:
             return self.rollout_length
         return self._pace.missing(self.publish_every_updates)
@@ -113,7 +113,7 @@ class ReplayTraining(ABC):
         return {**self._training_state(), **counters, **self._replay_settings(), "replay": self._replay.state(stored)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. With new parameters of the pace, no unit of training is due then."""
+        """Restore a state. If the parameters of the pace have changed, no unit of training is due afterwards."""
         self.restore(state)
         self._replay.load(state["replay"])
         settings = self._replay_settings()
@@ -132,7 +132,7 @@ class ReplayTraining(ABC):
     # ---- data that make an update fail
 
     def discard(self) -> list[int]:
-        """Remove the segments of the transitions that make the next update non-finite. The networks stay unchanged."""
+        """Remove the segments whose transitions make the next update non-finite. The networks do not change."""
         kept = self.checkpoint()
         rows = self._failing_rows()
         self.restore(kept)
@@ -140,7 +140,7 @@ class ReplayTraining(ABC):
         return self._replay.discard(np.unique(rows)) if len(rows) else []
 
     def _failing_rows(self) -> Rows:
-        """Try the gradient steps of the next update. Return rows that make the first failing step fail; none if none fails.
+        """Try the gradient steps of the next update. Return the rows that make the first failing step fail; empty if none fails.
 
         The rows of this step are halved again and again, as long as a half still fails.
         """
@@ -164,7 +164,7 @@ class ReplayTraining(ABC):
 
 
 def check_replay_size(steps: int, size: int, available: int, files: str = "") -> None:
-    """Check that a full replay is not larger than the available memory. `files` tells what puts it into files."""
+    """Check that a full replay of `size` bytes fits in the available memory. `files` is the remedy in the message."""
     if size > available:
         raise parameter_error(
             "buffer_size",

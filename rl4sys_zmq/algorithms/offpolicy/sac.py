@@ -51,7 +51,7 @@ SQUASH_EPSILON = 1e-6
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of the policy, an estimate of its entropy in nats ``[B]``, and the target of the entropy: a number, or ``[B]``."""
+    """The policy's loss, an estimate of the policy's entropy in nats ``[B]``, and the entropy's target: a number, or ``[B]``."""
 
     loss: Tensor
     entropy: Tensor
@@ -68,10 +68,10 @@ def make_sac(
 
 
 class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
-    """SAC without the kind of the actions. The policy's parameters end with log α, so one optimizer changes both."""
+    """The base class of SAC for both kinds of actions. The policy's parameters end with log α, so one optimizer changes both."""
 
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int, *, actions: int, values: int) -> None:
-        """Build critics that get `actions` elements of an action, 0 for none, and compute a number of `values`."""
+        """Build the policy and the critics. A critic gets `actions` numbers of an action (0: none), and has `values` outputs."""
         super().__init__(spec, parameters, "SAC", seed)
         p = parameters
         choice, space = p.chosen_network(), self._observation_space
@@ -95,15 +95,15 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
 
     @abstractmethod
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
-        """Return V of the successors, ``[B]``."""
+        """Return the values V of the successor observations, ``[B]``."""
 
     @abstractmethod
     def _estimates(self, batch: Columns) -> list[Tensor]:
-        """Return what each critic estimates for the actions of the batch, ``[B]``."""
+        """Return each critic's values of the actions in the batch, ``[B]``."""
 
     @abstractmethod
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
-        """Return the loss of the policy, and its entropy."""
+        """Return the policy's loss for a batch, with the policy's entropy and the target."""
 
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
         p = self.parameters
@@ -151,7 +151,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         return self._clone("policy", (features, self._scaled(actions), *forbidden), self._clone_loss, options)
 
     def _scaled(self, actions: Tensor) -> Tensor:
-        """Return actions as a network gets them."""
+        """Return actions in the form that the networks take."""
         return actions
 
     @abstractmethod
@@ -165,7 +165,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
 
 
 class ContinuousSAC(_SoftActorCritic):
-    """SAC for bounded continuous actions [1, 2]: a Gaussian squashed by tanh. Critics and entropy have actions of -1 to 1."""
+    """SAC for bounded continuous actions [1, 2]: a Gaussian squashed by tanh. Critics and entropy use actions in -1 .. 1."""
 
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
         space = spec.action_space
@@ -201,7 +201,7 @@ class ContinuousSAC(_SoftActorCritic):
         return self._scale(actions)
 
     def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-        """Return the mean squared error of the most probable actions, scaled to -1 to 1."""
+        """Return the mean squared error of the most probable actions, scaled to -1 .. 1."""
         means, _ = self._policy(features)[0].chunk(2, 1)
         return functional.mse_loss(means.tanh(), actions)
 
@@ -212,7 +212,7 @@ class ContinuousSAC(_SoftActorCritic):
 
 
 def squash(means: Tensor, log_stds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a sample of the squashed Gaussian and its log-density, as functions of μ and σ.
+    """Return a sample of the squashed Gaussian and its log-density. μ is `means`, log σ is `log_stds`, and ε is `noise`.
 
     With u = μ + σ ε, the action is tanh(u), and log π = log N(u; μ, σ) - Σ log(1 - tanh²(u) + 1e-6). Without the 1e-6, this is
     the exact density ([1], appendix C), which has no limit where tanh(u) goes to ±1. With it, as in the first implementation of
@@ -226,7 +226,8 @@ def squash(means: Tensor, log_stds: Tensor, noise: Tensor) -> tuple[Tensor, Tens
 class DiscreteSAC(_SoftActorCritic):
     """SAC for discrete actions [3]. Forbidden actions have the probability 0.
 
-    The target of the entropy is a fraction of that of a uniform choice among the allowed actions, so the replay holds the masks.
+    The target of the entropy is a fraction of the entropy of a uniform choice among the allowed actions. So the replay stores
+    masks.
     """
 
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:

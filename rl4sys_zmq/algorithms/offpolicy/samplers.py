@@ -21,7 +21,7 @@ from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
 
 class TorchDraws:
-    """Random numbers from a generator of torch, whose owner saves and restores its state. It implements `Draws`."""
+    """A source of random numbers from a generator of torch, whose owner saves the generator's state. It implements `Draws`."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -50,8 +50,8 @@ rank has those of its rows. `SequenceSampler` describes the columns of sequences
 class TransitionSampler:
     """The sampler of single transitions. A fraction of each batch can come from demonstrations (Ball et al. 2023).
 
-    A batch is an array of *rows*, int64. The demonstrations have a replay of their own, from which they are drawn uniformly. Its
-    row ``r`` has the number ``-1 - r``, and these numbers come first.
+    A batch is an array of *rows*, int64. The demonstrations have a separate replay, from which they are drawn uniformly. Row
+    ``r`` of that replay has the number ``-1 - r`` in a batch. These numbers come first.
 
     Attributes:
         digest: The number that identifies the demonstrations; 0 without any.
@@ -69,7 +69,7 @@ class TransitionSampler:
         self._fraction = 0.0
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Take this fraction of each batch from demonstrations with the number `digest`."""
+        """Take this fraction of each batch from demonstrations, which `digest` identifies."""
         capacity = sum(segment.steps for segment in segments)
         options = replace(self._memory.options, capacity=capacity, priority=None)
         self._demonstrations = ReplayMemory(*self._spaces, options)
@@ -78,7 +78,7 @@ class TransitionSampler:
         self._fraction, self.digest = fraction, digest
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of a batch of `size` transitions, int64 ``[size]``. At least one is no demonstration."""
+        """Return the rows of a batch of `size` transitions, int64 ``[size]``. At least one transition comes from the replay."""
         if self._demonstrations is None:
             return self._memory.draw(size, draws)
         count = min(round(size * self._fraction), size - 1)
@@ -116,13 +116,14 @@ _INITIAL = "initial/"
 class SequenceSampler:
     """The sampler of sequences, with the methods of `TransitionSampler`.
 
-    A batch of ``S`` sequences has ``B`` trained steps. ``actions``, ``returns``, ``discounts``, ``weights`` and ``forbidden`` (of
-    the successors, ``[B, n]``) have a row for each. ``observations`` and ``successors``, int64 ``[B]``, are rows of ``features``,
-    float32 ``[R, F]``: the observations before the trained steps and after the last one, one sequence after another.
-    ``lengths``, int64 ``[S]``, are their numbers in each sequence. An n-step return ends with its sequence.
+    A batch of ``S`` sequences has ``B`` trained steps. The columns ``actions``, ``returns``, ``discounts``, ``weights`` and
+    ``forbidden`` (of the successors, ``[B, n]``) have a row for each. ``observations`` and ``successors``, int64 ``[B]``, are
+    rows of ``features``, float32 ``[R, F]``: the observations before the trained steps and after the last one, one sequence
+    after another. ``lengths``, int64 ``[S]``, are the numbers of these observations in each sequence. An n-step return ends
+    with its sequence.
 
-    ``initial/NAME`` is the recurrent state NAME before the first row, or before the burn-in, if a sequence has one. Then
-    ``burn_in`` has the features of the burn-in, and ``burn_in_lengths``, int64 ``[S]``, their numbers.
+    ``initial/NAME`` is the recurrent state NAME before the first row, or before the burn-in if any sequence has a burn-in. In
+    that case ``burn_in`` has the features of the burn-in, and ``burn_in_lengths``, int64 ``[S]``, the number of its rows.
     """
 
     digest = 0
@@ -169,7 +170,7 @@ class SequenceSampler:
         return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def _unrolled_columns(self, batch: SequenceBatch) -> Columns:
-        """Return the columns from which `sequence_outputs` computes."""
+        """Return the columns that `sequence_outputs` needs."""
         burn_in = self._memory.options.burn_in
         observed, before = _observed(batch.valid), np.pad(batch.valid, ((0, 0), (0, 1)))
         observed[:, :burn_in] = False
@@ -189,7 +190,7 @@ class SequenceSampler:
 
 
 def sequence_outputs(network: SequenceNetwork, batch: Columns) -> Tensor:
-    """Return the outputs for the column ``features``, ``[R, outputs]``, without a gradient into the burn-in."""
+    """Return a network's outputs for the column ``features``, ``[R, outputs]``. No gradient flows through the burn-in."""
     states = batch[_INITIAL + network.state_column].clamp(-1.0, 1.0)
     if _BURN_IN in batch:
         lengths = batch[_BURN_IN_LENGTHS]
@@ -202,7 +203,7 @@ def sequence_outputs(network: SequenceNetwork, batch: Columns) -> Tensor:
 
 
 def _observed(valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return True for the observation before each valid step, and for the one after the last, ``[S, T + 1]``."""
+    """Return a bool for each observation, ``[S, T + 1]``: True before each valid step and after the last valid step."""
     observed = np.pad(valid, ((0, 0), (0, 1)))
     observed[:, 1:] |= valid
     return observed

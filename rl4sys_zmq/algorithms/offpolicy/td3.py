@@ -1,9 +1,9 @@
 """Twin delayed deep deterministic policy gradient (TD3 [1]), and with it DDPG [2], for bounded continuous actions.
 
-The policy μ computes one action for each observation, and critics Q learn its values. Target networks μ̄ and Q̄ follow them slowly.
-A gradient step of the critics, and, after each `policy_delay` of them, one of the policy and of the target networks:
+The policy μ computes one action for each observation, and critics Q learn its values. Target networks μ̄ and Q̄ follow them
+slowly. Each gradient step changes the critics. Every `policy_delay` steps, the policy and the target networks change too:
 
-- action for a target:  a' = clip(μ̄(s') + clip(ε, -c, c), -1, 1), with ε ~ N(0, target_noise²)
+- action for a target:  a' = clip(μ̄(s') + clip(ε, -c, c), -1, 1), with ε ~ N(0, target_noise²) and a limit c
 - target of Q(s, a):  r + γ min(Q̄₁, Q̄₂)(s', a') if the episode continues, else r
 - loss of the policy:  -E[Q₁(s, μ(s))]
 
@@ -38,7 +38,7 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
 
 
 class TD3(ReplayAlgorithm[TD3Parameters]):
-    """TD3 [1]. Before `learning_starts`, actors choose uniform random actions; after it, those of the policy with noise."""
+    """TD3 [1]. Before `learning_starts`, actors choose uniform random actions; after that, the policy's actions with noise."""
 
     _name: ClassVar[str] = "TD3"
     _parameters: ClassVar[type[TD3Parameters]] = TD3Parameters
@@ -108,7 +108,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         return batch["returns"] + batch["discounts"] * least.squeeze(1)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the policy's weights, and the noise and the epsilon of actors: 1 before `learning_starts`, then 0."""
+        """Return the policy's weights, and the actors' noise and epsilon. Epsilon is 1 before `learning_starts`, then 0."""
         p = self.parameters
         exploration = np.array([p.exploration_noise, self._pace.steps < p.learning_starts], np.float32)
         return self._spec.views(np.concatenate([self._policy.flat.cpu().numpy(), exploration]))

@@ -1,8 +1,8 @@
 """The heads of DQN's network: the meaning of its outputs, the loss on them, and the output layer of the published policy.
 
-A head estimates a vector for each action: the expected return, the probabilities of fixed values (*atoms*) of the return [2], or
-its quantiles [3]. The value of an action is the mean. With *dueling* [1], one more vector is that of the state, and those of the
-actions are deviations (advantages) from it.
+A head estimates a vector for each action: the expected return, the probabilities of fixed values (*atoms*) of the return [2],
+or its quantiles [3]. The value of an action is the mean. With *dueling* [1], the network also estimates a vector for the state,
+and the vectors of the actions are deviations (advantages) from the state's vector.
 
 [1] Wang et al. 2016, Dueling Network Architectures for Deep Reinforcement Learning.
 [2] Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning.
@@ -27,7 +27,7 @@ _SLOPE = 1e-3
 
 
 class ValueHead(ABC):
-    """A head that estimates a vector of `width` numbers, ``W``, for each of ``n`` actions.
+    """A head of DQN's network that estimates a vector of ``W`` numbers (`width`) for each of ``n`` actions.
 
     Attributes:
         outputs: The number of outputs of the network: ``n * W``, or ``(n + 1) * W`` with dueling.
@@ -41,7 +41,7 @@ class ValueHead(ABC):
         self._dueling = dueling
 
     def estimates(self, outputs: Tensor) -> Tensor:
-        """Return the vectors ``[B, n, W]`` for outputs ``[B, outputs]``; with dueling by [1], equation 9."""
+        """Return the vectors ``[B, n, W]`` for the network's outputs ``[B, outputs]``; with dueling, by equation 9 of [1]."""
         table = outputs.view(len(outputs), -1, self.width)
         if not self._dueling:
             return table
@@ -54,11 +54,11 @@ class ValueHead(ABC):
 
     @abstractmethod
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
-        """Return what the vectors of the chosen actions must become, ``[B, W]``.
+        """Return the target vectors for the chosen actions, ``[B, W]``.
 
         Args:
             returns: The n-step returns, ``[B]``.
-            discounts: The factors of the successors' values, ``[B]``.
+            discounts: The factors by which the successors' values are multiplied, ``[B]``.
             successors: The vectors of the best actions in the successors, ``[B, W]``.
         """
 
@@ -71,7 +71,7 @@ class ValueHead(ABC):
         """Return the error of each transition, ``[B]``, from which prioritized sampling gets the priorities."""
 
     def policy_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the output layer of the policy, ``[outputs, C]``, which computes dueling and the means of quantiles."""
+        """Return the policy's output layer, ``[outputs, C]``: the network's, with dueling and means of quantiles merged in."""
         if not self._dueling:
             return rows
         table = rows.astype(np.float64).reshape(-1, self.width, rows.shape[1])
@@ -80,7 +80,7 @@ class ValueHead(ABC):
         return merged.reshape(-1, rows.shape[1])
 
     def network_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return an output layer of the network from which `policy_rows` makes the given one, up to rounding."""
+        """Return an output layer of the network for a given one of the policy: the inverse of `policy_rows`, up to rounding."""
         if not self._dueling:
             return rows
         table = rows.reshape(-1, self.width, rows.shape[1])
@@ -88,7 +88,7 @@ class ValueHead(ABC):
 
 
 class ScalarHead(ValueHead):
-    """A head that estimates the expected return, or with `rescaling` its `squash`. The loss is Huber's."""
+    """A head that estimates the expected return, or with `rescaling` its value under `squash`. The loss is the Huber loss."""
 
     def __init__(self, actions: int, *, dueling: bool, huber_delta: float, rescaling: bool = False) -> None:
         super().__init__(actions, 1, dueling=dueling)
@@ -113,7 +113,7 @@ class ScalarHead(ValueHead):
 class CategoricalHead(ValueHead):
     """A head that estimates logits of equally spaced returns, the atoms [2]. The loss is the cross entropy.
 
-    The error for priorities is the divergence of Kullback and Leibler, as in Rainbow (Hessel et al. 2018).
+    The error for priorities is the Kullback-Leibler divergence, as in Rainbow (Hessel et al. 2018).
     """
 
     def __init__(self, actions: int, *, dueling: bool, atoms: int, v_min: float, v_max: float) -> None:
@@ -128,7 +128,8 @@ class CategoricalHead(ValueHead):
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
         """Return the shifted distribution, projected on the atoms ([2], equation 7).
 
-        A value between two atoms gives its probability to both, in proportion to its nearness. One outside goes to the end.
+        The probability of a value between two atoms is divided between both, more to the nearer one. A value outside the range
+        counts as the nearest atom.
         """
         atoms = self._atoms.to(returns.device)
         moved = (returns.unsqueeze(1) + discounts.unsqueeze(1) * atoms).clamp(self._low, self._high)
@@ -186,7 +187,7 @@ class QuantileHead(ValueHead):
 
 
 def squash(returns: Tensor) -> Tensor:
-    """Return ``sign(x) (√(|x| + 1) - 1) + ε x`` for each return x ([4], proposition A.2)."""
+    """Return ``sign(x) (√(|x| + 1) - 1) + ε x`` for each return x, with a small constant ε ([4], proposition A.2)."""
     return returns.sign() * ((returns.abs() + 1.0).sqrt() - 1.0) + _SLOPE * returns
 
 

@@ -1,1 +1,1 @@
-"""Algorithms that train on the data of the newest policy versions, and forget them: A2C, PPO, IMPALA and their relatives."""
+"""Algorithms that train once on the data of the newest policy versions: A2C, PPO, IMPALA and their relatives."""

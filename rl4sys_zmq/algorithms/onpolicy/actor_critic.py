@@ -43,12 +43,11 @@ class ActorCritic(ABC):
 
     - A batch of whole segments can be larger than configured. The next batch is then smaller by the surplus.
     - The statistics that standardise observations change at the end of an update only, and actors get them with the weights. So
-      the learner and actors with the newest version use the same. Those of the first batch hold already for the first update,
-      because the first policy hardly depends on its input.
+      the learner and actors with the newest version use the same statistics. The first update already uses those of the first
+      batch, because the first policy hardly depends on its input.
     - When the statistics change, the first layers are adjusted, so that the networks compute what they computed before. Without
-      this, each change disturbs what was learned: one run of three on Pendulum stayed at a return of -600.
-    - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
-      too.
+      this, each change would disturb what was learned: one of three runs on Pendulum stayed at a return of -600.
+    - ``episodes_per_update`` counts ended episodes. A part of an episode with ``max_traj_length`` steps counts as an ended one.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -130,19 +129,19 @@ class ActorCritic(ABC):
         self._complete = self._complete or (self._missing() == 0 and (ends or not self._batch.ends_trajectory))
 
     def demand(self) -> int:
-        """Return the number of steps that are missing; an estimate if the batch depends on the ends of trajectories."""
+        """Return the number of steps that the batch lacks; an estimate if the batch depends on the ends of trajectories."""
         if self._complete:
             return 0
         return self._missing() or math.ceil(self._trajectory_length)
 
     def _missing(self) -> int:
-        """Return the number of missing steps, without those until the current trajectory ends."""
+        """Return the number of steps that the batch lacks, without those until the current trajectory ends."""
         if self._batch.steps is not None:
             return max(0, self._batch.steps - self._surplus - self._buffered)
         return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
 
     def _limited(self, surplus: int) -> int:
-        """Return the steps by which the next batch is smaller. No batch shrinks to less than half."""
+        """Return the number of steps by which the next batch is smaller, because this batch has `surplus` steps too many."""
         steps = self._batch.steps
         return min(max(0, surplus), steps // 2) if steps is not None and not self._batch.ends_trajectory else 0
 
@@ -177,7 +176,7 @@ class ActorCritic(ABC):
         self._mean, self._scale = mean, scale
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the mean and the factor of each feature: 0 and 1 for one that is not of a Box."""
+        """Return the mean and the factor that standardise each feature: 0 and 1 for features that are not from a Box."""
         continuous = feature_layout(self._observation_space).continuous()
         arrays = np.where(continuous, self._moments.mean, 0.0), np.where(continuous, self._moments.scale(), 1.0)
         mean, scale = (self._compute.put(torch.from_numpy(array.astype(np.float32))) for array in arrays)
@@ -194,7 +193,7 @@ class ActorCritic(ABC):
         return tensors
 
     def state(self) -> dict[str, Any]:
-        """Return the whole state, except the segments that wait for the next update: after a restart they come again."""
+        """Return the whole state, except the segments that wait for the next update. The journal delivers these again."""
         return {
             "parameters": self._network.flat.clone(),
             "optimizer": self._optimizer.state(),
@@ -295,8 +294,9 @@ class ActorCritic(ABC):
     def _forward(self, rollout: RolloutBatch) -> tuple[dict[str, Tensor], Tensor, Tensor, Sequences | None]:
         """Compute both networks for all observations of a batch, without gradients.
 
-        Return the columns ``features``, ``actions`` and with masks ``forbidden`` of its ``N`` steps, the log-probabilities of
-        the actions ``[N]``, the values of all observations ``[M, 1]``, and the sequences on which a recurrent network trains.
+        Return the columns ``features``, ``actions`` and (with masks) ``forbidden`` of the ``N`` steps, the log-probabilities of
+        the actions ``[N]``, the values of all ``M`` observations ``[M, 1]``, and the sequences on which a recurrent network
+        trains.
         """
         put = self._compute.put
         features, actions = self._standardised(put(rollout.features)), put(rollout.actions)
@@ -326,7 +326,7 @@ class ActorCritic(ABC):
         return outputs, estimates, trained
 
     def _step(self, loss: Tensor, rates: Sequence[float | None], only: int | None = None) -> None:
-        """Take a gradient step with all ranks; with `only`, by the parameters of one network."""
+        """Take a gradient step together with all ranks; with `only`, it changes the parameters of this network alone."""
         gradient = self._network.gradient(loss, only)
         self._compute.ranks.add_up(gradient if only is None else gradient[self._network.parts[only]])
         self._optimizer.step(gradient, rates, max_norm=self.parameters.max_grad_norm)

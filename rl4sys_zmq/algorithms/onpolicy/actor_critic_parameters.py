@@ -37,7 +37,7 @@ ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCompletionRule:
-    """The lowest number of steps or of ended trajectories that completes a batch. Its last step may have to end one."""
+    """The rule for a complete batch: the least number of steps or of ended trajectories, and if its last step must end one."""
 
     steps: int | None = None
     trajectories: int | None = None
@@ -146,11 +146,11 @@ class ActorCriticParameters:
         return self.rollout_length or (LONGEST_SEGMENT if whole else min(max((batch.steps or 0) // 32, 16), LONGEST_SEGMENT))
 
     def minibatch_steps(self) -> int | None:
-        """Return the size of the smallest minibatch, or None if that of a batch is unknown. One minibatch is the whole batch."""
+        """Return the size of the smallest minibatch in steps; None if the size of a batch is unknown."""
         return self.batch().steps
 
     def share_left(self, steps: int, batch: int) -> float:
-        """Return the share that remains of a parameter that decreases over `total_steps`, for `batch` steps after `steps`."""
+        """Return the remaining share of a parameter that decreases over `total_steps`, for a batch that follows `steps` steps."""
         done = steps + batch * self.anneal_ahead
         return 1.0 if self.total_steps is None else max(self.anneal_floor, 1.0 - done / self.total_steps)
 
@@ -188,7 +188,7 @@ def entropy_weight(ent_coef: float | None, action_space: Space) -> float:
 
 
 def actor_critic_entry(name: str, parameters: type[ActorCriticParameters], factory: str, **described: Any) -> AlgorithmEntry:
-    """Return the registry entry of an on-policy algorithm for all actions, unless `spaces` are given."""
+    """Return the registry entry of an on-policy algorithm. It supports all action spaces, unless `described` restricts them."""
     spaces = {"spaces": "any observations; any actions", **described}
     return own_entry(name, parameters, f"onpolicy.{factory}", kind="onpolicy", takes_masks=True, **spaces)
 

@@ -20,9 +20,9 @@ from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, explained_varia
 class IMPALA(ActorCritic):
     """IMPALA. Each update is one gradient step on a batch of whole segments, corrected by V-trace.
 
-    The loss of a batch is ``-mean(ρ_t log π(a_t|s_t) (r_t + γ v_{t+1} - V(s_t)))``, plus the value loss ``half (v_t - V(s_t))²``
-    and minus the entropy bonus, with their weights (Espeholt et al. 2018, section 4.2). The importance weights come from the
-    log-probabilities that the actors sent, so they are exact for data of every version.
+    The loss of a batch is ``-mean(ρ_t log π(a_t|s_t) (r_t + γ v_{t+1} - V(s_t)))``, plus the value loss ``(v_t - V(s_t))² / 2``
+    and minus the entropy bonus, with their weights (Espeholt et al. 2018, section 4.2). `vtrace` defines ρ and v. The
+    importance weights come from the log-probabilities that the actors sent, so they are exact for data of every version.
 
     Differences from the paper, beside those of `ActorCritic`:
 

@@ -1,4 +1,4 @@
-"""The entries and parameters of IMPALA, and of PPO with other settings: A2C, A3C, REINFORCE and RPO. It imports no torch."""
+"""Entries and parameters of IMPALA, and of PPO's variants A2C, A3C, REINFORCE and RPO. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class A2CParameters(PPOSetting):
     """The parameters of A2C: PPO with one gradient step on each batch, without clipping, and with RMSProp (Huang et al. 2022).
 
     The defaults are those of Stable-Baselines3 for 5 steps in each of 16 environments, with two differences: observations and
-    rewards are normalised, and `vf_coef` weights half the mean squared error, so that its 0.5 is 0.25 there.
+    rewards are normalised, and `vf_coef` weights half the mean squared error, so its value 0.5 corresponds to 0.25 in
+    Stable-Baselines3.
     """
 
     changeable: ClassVar[frozenset[str]] = ActorCriticParameters.changeable | {"ent_coef", "vf_coef"}
@@ -102,7 +103,7 @@ class REINFORCEParameters(PPOSetting):
     """The parameters of REINFORCE: PPO with one gradient step of the policy on a batch of whole episodes (Williams 1992).
 
     Without a baseline, the advantage of an action is the discounted return after it. With a baseline, which is a value network,
-    it is the generalized advantage. Names that RL4Sys uses have the same meaning as in RL4Sys.
+    it is the generalized advantage (GAE). Names that RL4Sys uses have the same meaning as in RL4Sys.
     """
 
     changeable: ClassVar[frozenset[str]] = ActorCriticParameters.changeable | {"value_learning_rate", "train_vf_iters"}

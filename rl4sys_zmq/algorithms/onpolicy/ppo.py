@@ -82,7 +82,7 @@ class TrainingTensors:
             yield TrainingTensors(**{name: parts[k] for name, parts in columns.items()}), weight
 
     def _normalised(self, parts: Sequence[slice | Tensor], clip: float) -> TrainingTensors:
-        """Return the columns with the advantages of each part normalised, a part of one row excepted; ε is `clip`."""
+        """Return the columns with advantages normalised within each part (minibatch), except a part of one row; ε is `clip`."""
         advantages = self.advantages.clone()
         for rows in parts:
             if len(part := advantages[rows]) > 1:  # the deviation with n - 1, as in Stable-Baselines3 and CleanRL
@@ -112,7 +112,7 @@ def _random_order(count: int, generator: torch.Generator) -> Tensor:
 
 
 def equal_sizes(steps: int, count: int) -> list[int]:
-    """Return the sizes of at most `count` minibatches. They differ by at most 1: a small one would have a noisy gradient."""
+    """Return the sizes of at most `count` minibatches. They differ by at most 1: a small minibatch is noisy."""
     count = max(1, min(count, steps))
     return [steps // count + (k < steps % count) for k in range(count)]
 
@@ -137,7 +137,7 @@ def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
 
 
 def clipped_objective(ratios: Tensor, advantages: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return PPO's policy loss ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))`` (Schulman et al. 2017, equation 7).
+    """Return ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))`` for ratios r and advantages A (Schulman et al. 2017, equation 7).
 
     With the bounds of `ratio_bounds` it equals ``-mean(clamp(r, low, high) A)``, which needs half as many kernel launches.
     """
@@ -147,8 +147,8 @@ def clipped_objective(ratios: Tensor, advantages: Tensor, low: Tensor, high: Ten
 def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, clip: float, *, larger: bool = True) -> Tensor:
     """Return half the mean squared error of estimated values, ``[B]``.
 
-    With the values before the update, `old`, an error is the larger one of two: that of the estimate, and that of the estimate
-    limited to ``old ± clip``; or the latter alone if `larger` is False.
+    With the values before the update, `old`, an error is the larger one of two: the error of the estimate, and the error of the
+    estimate limited to ``old ± clip``. If `larger` is False, only the second counts.
     """
     error = estimates - targets
     if old is None:
@@ -159,7 +159,7 @@ def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, cl
 
 @dataclass(slots=True)
 class PassMetrics:
-    """The measurements of one pass over a batch, with one tensor per minibatch. Numbers come after the pass: conversion is slow.
+    """The metrics of one pass over a batch, as one tensor per minibatch. They become numbers after the pass: conversion is slow.
 
     Attributes:
         log_ratios: The logarithm of each step's probability ratio, ``[B]``.
@@ -173,7 +173,7 @@ class PassMetrics:
     stopped: bool = False
 
     def add_up(self, ranks: Ranks, sizes: Sequence[int]) -> None:
-        """Replace the measurements on this rank's rows by those on all rows. `sizes` are those of all ranks together."""
+        """Replace the metrics of this rank's rows by those of all rows. `sizes` are the minibatches' sizes over all ranks."""
         if ranks.size == 1:
             return
         shares = [ranks.share(size) for size in sizes]
@@ -191,7 +191,7 @@ class PassMetrics:
         self.policy_losses, self.value_losses, self.entropies = list(policy), list(value), list(entropy)
 
     def kl(self, *, last: bool = False) -> float:
-        """Return the approximate KL divergence from the policy that chose the actions; with `last`, of the last minibatch."""
+        """Return the approximate KL divergence from the policy that acted; with `last`, for the last minibatch only."""
         return float(approximate_kl(torch.cat(self.log_ratios[-1:] if last else self.log_ratios)))
 
     def scalars(self, clip: float) -> dict[str, float]:
@@ -226,7 +226,7 @@ class PPO(ActorCritic):
       older policy version. For data of the newest version, it is 1 before the first step.
     - A segment that `observe` gets with ``correct=True`` is too old, and gets V-trace targets. All others get generalized
       advantage estimation (GAE), with traces that continue across the segments of an episode.
-    - Advantages are normalised over the whole batch, unless ``norm_adv_over`` is ``minibatch``.
+    - Advantages are normalised over the whole batch, unless `norm_adv_over` is ``minibatch``.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
       whole batch, then all those of the value network, without an entropy bonus and without ``vf_coef``.
     - Without a critic, all values are 0.
@@ -269,8 +269,8 @@ class PPO(ActorCritic):
     ) -> PassMetrics:
         """Do all passes over a batch, with a gradient step per minibatch. Return the metrics of the last pass.
 
-        The rates and the clips are pairs: for the policy (ε of the ratio), and for the value network (the distance from the old
-        values).
+        `learning_rates` and `clips` are pairs of a value for the policy and one for the value network. The policy's clip is the
+        limit ε of the ratio, the other the largest change of a value.
         """
         p = self._settings
         stopped = False
@@ -294,7 +294,7 @@ class PPO(ActorCritic):
         return last
 
     def _passes(self) -> list[tuple[bool, bool]]:
-        """Return a pair for each pass over the batch: it trains the policy, it trains the value network."""
+        """Return two bools for each pass over the batch: True if it trains the policy, True if it trains the value network."""
         p = self._settings
         if p.in_turn:
             policy, value = p.iterations()
@@ -303,7 +303,7 @@ class PPO(ActorCritic):
         return [(number < p.update_epochs, number < values) for number in range(max(p.update_epochs, values))]
 
     def _moved(self, columns: TrainingTensors) -> TrainingTensors:
-        """Return a batch for one pass of RPO: moving an action has the effect of moving the mean the other way."""
+        """Return a batch for one pass of RPO, with moved actions. This equals moving the means in the opposite direction."""
         alpha, numbers = self._settings.rpo_alpha, self._actions.number_columns
         if not alpha or numbers is None:
             return columns
@@ -356,7 +356,7 @@ class PPO(ActorCritic):
         rates: Sequence[float | None],
         clips: Sequence[float],
     ) -> PassMetrics:
-        """Do one pass over the batch, with one gradient step per minibatch. The rate of a network that is not trained is None."""
+        """Do one pass over the batch, with one gradient step per minibatch. `trains` is the pair from `_passes`."""
         p = self._settings
         limit = p.target_kl if p.in_turn or p.target_kl_over == "minibatch" else None
         normalised = clips[0] if p.norm_adv and p.norm_adv_over == "minibatch" else None

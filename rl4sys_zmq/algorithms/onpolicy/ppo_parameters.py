@@ -165,7 +165,7 @@ class PPOParameters(PPOSetting):
         return None if steps is None else max(1, steps // self.minibatches(steps))
 
     def rl4sys_notes(self) -> list[str]:
-        """Return a line for the log for each parameter in use that comes from RL4Sys: its meaning here."""
+        """Return a log line for each parameter in use that comes from RL4Sys, with its meaning in this library."""
         lines = []
         rule = self.batch()
         if rule.ends_trajectory:

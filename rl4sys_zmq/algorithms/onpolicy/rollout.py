@@ -59,9 +59,10 @@ class RolloutBatch:
 def join_segments(
     taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributions
 ) -> RolloutBatch:
-    """Join pairs of a segment and a bool: True if it needs importance weights. Segments of an episode are adjacent, in order.
+    """Join segments to one batch. `taken` has pairs of a segment and a bool: True if the segment needs importance weights.
 
-    So an advantage trace continues from one segment to the next, and short segments cause no bias.
+    Segments of an episode are adjacent, in order. So an advantage trace continues from one segment to the next, and short
+    segments cause no bias.
     """
     first_seen: dict[int, int] = {}
     for segment, _ in taken:
@@ -111,7 +112,7 @@ def _forbidden(segments: Sequence[Segment], options: int) -> Tensor | None:
 
 
 class RunningMoments:
-    """The mean and the population variance of each column of the rows so far: 0 and 1 before the first row.
+    """The mean and the population variance of each column, over all rows so far: 0 and 1 before the first row.
 
     Source: Chan, Golub & LeVeque 1979, equation 1.5.
     """
@@ -147,7 +148,7 @@ class RunningMoments:
 
 
 class RewardScaler:
-    """The scaling of rewards: division by the running standard deviation of the discounted return, then clipping.
+    """A function that divides rewards by the running standard deviation of the discounted return, and then clips them.
 
     Gymnasium's wrapper NormalizeReward does the same. The discounted return is a sum over the past rewards of an episode, across
     its segments.
@@ -195,8 +196,8 @@ class RewardScaler:
 def discounted_sums(x: Column, decay: Column, *, reverse: bool = False) -> Column:
     """Return the solution ``y`` of ``y[t] = x[t] + decay[t] * y[t + 1]`` for all ``t``, with ``y[T] = 0``.
 
-    With `reverse`, it is ``y[t] = x[t] + decay[t] * y[t - 1]``. The range of the sums doubles in each round (parallel prefix
-    sum, Hillis & Steele 1986), up to the longest run of steps with a non-zero `decay`.
+    With `reverse`, it is ``y[t] = x[t] + decay[t] * y[t - 1]``. The algorithm doubles the range of the sums in each round
+    (parallel prefix sum, Hillis & Steele 1986), up to the longest run of steps with a non-zero `decay`.
     """
     if reverse:
         return discounted_sums(x[::-1], decay[::-1])[::-1]
@@ -235,7 +236,8 @@ def vtrace(  # noqa: PLR0913 - the symbols of one formula
     PPO's objective already multiplies it by the ratio, and IMPALA multiplies it by ``ρ_t``.
 
     The weights w_t = π(a_t|s_t) / μ(a_t|s_t) of the current policy π and the acting policy μ are `rhos`, 1 for a step without
-    correction. ρ̄ determines the policy whose value is estimated; c̄ limits the variance.
+    correction. γ is `gamma`, λ `lam`. ρ̄ (`rho_clip`) determines the policy whose value is estimated; c̄ (`c_clip`) limits the
+    variance.
     """
     deltas = rewards + gamma * next_values - values
     traces = np.where(continues, gamma * lam * np.minimum(rhos, c_clip), 0.0)

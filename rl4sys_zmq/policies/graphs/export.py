@@ -1,4 +1,4 @@
-"""The ONNX form of a policy of the kind ``layers`` or ``onnx``, for programs without this library. It has the weights.
+"""The export of a policy of the kind ``layers`` or ``onnx`` as an ONNX model with the weights, for programs without this library.
 
 The graph maps a batch of observations ``[N, *obs]``, in the dtype of their space, to named outputs. Each array of a Dict or Tuple
 is an input, such as ``observations['camera']``. The outputs:
@@ -75,14 +75,14 @@ def _of_layers(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGra
 
 
 def _network(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph:
-    """Return the graph of a policy of the kind ``onnx``: its own graph with constant weights, and then the outputs."""
+    """Return the graph of a policy of the kind ``onnx``: the policy's graph with constant weights, and output nodes."""
     head, weights, size = network_inputs(spec)
     given, own = observation_inputs(spec.observation_space), decode_model(spec.blob)
     check_graph(own, [*given, *weights], size)
     inputs = {value.name for value in given}
 
     def renamed(names: Sequence[str]) -> tuple[str, ...]:
-        """Return names that no value of the outputs has."""
+        """Return the names of values, prefixed so that they differ from all names that the nodes of the outputs use."""
         return tuple([name if not name or name in inputs else f"network/{name}" for name in names])
 
     graph = GraphBuilder()
@@ -97,7 +97,7 @@ def _network(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph
 def _outputs(
     graph: GraphBuilder, spec: PolicySpec, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
 ) -> list[OnnxValue]:
-    """Add the nodes of the outputs, and return the descriptions of the outputs."""
+    """Add the nodes that compute the model's outputs from the network's outputs `values`. Return their descriptions."""
     space = spec.action_space
     if document.head == "joint":
         return _joint_outputs(graph, space, document, values, tensors)

@@ -23,7 +23,7 @@ def add_layers(graph: GraphBuilder, space: ObservationSpace, layers: LayerList, 
         graph: The graph, with `observation_inputs` as inputs.
         space: The space of observations.
         layers: The layers.
-        names: The names of their tensors in the graph, in the order of `LayerList.tensors`.
+        names: The names of the layers' tensors in the graph, in the order of `LayerList.tensors`.
 
     Raises:
         ConfigError: If a layer has no form in ONNX.
@@ -37,7 +37,7 @@ def add_layers(graph: GraphBuilder, space: ObservationSpace, layers: LayerList, 
 
 @lru_cache(maxsize=16)
 def layers_model(space: ObservationSpace, layers: LayerList) -> tuple[bytes, tuple[OnnxValue, ...]]:
-    """Return the ONNX model of a network whose weights are inputs, and these inputs."""
+    """Return the ONNX model of a network whose weights are inputs of the graph, and the descriptions of these inputs."""
     graph = GraphBuilder()
     weights = tuple([OnnxValue(tensor.name, tensor.dtype, tensor.shape) for tensor in layers.tensors()])
     graph.add("Identity", add_layers(graph, space, layers, [weight.name for weight in weights]), output=OUTPUTS)
@@ -46,7 +46,7 @@ def layers_model(space: ObservationSpace, layers: LayerList) -> tuple[bytes, tup
 
 
 def onnx_network(space: ObservationSpace, layers: LayerList, tensors: Mapping[str, NDArray[Any]]) -> OnnxNetwork:
-    """Return a network in onnxruntime with these weights.
+    """Return a network that onnxruntime computes, with the weights `tensors`.
 
     Raises:
         ConfigError: If onnxruntime is not installed, or a layer has no form in ONNX.

@@ -56,7 +56,7 @@ class OnnxValue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxNode:
-    """One operation of a graph. An empty name stands for an input that is not given, or an output that is not computed."""
+    """One operation of a graph. An empty name stands for an omitted input or output."""
 
     operator: str  # a standard operator, such as Gemm
     inputs: tuple[str, ...]
@@ -75,7 +75,7 @@ class OnnxGraph:
     opset: int = OPSET
 
     def renamed(self, names: Mapping[str, str], inputs: Sequence[OnnxValue], outputs: int) -> OnnxGraph:
-        """Return the same graph with new names of its inputs (by the old ones), new descriptions, and another output size."""
+        """Return the graph with renamed inputs and another number of outputs. `names` has the new name of each renamed input."""
         nodes = tuple([replace(node, inputs=tuple([names.get(name, name) for name in node.inputs])) for node in self.nodes])
         described = tuple([replace(value, shape=(None, outputs)) for value in self.outputs])
         return replace(self, nodes=nodes, inputs=tuple(inputs), outputs=described)
@@ -107,8 +107,8 @@ class GraphBuilder:
     def features(self, leaf: FeatureLeaf) -> str:
         """Append the nodes of the features of one array of an observation, and return their name, float32 ``[N, n]``.
 
-        They equal those of `rl4sys_zmq.values.features`. The graph's input has the name of the leaf, and is ``[N, *shape]`` in
-        the dtype of its space. An integer outside its space has no feature that is 1.
+        The results equal those of `rl4sys_zmq.values.features`. The graph's input has the name of the leaf, the shape ``[N,
+        *shape]`` and the dtype of the space. All features of an integer outside its space are 0.
         """
         if leaf.lowest is None:
             size = leaf.columns.stop - leaf.columns.start
@@ -125,7 +125,7 @@ class GraphBuilder:
 
 
 def encode_model(graph: OnnxGraph, facts: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes of an ONNX model with this graph and these metadata. The same graph gives the same bytes."""
+    """Return the bytes of an ONNX model with this graph, and with `facts` as metadata. Equal arguments give equal bytes."""
     parts = [_number(1, IR_VERSION), _text(2, "rl4sys_zmq"), _bytes(7, _graph(graph))]
     parts.append(_bytes(8, _number(2, graph.opset)))
     parts += [_bytes(14, _text(1, key) + _text(2, value)) for key, value in (facts or {}).items()]

@@ -54,10 +54,10 @@ Field = tuple[int, Any]
 def decode_model(data: bytes) -> OnnxGraph:
     """Return the graph of an ONNX model.
 
-    The graph has only standard operators of one version, but they can be unknown ones, and its parts need not fit together.
+    The reader checks the encoding only. The operators can be unknown to this package, and the parts need not fit together.
 
     Raises:
-        ConfigError: If the bytes are not an ONNX model, or the model has something that this module refuses.
+        ConfigError: If the bytes are not an ONNX model, or the model has a part that this module refuses.
     """
     opset = 0
     found: memoryview | None = None
@@ -91,7 +91,7 @@ def _unknown(message: str, number: int, names: Mapping[int, str]) -> ConfigError
 
 
 def _fields(data: memoryview, message: str) -> Iterator[Field]:
-    """Yield the fields of a message in the encoding of protocol buffers."""
+    """Yield the fields of a message that is encoded as a protocol buffer. `message` is its name, for errors."""
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
@@ -152,7 +152,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _wholes(value: Any, name: str) -> list[int]:
-    """Return the integers of one field of a repeated number, packed or single."""
+    """Return the integers in one occurrence of a repeated field, packed or single."""
     if isinstance(value, int):
         return [_signed(value)]
     numbers: list[int] = []

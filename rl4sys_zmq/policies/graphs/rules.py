@@ -1,12 +1,12 @@
 """The rules for ONNX graphs from a peer: what a graph may contain, and how its inputs and outputs must fit the policy.
 
-onnxruntime checks much itself, but some graphs would end its process or take all memory: a whole-number division by zero, a
-stride of zero, a shape that depends on the data. So only the operators of `OPERATORS` are allowed, and these rules hold:
+Some graphs that onnxruntime accepts would crash the process or take all memory: an integer division by zero, a stride of zero,
+a shape that depends on the data. So only the operators of `OPERATORS` are allowed, and these rules hold:
 
 - Each value is computed once, before it is used. No operator has a subgraph, a random output or an output whose shape depends on
   the values of its inputs. Arguments that determine a shape depend only on constants and on shapes.
 - Attributes are within bounds in which onnxruntime is safe.
-- Whole numbers are divided only by positive constants, and are not reduced to means.
+- Integers are divided only by positive constants, and no mean of integers is computed.
 - The graph's inputs are the observation's arrays and the weights, with their names, dtypes and shapes. Its only output is
   ``outputs``, float32 ``[N, outputs]``. Only the axis ``N``, the number of observations, has no fixed length.
 """
@@ -142,7 +142,7 @@ def _check_values(found: Sequence[OnnxValue], expected: Sequence[OnnxValue]) -> 
 
 
 class _Walk:
-    """The check of the nodes of one graph, in their order."""
+    """A walk over the nodes of one graph, in order, which checks each node."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self._graph = graph
@@ -226,7 +226,7 @@ def _check_attribute(operator: str, name: str, value: Attribute) -> None:
 
 
 def _constant(node: OnnxNode) -> NDArray[Any]:
-    """Return the value of an operator Constant."""
+    """Return the value of a node with the operator Constant."""
     if len(node.attributes) != 1 or node.inputs or len(node.outputs) != 1:
         raise _refused("an operator Constant has inputs, or not exactly one value")
     ((name, value),) = node.attributes.items()

@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Replace the lock, in a forked child: a thread that does not exist there can be compiling a graph."""
+    """Replace the lock, in a forked child. A thread of the parent, which the child does not have, can hold the old lock."""
     global _lock  # noqa: PLW0603 - the lock belongs to the module, as the sessions do
     _lock = threading.Lock()
 
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphSession:
-    """A graph that onnxruntime has compiled. Several threads can use it."""
+    """A graph that onnxruntime has compiled. Several threads can use one session."""
 
     inference: Any  # onnxruntime.InferenceSession
     observations: tuple[OnnxValue, ...]  # in the order of `SpaceLeaves`
@@ -60,14 +60,14 @@ def observation_inputs(space: ObservationSpace) -> tuple[OnnxValue, ...]:
 
 
 def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
-    """Return the session of a graph: the one that this process has already, or a new one after all checks.
+    """Return the session of a graph: an existing session of this process, or a new session after all checks.
 
     The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here.
 
     Args:
         blob: The ONNX model.
         observations: The result of `observation_inputs`.
-        weights: The inputs for weights.
+        weights: The inputs of the graph that are weights.
         outputs: The number of outputs of the network.
 
     Raises:
@@ -127,7 +127,7 @@ def _options(onnxruntime: Any, level: Any) -> Any:
 
 
 def _limit_memory(onnxruntime: Any) -> None:
-    """Set the limit of the memory that the sessions of this process share. A second call changes nothing."""
+    """Limit the memory of all sessions of this process together. A second call changes nothing."""
     kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
     memory = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
     settings = onnxruntime.OrtArenaCfg({"max_mem": MAX_MEMORY_BYTES, "arena_extend_strategy": 1})

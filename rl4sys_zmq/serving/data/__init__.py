@@ -1,4 +1,4 @@
-"""Data stores: an actor's buffers of unsent data, and a trainer's replay buffers. The only dependency is numpy.
+"""Data stores: buffers of an actor's unsent data, and replay buffers of a trainer. The only dependency is numpy.
 
 `DataStoreBase` is the base class for a store of your own, which `rl4sys_zmq.testing.check_data_store` tests.
 """

@@ -178,13 +178,14 @@ class QueuedDataStore(DataStoreBase):
 
 
 class ColumnStore(DataStoreBase, Resource):
-    """A data store that keeps one array, the *column*, for each value of an item, which is a dict of arrays and can be nested.
+    """A data store that keeps one array, the *column*, for each value of an item. An item is a nested dict of arrays.
 
     The first item determines keys, shapes and dtypes. Columns are in memory, or in memory-mapped files in a folder.
 
     Args:
-        path: Folder for the columns. None: memory. A store of the same class that the folder has is opened.
-        options: Further options, as JSON values, saved in the folder. A folder is opened with the same ones and `capacity`.
+        path: Folder for the columns. None: memory. If the folder has a store of the same class, it is opened.
+        options: Further options, as JSON values, saved in the folder. To open the folder again, the options and `capacity` must
+            be the same.
     """
 
     _KIND: ClassVar[str]
@@ -259,11 +260,11 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        """Return the items with the given numbers. `gap` is True if earlier ones were requested and are lost."""
+        """Return the items with the given numbers. `gap` is True if earlier items were requested and are lost."""
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Hold the store's lock. Raise `Closed` if the store is closed."""
+        """Hold the store's lock in a ``with`` block. Raise `Closed` if the store is closed."""
         with self._lock:
             if self._closed:
                 raise Closed(f"the {self._KIND} is closed")

@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class _SerlBuffer(ReplayBuffer):
-    """A `ReplayBuffer` that stores no other keys, and returns batches of flax."""
+    """A `ReplayBuffer` that leaves out unknown keys of a transition, and returns a batch as a `FrozenDict` of flax."""
 
     _said = False
 
@@ -30,7 +30,7 @@ class _SerlBuffer(ReplayBuffer):
         super().batch_insert([self._known(data) for data in as_batch(batch_data)])
 
     def sample(self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None) -> dict[str, Any]:
-        """Draw a batch of transitions; see `ReplayBuffer.sample`. In a program that imports flax, it is a `FrozenDict`."""
+        """Draw a batch of transitions; see `ReplayBuffer.sample`. In a program that imports flax, the batch is a `FrozenDict`."""
         return _as_flax(super().sample(batch_size, keys, indx))
 
     def _known(self, data: Any) -> Any:
@@ -79,8 +79,8 @@ class ReplayBufferDataStore(_SerlBuffer):
 class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
     """A replay buffer of transitions that stores equal images once, with the arguments of the RL libraries SERL and HIL-SERL.
 
-    Other keys of a transition than those that `ReplayBuffer` names, and those that the arguments add, are left out, with one
-    warning.
+    The store keeps the keys that `ReplayBuffer` names and those that the arguments add. Other keys of a transition are left
+    out, with one warning.
 
     Args:
         observation_space: Dict space that sets the shapes and dtypes of observations. Axis 0 of an image observation is the

@@ -24,7 +24,7 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryFile:
-    """The contents of the file."""
+    """The contents of a file of a saved `TrajectoryBuffer`."""
 
     capacity: int
     begin: int  # number of the oldest step
@@ -35,7 +35,7 @@ class TrajectoryFile:
 
 
 def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
-    """Write the file under a temporary name, sync it to the disk, and rename it."""
+    """Write a saved `TrajectoryBuffer` to a file: under a temporary name first, which is renamed when the disk has the file."""
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     meta = {_META + f.name: np.asarray(getattr(saved, f.name)) for f in fields(saved) if f.name != "data"}

@@ -42,9 +42,9 @@ class ReplayBuffer(ColumnStore):
     optionally ``truncated`` (default False). Observations and actions can be dicts of arrays. Further keys are stored too. Shapes
     and dtypes come from the spaces if they are given, otherwise from the first transition. Rewards are float32.
 
-    ``masks`` (1 - terminated) can replace ``terminated``: it says whether the value of the next observation counts. ``dones``
-    beside one of these two says where the episode ends. It is stored, and ``truncated`` is then True where the episode ends but
-    does not terminate. ``dones`` alone has the meaning of ``terminated``.
+    ``masks`` (1 - terminated) can replace ``terminated``: 1 means that the value of the next observation counts. In addition to
+    one of these two, ``dones`` can mark the end of the episode. It is stored, and ``truncated`` is then True where the episode
+    ends but does not terminate. ``dones`` alone has the meaning of ``terminated``.
 
     For data that are not transitions, such as single observations, use `QueuedDataStore`.
 
@@ -130,8 +130,8 @@ class ReplayBuffer(ColumnStore):
 
         Args:
             batch_size: Number of transitions.
-            keys: Keys of the result. None: those of a transition, and ``masks``. ``dones`` can be requested too if the store does
-                not have it: it is then ``terminated`` or ``truncated``.
+            keys: Keys of the result. None: those of a transition, and ``masks``. ``dones`` can be requested even if it is not
+                stored: it is then ``terminated`` or ``truncated``.
             indx: Numbers of the transitions to return instead: integers ``[batch]`` from `oldest_data_id` to `latest_data_id`.
                 `batch_size` is then ignored.
 
@@ -167,7 +167,7 @@ class ReplayBuffer(ColumnStore):
 
         Args:
             queue_size: Number of batches that are drawn in advance, so that the copy of a batch to a device overlaps with the
-                work on the last one.
+                work on the previous batch.
             sample_args: Arguments of `sample`, such as ``{"batch_size": 256}``.
             device: Device or sharding of JAX to which each batch is copied (`jax.device_put`). None: numpy arrays.
 
@@ -215,7 +215,7 @@ class ReplayBuffer(ColumnStore):
         return StoreLayout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, ArraySpec], suffix: str) -> ArraySpec:
-        """Return the shape and dtype of one frame of an image key."""
+        """Return the shape and dtype of one frame of the image key `key`. `suffix` is the key's part of a value's path."""
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
             raise DataError(f"observations{suffix}", f"is missing, and {key!r} is one of image_keys")

@@ -1,4 +1,4 @@
-"""Samplers for `TrajectoryBuffer.sample`. A sampler chooses, for each sampled step, the steps that one key of the sample has.
+"""Samplers for `TrajectoryBuffer.sample`. A sampler chooses the steps whose values one key of a sample has.
 
 The buffer first draws steps at random, the *anchors*. A sampler then maps each anchor to steps of the same trajectory, for
 example the anchor itself, a window around the anchor, or a later step. A *row* is the number of a step.
@@ -27,7 +27,7 @@ def require_numpy(use_jax: object, device: object = None) -> None:
 
 
 def check_rows(rows: object, key: str) -> int:
-    """Check a number of rows, which can be negative, and return it as an int."""
+    """Check a number of rows, which may be negative, and return it as an int. `key` is the argument's name for errors."""
     if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or abs(int(rows)) >= 1 << 32:
         raise ConfigError(f"{key} must be a number of rows, not {rows!r:.60}", key=key)
     return int(rows)
@@ -39,7 +39,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledRows:
-    """The result of a sampler: the rows that it chose for ``B`` anchors.
+    """The rows that a sampler chose for ``B`` drawn steps (*anchors*).
 
     Attributes:
         ids: Numbers of the rows, int64 ``[B]``, or ``[B, T]`` for ``T`` rows for each anchor. Each row is in the trajectory of
@@ -60,7 +60,7 @@ class Sampler(ABC):
     Args:
         source: The key of the stored steps whose values this sampler reads, or the path of a nested key. None: the same key as in
             the sample. A sampler that is registered for ``"rewards"`` then reads ``"rewards"``.
-        use_jax: Must be False, as agentlace's default.
+        use_jax: Must be False, which is agentlace's default.
 
     Raises:
         ConfigError: If `use_jax` is given.
@@ -96,15 +96,15 @@ class LatestSampler(Sampler):
 class SequenceSampler(Sampler):
     """A sampler that returns a window of consecutive steps around each drawn step.
 
-    The window has the offsets `begin` to ``end - 1`` from the drawn row. Values in the sample have the shape
-    ``[B, end - begin, ...]``. If the window reaches beyond the trajectory, the first or last row of the trajectory is repeated,
-    and the mask is False there. A ``sample_range`` of the buffer that covers the window excludes this case.
+    The window has the offsets `begin` to ``end - 1`` from the drawn row. Values in the sample have the shape ``[B, end - begin,
+    ...]``. If the window reaches beyond the trajectory, the first or last row of the trajectory is repeated, and the mask is
+    False there. To exclude this case, register the sampler with a ``sample_range`` that covers the window.
 
     Args:
         squeeze: True to omit the time axis. The window must then have one row.
         begin: Offset of the first row from the drawn row, such as -3.
         end: Offset of the last row, plus one.
-        source: See `Sampler`.
+        source: Key of the stored steps to read, as in `Sampler`.
 
     Raises:
         ConfigError: If the window is empty, an offset is not an integer, or `squeeze` is True for more than one row.
@@ -143,7 +143,7 @@ class FutureSampler(Sampler):
         max_future: The offset is less than this number. None: no limit.
         lambda_: Parameter of `GEOMETRIC`, in rows: the mean of an exponential distribution whose value is rounded down. A
             discount ``g`` corresponds to ``lambda_ = -1 / log(g)``.
-        source: See `Sampler`.
+        source: Key of the stored steps to read, as in `Sampler`.
 
     Raises:
         ConfigError: If an argument is out of range.

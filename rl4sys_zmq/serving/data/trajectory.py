@@ -38,9 +38,9 @@ class _SampleConfig:
 class TrajectoryBuffer(ColumnStore):
     """A replay buffer that keeps the newest `capacity` steps in order. A sample never crosses the end of a trajectory.
 
-    A step is a dict of arrays, which can be nested. `data_shapes` or the first step defines its keys. A trajectory ends in one of
-    three ways: with a step whose key ``end_of_trajectory`` is true (or with this argument of `insert`), by a call of
-    `end_trajectory`, or before a step whose key ``start_of_trajectory`` is true. These two keys are not stored as values.
+    A step is a dict of arrays, which can be nested. `data_shapes` or the first step defines its keys. A trajectory ends in one
+    of three ways: with a step whose key ``end_of_trajectory`` is True (`insert` also has this argument), by a call of
+    `end_trajectory`, or before a step whose key ``start_of_trajectory`` is True. These two keys are not stored as values.
     `get_latest_data` adds them to the steps, so that a copy of the buffer has the same trajectories, even if steps were lost. A
     sampler of the key ``end_of_trajectory`` returns True for the last step of a trajectory that has ended.
 
@@ -52,8 +52,8 @@ class TrajectoryBuffer(ColumnStore):
         data_shapes: Keys, shapes and dtypes of a step; ``end_of_trajectory`` can be among them. None: those of the first step.
         seed: Seed of the random generator that draws samples.
         min_trajectory_length: Smallest number of stored steps of a trajectory that is sampled. Overwritten steps do not count.
-        device: Must be None, and `use_jax` False: the steps are numpy arrays. agentlace has these two arguments.
-        use_jax: See `device`.
+        device: Must be None, because the steps are numpy arrays. The argument exists in agentlace.
+        use_jax: Must be False, for the same reason.
         path: Folder to keep the steps on disk. A buffer that is already in the folder is opened, and its last trajectory is
             ended. None: keep the steps in memory.
 
@@ -146,8 +146,8 @@ class TrajectoryBuffer(ColumnStore):
         Args:
             name: Name of the configuration.
             samplers: For each key of the sample, the sampler that chooses its rows and the key of the steps that is read.
-            sample_range: First offset, and last offset plus one, of the rows around a step. A step is only drawn if its
-                trajectory has all these rows.
+            sample_range: Range of rows around a step: the first offset, and the last offset plus one. A step is only drawn if
+                its trajectory has all rows of this range.
             transform: Function that gets the data and the mask of each sample and returns both, changed or not. It runs in the
                 thread that calls `sample`.
 
@@ -339,7 +339,7 @@ class TrajectoryBuffer(ColumnStore):
             self._ended = bool(last[-1])
 
     def _find_spans(self) -> None:
-        """Find the first steps of the trajectories that were loaded."""
+        """Find the trajectories in the columns that were read from a folder."""
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
@@ -354,7 +354,7 @@ class TrajectoryBuffer(ColumnStore):
         return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
     def _ends(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return True for each row that is the last of a trajectory that has ended."""
+        """Return a bool for each row: True if it is the last row of a trajectory that has ended."""
         after = np.minimum(ids + 1, self._ring.end - 1)
         return np.where(ids + 1 < self._ring.end, self._ring.gather(_START_COLUMN, after), self._ended)
 
@@ -445,7 +445,7 @@ def _declared(shapes: object) -> StoreLayout:
 
 
 def _step(data: object) -> tuple[dict[str, object], bool, bool]:
-    """Check a step. Return a flat dict of its values by path, and two flags: it begins, and it ends, a trajectory."""
+    """Check a step. Return its values by path, and two bools: True if the step begins, and if it ends, a trajectory."""
     if not isinstance(data, Mapping):
         raise DataError(
             "", f"a step must be a dict of arrays, not a {type(data).__name__}; use a QueuedDataStore for other payloads"

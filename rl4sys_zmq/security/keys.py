@@ -44,13 +44,6 @@ class KeyPair:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerKeys:
-    """The key pair of a learner or another server."""
-
-    learner: KeyPair
-
-
-@dataclass(frozen=True, slots=True)
 class UserKeys:
     """The keys of a user: its own key pair, and the learner's public key, with which the user authenticates the learner."""
 
@@ -69,7 +62,7 @@ def new_key_pair() -> KeyPair:
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
-def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
+def curve_server(keys: KeyPair, zap_domain: str) -> Secure:
     """Return a function that makes a bound socket accept only connections with CURVE keys. Call it before the socket is bound.
 
     The check function that `register_domain` has registered for the ZAP domain decides on each peer. Without one, no peer can
@@ -83,8 +76,8 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
     def secure(raw: zmq.Socket[bytes]) -> None:
         raw.setsockopt(zmq.CURVE_SERVER, 1)
-        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.learner.public.encode("ascii"))
-        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.learner.secret.encode("ascii"))
+        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode("ascii"))
+        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
         raw.setsockopt(zmq.ZAP_DOMAIN, zap_domain.encode("utf-8"))
         raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
@@ -111,9 +104,9 @@ def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -
     _write(Path(path), values, 0o600)
 
 
-def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
-    """Write the keys of a server to a file, usually ``learner.secret``. Errors are those of `write_secret_file`."""
-    write_secret_file(path, {"public": keys.learner.public, "secret": keys.learner.secret})
+def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
+    """Write the key pair of a server to a file, usually ``learner.secret``. Errors are those of `write_secret_file`."""
+    write_secret_file(path, {"public": keys.public, "secret": keys.secret})
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
@@ -160,14 +153,14 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
 # ---- reading
 
 
-def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
-    """Read the keys of a server from a file, usually ``learner.secret``.
+def read_server_keys(path: str | os.PathLike[str]) -> KeyPair:
+    """Read the key pair of a server from a file, usually ``learner.secret``.
 
     Raises:
         ConfigError: If the file is missing, a link, owned by another account, accessible to others or damaged, or if its public
             key does not belong to its secret. The message names the file and the remedy.
     """
-    return ServerKeys(_pair(_read(Path(path), secret=True), str(path)))
+    return _pair(_read(Path(path), secret=True), str(path))
 
 
 def read_learner_public(path: str | os.PathLike[str]) -> str:

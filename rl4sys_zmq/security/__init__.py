@@ -10,26 +10,33 @@ Two related modules are outside this package, because the configuration and the 
 and `rl4sys_zmq.private`.
 """
 
-from rl4sys_zmq.security.access import USERS_FILE, AccessList, Quota, TokenBucket, User, load_access
-from rl4sys_zmq.security.authenticator import Authenticator, WorkerAccess
-from rl4sys_zmq.security.authorizer import Authorizer
-from rl4sys_zmq.security.keys import (
-    LEARNER_PUBLIC,
-    LEARNER_SECRET,
-    KeyPair,
-    UserKeys,
-    curve_client,
-    curve_server,
-    new_key_pair,
-    read_learner_public,
-    read_server_keys,
-    read_user_keys,
-    write_learner_public,
-    write_secret_file,
-    write_server_keys,
-    write_user_keys,
-)
-from rl4sys_zmq.security.zap import Denied, register_domain
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rl4sys_zmq._lazy import lazy_getattr
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.security.access import USERS_FILE, AccessList, Quota, TokenBucket, User, load_access
+    from rl4sys_zmq.security.authenticator import Authenticator, WorkerAccess
+    from rl4sys_zmq.security.authorizer import Authorizer
+    from rl4sys_zmq.security.keys import (
+        LEARNER_PUBLIC,
+        LEARNER_SECRET,
+        KeyPair,
+        UserKeys,
+        curve_client,
+        curve_server,
+        new_key_pair,
+        read_learner_public,
+        read_server_keys,
+        read_user_keys,
+        write_learner_public,
+        write_secret_file,
+        write_server_keys,
+        write_user_keys,
+    )
+    from rl4sys_zmq.security.zap import Denied, register_domain
 
 __all__ = [
     "AccessList",
@@ -58,3 +65,29 @@ __all__ = [
     "write_server_keys",
     "write_user_keys",
 ]
+
+__getattr__ = lazy_getattr(
+    __name__,
+    {
+        "access": ("USERS_FILE", "AccessList", "Quota", "TokenBucket", "User", "load_access"),
+        "authenticator": ("Authenticator", "WorkerAccess"),
+        "authorizer": ("Authorizer",),
+        "keys": (
+            "LEARNER_PUBLIC",
+            "LEARNER_SECRET",
+            "KeyPair",
+            "UserKeys",
+            "curve_client",
+            "curve_server",
+            "new_key_pair",
+            "read_learner_public",
+            "read_server_keys",
+            "read_user_keys",
+            "write_learner_public",
+            "write_secret_file",
+            "write_server_keys",
+            "write_user_keys",
+        ),
+        "zap": ("Denied", "register_domain"),
+    },
+)

@@ -18,7 +18,7 @@ from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
-from rl4sys_zmq.transports.network import secure_with
+from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.transports.poller import Poller
 from rl4sys_zmq.transports.sidecar_pipe import (
     LIMITS,
@@ -138,7 +138,7 @@ class _SidecarLoop:
     def _open(self, command: SidecarCommand) -> None:
         role, address, limits, *keys = (bytes(frame) for frame in command.frames)
         send_hwm, recv_hwm, most = LIMITS.unpack(limits)
-        secure = secure_with((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
+        secure = curve((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
         try:
             if role == b"dealer":
                 hwm = {"send_hwm": send_hwm, "recv_hwm": recv_hwm}

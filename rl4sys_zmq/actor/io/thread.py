@@ -173,7 +173,8 @@ class ActorIOThread(Worker):
                 self.host.open_error = exc
                 return
             finally:
-                self.host.on_opened()
+                self.host.opened.set()
+                self.host.notify()
             restarts = 0
             while not self._stopping:
                 try:

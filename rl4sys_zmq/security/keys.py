@@ -95,22 +95,17 @@ def curve_client(keys: UserKeys) -> Secure:
 # ---- writing
 
 
-def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
-    """Write a TOML file with mode 0600 in a folder with mode 0700, and sync both to the disk.
+def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
+    """Write the key pair of a server to a file with mode 0600, usually ``learner.secret``, in a folder with mode 0700.
 
     Raises:
         ConfigError: If the file already exists (it is not overwritten) or cannot be written.
     """
-    _write(Path(path), values, 0o600)
-
-
-def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
-    """Write the key pair of a server to a file, usually ``learner.secret``. Errors are those of `write_secret_file`."""
-    write_secret_file(path, {"public": keys.public, "secret": keys.secret})
+    _write(Path(path), {"public": keys.public, "secret": keys.secret}, 0o600)
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_secret_file`."""
+    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_server_keys`."""
     _write(Path(path), {"public": public}, 0o644)
 
 
@@ -118,14 +113,15 @@ def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> 
     """Write the name and the keys of a user to a file, usually ``NAME.keys``.
 
     Raises:
-        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_secret_file` does.
+        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_server_keys` does.
     """
     if not _PLAIN.fullmatch(name):
         raise ConfigError(
             f"{name!r} is not a name; use 1 to 64 letters, digits, '.', '_', '@' or '-'", key="name", source=str(path)
         )
     own = keys.own
-    write_secret_file(path, {"name": name, "public": own.public, "secret": own.secret, "learner": keys.learner_public})
+    values = {"name": name, "public": own.public, "secret": own.secret, "learner": keys.learner_public}
+    _write(Path(path), values, 0o600)
 
 
 def _write(path: Path, values: Mapping[str, str], mode: int) -> None:

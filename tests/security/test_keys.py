@@ -12,16 +12,15 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.security import (
     KeyPair,
     UserKeys,
-    curve_server,
     new_key_pair,
     read_learner_public,
     read_server_keys,
     read_user_keys,
     write_learner_public,
-    write_secret_file,
     write_server_keys,
     write_user_keys,
 )
+from rl4sys_zmq.security.keys import curve_server
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path: Path, secret: 
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (secret, tmp_path / "link"):
         with pytest.raises(ConfigError, match="already exists"):
-            write_secret_file(path, {"secret": "x"})
+            write_server_keys(path, new_key_pair())
     assert secret.read_bytes() == before and not (tmp_path / "elsewhere").exists()
 
 

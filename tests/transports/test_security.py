@@ -16,9 +16,12 @@ import pytest
 from kit import until
 
 from rl4sys_zmq.errors import ConfigError, TransportError, WorkerDied
-from rl4sys_zmq.security import Denied, UserKeys, curve_client, curve_server, new_key_pair, register_domain, zap
+from rl4sys_zmq.security import UserKeys, curve_client, new_key_pair, zap
+from rl4sys_zmq.security.keys import curve_server
+from rl4sys_zmq.security.zap import Denied, register_domain
 from rl4sys_zmq.testing import TransportUnderTest
-from rl4sys_zmq.transports import MAX_UNGRANTED, MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
+from rl4sys_zmq.transports import MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
+from rl4sys_zmq.transports.peers import MAX_UNGRANTED
 
 PATIENCE_S = 10.0
 

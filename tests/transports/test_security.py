@@ -401,6 +401,8 @@ def test_a_forked_child_makes_its_own_handler() -> None:
     code = """
         import os, sys
         from rl4sys_zmq.security import *
+        from rl4sys_zmq.security.keys import curve_server
+        from rl4sys_zmq.security.zap import register_domain
         from rl4sys_zmq.transports import *
         def serve(domain):
             keys, own = new_key_pair(), new_key_pair()

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rl4sys_zmq.logs import get_logger, replace_streams
 
@@ -143,6 +144,19 @@ def start_with_socket(
         )
     finally:
         os.close(number)
+
+
+def start_with_socketpair(
+    *command: str, kind: socket.SocketKind = socket.SOCK_STREAM, **options: Any
+) -> tuple[socket.socket, ChildProcess]:
+    """Start a process, as `start_with_socket` does, that inherits one end of a new socketpair. Return the other end too."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with theirs:
+        try:
+            return ours, start_with_socket(theirs, *command, **options)
+        except BaseException:
+            ours.close()
+            raise
 
 
 def reset_signals() -> None:

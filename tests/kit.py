@@ -18,7 +18,7 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.replay import StatePiece
-from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security import UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space, space_to_json
 from rl4sys_zmq.wire.thread_messages import AssignClient
@@ -75,13 +75,13 @@ def python_blocks(page: Path) -> list[str]:
 
 def write_keys(folder: Path, users: Mapping[str, Sequence[str]], client_ids: Sequence[str] = ("*",)) -> None:
     """Write the keys of a server and of users with these roles to a folder. A user without roles is not on the access list."""
-    server = ServerKeys(new_key_pair())
+    server = new_key_pair()
     write_server_keys(folder / "learner.secret", server)
     (folder / "users.toml").touch(mode=0o600)
     with (folder / "users.toml").open("w") as listed:
         for name, roles in users.items():
             pair = new_key_pair()
-            write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
+            write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.public))
             if roles:
                 listed.write(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {list(client_ids)}\nroles = {list(roles)}\n")
 

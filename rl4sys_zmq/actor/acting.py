@@ -60,19 +60,14 @@ class FallbackActions:
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
-    def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+    def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
         """Return the baseline's action, because the policy is stale."""
         if self._on_stale == "raise":
             raise PolicyStale(self._parts.policy_age_s, self.max_age_s or 0.0)
-        return self.baseline(observation, mask, leading)
+        return self.baseline(observation, mask)
 
     def roll_back_and_act(
-        self,
-        bad: Policy,
-        traj: RL4SysTrajectory,
-        observation: Tree,
-        mask: NDArray[np.bool_] | None,
-        leading: bool = False,
+        self, bad: Policy, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None
     ) -> RL4SysAction:
         """Roll back the policy `bad`, whose action is not finite. Return an earlier version's action, or the idle action."""
         parts = self._parts
@@ -84,33 +79,30 @@ class FallbackActions:
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
             action = choose_locally(previous, parts.threads.state, self._recorder, None, observation, mask)
             if math.isfinite(action.log_prob):
-                add_leading_axis(action, leading)
                 return action
-        return self._idle_action(observation, mask, leading)
+        return self._idle_action(observation, mask)
 
-    def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+    def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
         """Return an action before the first policy arrives: the baseline's, or a random one."""
         if self._baseline is not None:
-            return self.baseline(observation, mask, leading)
+            return self.baseline(observation, mask)
         self._parts.counters.add("random_actions")
         act = _random(self._spec, mask, self._parts.threads.state.sampler)
-        return self._unstored_action(observation, act, leading)
+        return self._unstored_action(observation, act)
 
-    def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+    def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
         """Return the baseline's action, or the idle action if there is no baseline."""
         self._parts.counters.add("baseline_actions")
-        return self._idle_action(observation, mask, leading)
+        return self._idle_action(observation, mask)
 
-    def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
+    def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
-        return self._unstored_action(observation, act, leading)
+        return self._unstored_action(observation, act)
 
-    def _unstored_action(self, observation: Tree, act: Any, leading: bool = False) -> RL4SysAction:
+    def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
         policy = self._parts.policy
         stamp = PolicyStamp(policy.generation, policy.version, self._parts.owner)
-        action = new_action(observation, None, act, 0.0, stamp, None)
-        add_leading_axis(action, leading)
-        return action
+        return new_action(observation, None, act, 0.0, stamp, None)
 
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
@@ -250,11 +242,7 @@ class ActionSelector:
         return self._request(traj, obs, mask)
 
     def _request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
-        episodes = self.episodes
-        if traj is not None and traj.episodes is not episodes:
-            if traj.episodes.owner is not episodes.owner:
-                raise ActionError("this trajectory belongs to another agent")
-            traj = None  # the parent of this forked process keeps that trajectory
+        episodes, traj = self.episodes, self._ours(traj)
         try:
             observation, leading = self._inputs.observation(obs)
             allowed = self._inputs.mask(mask)
@@ -274,44 +262,38 @@ class ActionSelector:
             self._parts.admit(episodes.rollout)
             traj.has_credit = True
         try:
-            action = self._choose(traj, observation, allowed, leading)
+            action = self._choose(traj, observation, allowed)
         except FLOAT_ERRORS:
             with np.errstate(all="ignore"):
-                action = self._choose(traj, observation, allowed, leading)
+                action = self._choose(traj, observation, allowed)
+        add_leading_axis(action, leading)
+        if self._keeps_last and action.raw is not None:
+            self._threads.state.last_act = copy_tree(action.act)
         episodes.note_request(traj, action)
         return traj, action
 
-    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
         policy = self._policy_for(traj)
         if self._fallback.is_stale():
-            return self._fallback.for_stale(observation, mask, leading)
-        thread = self._threads.state
+            return self._fallback.for_stale(observation, mask)
         if self._remote is not None:
             try:
                 answers = self._ask_learner(observation[None], None if mask is None else mask[None])
             except CallError:
                 if self._parts.config.on_stale != "baseline":
                     raise
-                return self._fallback.baseline(observation, mask, leading)
+                return self._fallback.baseline(observation, mask)
             if answers is not None:
                 raws, acts, log_probs, stamp = answers
-                act = acts if leading and acts.ndim > 1 else acts[0]
-                if self._keeps_last:
-                    thread.last_act = copy_tree(act)
-                return new_action(observation, raws[0], act, float(log_probs[0]), stamp, mask)
-        action = choose_locally(policy, thread, self._recorder, traj.state, observation, mask)
-        if not isfinite(action.log_prob):
-            return self._fallback.roll_back_and_act(policy, traj, observation, mask, leading)
-        add_leading_axis(action, leading)
-        if self._keeps_last:
-            thread.last_act = copy_tree(action.act)
-        return action
+                return new_action(observation, raws[0], acts[0], float(log_probs[0]), stamp, mask)
+        action = choose_locally(policy, self._threads.state, self._recorder, traj.state, observation, mask)
+        return action if isfinite(action.log_prob) else self._fallback.roll_back_and_act(policy, traj, observation, mask)
 
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         parts, episodes = self._parts, self.episodes
-        trajectories = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
+        trajectories = [None] * self._inputs.count(obs) if trajs is None else [self._ours(traj) for traj in trajs]
         count = len(trajectories)
         if not count and not self._inputs.count(obs):
             return [], []
@@ -388,15 +370,13 @@ class ActionSelector:
         parts = zip(running, batch.each, batch.rows, strict=True)
         return [self._fallback.roll_back_and_act(policy, traj, observation, mask) for traj, observation, mask in parts]
 
-    def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Replace trajectories of the parent process by None, in a forked child."""
-        episodes, ours = self.episodes, list(trajs)
-        for i, traj in enumerate(ours):
-            if traj is not None and traj.episodes is not episodes:
-                if traj.episodes.owner is not episodes.owner:
-                    raise ActionError("a trajectory belongs to another agent")
-                ours[i] = None
-        return ours
+    def _ours(self, traj: RL4SysTrajectory | None) -> RL4SysTrajectory | None:
+        """Return a trajectory, or None for one that began in the parent process of this forked child."""
+        if traj is None or traj.episodes is self.episodes:
+            return traj
+        if traj.episodes.owner is not self.episodes.owner:
+            raise ActionError("this trajectory belongs to another agent")
+        return None
 
     def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
         """Return the learner's actions for ``[N, *obs]``, or None if the local policy must choose instead."""
@@ -428,8 +408,8 @@ class ActionSelector:
 class StartupActionSelector(ActionSelector):
     """The selector of an agent that started without its learner, until the first policy arrives. No step is stored."""
 
-    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
-        return self._fallback.before_policy(observation, mask, leading)
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+        return self._fallback.before_policy(observation, mask)
 
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
         return [self._fallback.before_policy(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]

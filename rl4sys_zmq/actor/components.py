@@ -225,9 +225,7 @@ class AgentComponents:
 
     def admit(self, steps: int) -> None:
         """Wait for the learner's credit for `steps` steps and for the policy version that the learner requires."""
-        if not self._waits:
-            return
-        if self._granted(steps):
+        if not self._waits or self._granted(steps):
             return
         host = self.io.host
         host.waiting += 1

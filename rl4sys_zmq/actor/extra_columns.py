@@ -84,12 +84,8 @@ class ExtraColumnActionSelector:
             raise ConfigError(f"a policy of kind {self._kind!r} {problem}", key="columns")
         out = {}
         for name, (shape, dtype) in self._wanted.items():
-            value = columns[name]
-            if type(value) is np.ndarray and value.dtype == dtype and value.shape == rows + shape:
-                out[name] = value
-                continue
-            value = np.asarray(value)
-            if value.shape != rows + shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+            value = np.asarray(columns[name])
+            if value.shape != rows + shape or not (value.dtype == dtype or np.can_cast(value.dtype, dtype, "same_kind")):
                 problem = f"is {value.dtype} {value.shape}; expected {dtype} {rows + shape}"
                 raise ConfigError(f"column {name!r} of a policy of kind {self._kind!r} {problem}", key="columns")
             out[name] = value

@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -28,6 +29,7 @@ from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, flatten
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FrozenTrajectory:
     """One episode of a `FrozenAgent`, which counts the steps and keeps no data.
 
@@ -37,16 +39,12 @@ class FrozenTrajectory:
         steps: The number of actions added.
     """
 
-    # `state` is the state of a policy with extra columns after the last added action, `last` is that action.
-    __slots__ = ("agent", "completed", "episode_id", "last", "state", "steps")
-
-    def __init__(self, agent: FrozenAgent, episode_id: int) -> None:
-        self.agent = agent
-        self.episode_id = episode_id
-        self.completed = False
-        self.steps = 0
-        self.last: RL4SysAction | None = None
-        self.state: Any = None
+    agent: FrozenAgent
+    episode_id: int
+    completed: bool = False
+    steps: int = 0
+    last: RL4SysAction | None = None  # the last added action
+    state: Any = None  # of a policy with extra columns, after that action
 
     def __len__(self) -> int:
         return self.steps

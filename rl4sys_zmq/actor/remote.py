@@ -115,9 +115,7 @@ class InferenceCaller(Resource):
             before = self._caller
             if before is not None and self._new_address == new_address:
                 return before
-            address = Address.parse(new_address)
-            if address.host == "*":
-                address = Address.parse(self._config.address).with_port(address.port)
+            address = Address.parse(new_address).seen_from(Address.parse(self._config.address))
             client = self._caller = Caller(address, keys=self._keys)
             self._new_address = new_address
         if before is not None:

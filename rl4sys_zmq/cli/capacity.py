@@ -134,13 +134,8 @@ def _print(rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: S
         print_line(f"{row.name:<24} {row.share:7.1%}  {row.detail}".rstrip())
     first = first_limit(rows)
     print_line()
-    if first.share > 1:
-        print_line(
-            f"first limit: {first.name}, at {first.share:.0%}: one learner process carries {1 / first.share:.2g} of this load"
-        )
-    else:
-        times = f"{1 / first.share:.2g} times this load" if first.share else "any such load"
-        print_line(f"first limit: {first.name}, at {first.share:.0%}: one learner process carries {times}")
+    carried = f"{1 / first.share:.2g} {'of' if first.share > 1 else 'times'} this load" if first.share else "any such load"
+    print_line(f"first limit: {first.name}, at {first.share:.0%}: one learner process carries {carried}")
     for proposal in proposals:
         print_line(f"  {proposal.resource}: {proposal.text}")
     needed = {proposal.needs for proposal in proposals}

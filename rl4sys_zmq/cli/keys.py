@@ -26,7 +26,6 @@ from rl4sys_zmq.security import (
     LEARNER_PUBLIC,
     LEARNER_SECRET,
     USERS_FILE,
-    ServerKeys,
     UserKeys,
     load_access,
     new_key_pair,
@@ -66,11 +65,11 @@ def make_keys(folder: Path) -> None:
     secret, public = folder / LEARNER_SECRET, folder / LEARNER_PUBLIC
     with _locked(folder, make=True):
         if secret.exists() or secret.is_symlink():
-            learner = read_server_keys(secret).learner
+            learner = read_server_keys(secret)
             print_line(f"already there: {secret}")
         else:
             learner = new_key_pair()
-            write_server_keys(secret, ServerKeys(learner))
+            write_server_keys(secret, learner)
             print_line(f"created {secret}: the learner's secret; keep it on this machine")
         if public.exists():
             if read_learner_public(public) != learner.public:
@@ -102,7 +101,7 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
         check_name(client_id, "--client-id")
     users, file = folder / USERS_FILE, folder / f"{name}.keys"
     with _locked(folder):
-        learner = read_server_keys(folder / LEARNER_SECRET).learner
+        learner = read_server_keys(folder / LEARNER_SECRET)
         text, mode = _read(users) if users.exists() else (_FILE_HEADER, 0o600)
         if name in tomllib.loads(text):
             raise ConfigError(f"{name} is already listed; choose another name, or --revoke {name} first", source=str(users))

@@ -29,14 +29,29 @@ LINE_COLUMNS = 100
 
 class StatusDisplay(Resource):
     def __init__(self) -> None:
-        self._rates = _StepRates()
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def show(self, report: Mapping[str, Any], note: str = "") -> None:
         """Show a status report and a note. The display limits how often it prints, so call this at any rate."""
-        self._show(self._rates.applied(client_rows(report)), note)
+        now = time.monotonic()
+        self._show([replace(row, steps_per_s=self._rate(row, now)) for row in client_rows(report)], note)
 
     @abstractmethod
     def _show(self, rows: list[ClientStatusRow], note: str) -> None: ...
+
+    def _rate(self, row: ClientStatusRow, now: float) -> float:
+        """Return the steps per second of a client over the last `RATE_WINDOW_S`."""
+        seen = self._seen.setdefault(row.client_id, deque())
+        if seen and seen[-1][1] > row.steps:  # the client was restarted
+            seen.clear()
+        seen.append((now, row.steps))
+        while len(seen) > 2 and now - seen[1][0] >= RATE_WINDOW_S:
+            seen.popleft()
+        (t0, s0), (t1, s1) = seen[0], seen[-1]
+        return (s1 - s0) / (t1 - t0) if t1 - t0 > 0.2 else row.steps_per_s
+
+    def close(self) -> None:
+        """Do nothing; there is nothing to release."""
 
 
 def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDisplay:
@@ -46,27 +61,6 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
             return _TableDisplay(debug)
     configure_logging(debug)
     return _LineDisplay(every_s, every_s if sys.stdout.isatty() else max(every_s, LATER_LINES_S))
-
-
-class _StepRates:
-    """The steps per second of each client, over the last `RATE_WINDOW_S`."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, deque[tuple[float, int]]] = {}
-
-    def applied(self, rows: list[ClientStatusRow]) -> list[ClientStatusRow]:
-        now = time.monotonic()
-        return [replace(row, steps_per_s=self._rate(row, now)) for row in rows]
-
-    def _rate(self, row: ClientStatusRow, now: float) -> float:
-        seen = self._seen.setdefault(row.client_id, deque())
-        if seen and seen[-1][1] > row.steps:  # the client was restarted
-            seen.clear()
-        seen.append((now, row.steps))
-        while len(seen) > 2 and now - seen[1][0] >= RATE_WINDOW_S:
-            seen.popleft()
-        (t0, s0), (t1, s1) = seen[0], seen[-1]
-        return (s1 - s0) / (t1 - t0) if t1 - t0 > 0.2 else row.steps_per_s
 
 
 class _LineDisplay(StatusDisplay):
@@ -94,9 +88,6 @@ class _LineDisplay(StatusDisplay):
                 if not sys.stdout.isatty():  # `print_line` knows the width of a terminal
                     text = textwrap.fill(text, LINE_COLUMNS, subsequent_indent=" " * 4, break_on_hyphens=False)
                 print_line(text)
-
-    def close(self) -> None:
-        """Do nothing; there is nothing to release."""
 
 
 def _style(row: ClientStatusRow) -> str:

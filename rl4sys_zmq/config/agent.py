@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from rl4sys_zmq.config.addresses import RelayAddress, check_relay_keys, connect_uri, dialled, relay_addresses
 from rl4sys_zmq.config.options import (
-    OBSERVATION_SPACE,
     PARAMETER_HINT,
-    SPACE,
     checked_arguments,
     compression,
     flag,
@@ -29,36 +27,27 @@ from rl4sys_zmq.config.options import (
     with_source,
 )
 from rl4sys_zmq.config.rl4sys import (
-    FLAT_KEYS,
     IGNORED_BY_ACTORS,
-    algorithm_name,
-    algorithm_parameters,
     default_client_id,
     expand_sections,
     lift_actor_keys,
-    resolve_spaces,
 )
-from rl4sys_zmq.config.section import ConfigFile, WeightsConfig
+from rl4sys_zmq.config.section import ConfigFile, PolicyOptions, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.values import ObservationSpace, Space
+from rl4sys_zmq.values import ObservationSpace
 
 log = get_logger(__name__)
 
 _PLANNED = ("guard_rails",)
 """Options that the pages announce but that this version refuses."""
 
-_FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
-
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig(ConfigFile):
+class AgentConfig(PolicyOptions, ConfigFile):
     """The configuration of one actor process, which acts with a policy and sends its experience to a learner.
-
-    Instead of the two spaces, the sizes ``input_size`` and ``act_dim`` and the flag ``continuous`` can be given, as arguments
-    or in `algorithm_parameters`.
 
     Raises:
         ConfigError: If the value of an option is invalid, or two values contradict each other.
@@ -69,26 +58,12 @@ class AgentConfig(ConfigFile):
     with sections (RL4Sys's second form): the name of the file without its suffix."""
     actor_id: str | None = option(optional(name), None)
     """The name of this actor. Default: a random UUID."""
-    algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The name of the learning algorithm, in capitals, such as ``PPO``. Default: the learner's configuration names it."""
-    algorithm_parameters: Mapping[str, object] = option(algorithm_parameters, {})
-    """The algorithm's parameters. A parameter can have its own name or a synonym. Empty: the learner's configuration sets the
-    parameters. A parameter ``seed`` seeds the training, not this actor."""
-    type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
-    """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. A different type is logged as a warning. Default: no
-    expectation."""
     debug: bool = option(flag, False)
     """True has the same effect as ``log_level: DEBUG``."""
     log_level: str | None = option(optional(log_level), None)
     """The level of this package's logger: DEBUG, INFO, WARNING, ERROR or CRITICAL. Default: the program's logging decides."""
     plugins: tuple[str, ...] = option(modules, ())
     """Python modules to import before the actor joins the learner, for example to register policies."""
-    observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
-    """The observation space. Default: the learner's configuration sets it."""
-    action_space: Space | None = option(SPACE, None)
-    """The action space. Default: the learner's configuration sets it."""
-    act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
-    """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
     """The learner's address, as host:port or as a URI. The property `address` converts it to a URI."""
     connect_timeout_s: float = option(number(0), 10.0, names=("timeout", "connection_timeout_seconds"))
@@ -174,17 +149,9 @@ class AgentConfig(ConfigFile):
     """The relays (processes that pass weights on) from which this actor takes the weights, nearest first, each an address or a
     mapping with ``address`` and ``key``. If none answers, the actor takes them from the learner. An empty list: use no relay.
     Default: the relays that the learner names."""
-    input_size: InitVar[int | None] = None
-    """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
-    act_dim: InitVar[int | None] = None
-    """Number of discrete actions, or, if `continuous` is true, number of elements of a continuous action."""
-    continuous: InitVar[bool | None] = None
-    """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
-        super().__post_init__()
-        flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
-        resolve_spaces(self, flat)
+        super().__post_init__(input_size, act_dim, continuous)
         if self.sidecar and self.address.startswith("inproc:"):
             raise ConfigError("sidecar: another process can't reach an inproc address; use ipc or tcp", key="sidecar")
         if self.sidecar and self.inference != "local":
@@ -253,7 +220,7 @@ class AgentConfig(ConfigFile):
             values["client_id"] = client_id
         with with_source(source):
             parameters = {**_parameters(values), **_parameters(over)}
-            return cls(**parse_options(cls, {**values, **over, "algorithm_parameters": parameters}, extra=_FLAT))  # type: ignore[arg-type]
+            return cls(**parse_options(cls, {**values, **over, "algorithm_parameters": parameters}, extra=cls.FLAT))  # type: ignore[arg-type]
 
 
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:
@@ -264,7 +231,9 @@ def _canonical(given: Mapping[str, object]) -> dict[str, object]:
     for key in given.keys() & IGNORED_BY_ACTORS.keys():
         log.warning("%s has no meaning here and is ignored: %s", key, IGNORED_BY_ACTORS[key])
     kept = {key: value for key, value in given.items() if key not in IGNORED_BY_ACTORS}
-    return parse_options(AgentConfig, lift_actor_keys(expand_sections(kept)), extra=_FLAT, partial=True, hint=PARAMETER_HINT)
+    return parse_options(
+        AgentConfig, lift_actor_keys(expand_sections(kept)), extra=AgentConfig.FLAT, partial=True, hint=PARAMETER_HINT
+    )
 
 
 def _parameters(values: Mapping[str, object]) -> dict[str, object]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from rl4sys_zmq.config.options import (
-    OBSERVATION_SPACE,
     PARAMETER_HINT,
-    SPACE,
     InvalidValue,
     check_value,
     checked_arguments,
@@ -28,10 +26,9 @@ from rl4sys_zmq.config.options import (
     path,
     text,
 )
-from rl4sys_zmq.config.rl4sys import FLAT_KEYS, algorithm_name, algorithm_parameters, expand_sections, resolve_spaces
-from rl4sys_zmq.config.section import ConfigSection, WeightsConfig
+from rl4sys_zmq.config.rl4sys import expand_sections
+from rl4sys_zmq.config.section import ConfigSection, PolicyOptions, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values import ObservationSpace, Space
 
 MAX_AMOUNT = 1e6
 
@@ -176,28 +173,16 @@ class EvaluationConfig(ConfigSection):
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class ClientConfig(ConfigSection):
+class ClientConfig(PolicyOptions):
     """The options of one client in the configuration of a learner process.
 
     An option that is None takes its value from the learner's own options, or from the handshake message (HELLO) of the client's
-    first actor. Instead of the two spaces, ``input_size``, ``act_dim`` and ``continuous`` can be given, as in `AgentConfig`.
+    first actor.
 
     Raises:
         ConfigError: If the value of an option is invalid, or two values contradict each other.
     """
 
-    algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The name of the learning algorithm, such as ``PPO`` or ``sb3:TRPO``. Default: the first actor names it."""
-    algorithm_parameters: Mapping[str, object] = option(algorithm_parameters, {})
-    """The algorithm's parameters. A parameter can have its own name or a synonym."""
-    type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
-    """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. Default: no expectation."""
-    observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
-    """The observation space. Default: the first actor sets it."""
-    action_space: Space | None = option(SPACE, None)
-    """The action space. Default: the first actor sets it."""
-    act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
-    """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
     """Largest number of policy versions by which a segment's oldest step can be behind. Default: the learner's option, or else
     the algorithm's own limit."""
@@ -234,17 +219,6 @@ class ClientConfig(ConfigSection):
     """The engine that runs the training of this client: ``thread``, ``process`` or ``ray``. Default: the learner's option."""
     resources: ResourcesConfig | None = option(optional(ResourcesConfig.read), None)
     """What the engine ``ray`` reserves for the training of this client. Default: the learner's option."""
-    input_size: InitVar[int | None] = None
-    """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
-    act_dim: InitVar[int | None] = None
-    """Number of discrete actions, or, if `continuous` is true, number of elements of a continuous action."""
-    continuous: InitVar[bool | None] = None
-    """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
-
-    def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
-        super().__post_init__()
-        flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
-        resolve_spaces(self, flat)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
@@ -253,6 +227,5 @@ class ClientConfig(ConfigSection):
         Raises:
             ConfigError: If a key is unknown or a value is invalid.
         """
-        flat = tuple(key for key in FLAT_KEYS if key != "act_limit")
         expanded = expand_sections(given, ("network_architecture", "training"))
-        return cls(**parse_options(cls, expanded, extra=flat, hint=PARAMETER_HINT))  # type: ignore[arg-type]
+        return cls(**parse_options(cls, expanded, extra=cls.FLAT, hint=PARAMETER_HINT))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
 
-from rl4sys_zmq.config.addresses import RelayRule, bind_uri, check_relay_keys, host_name, relay_rules
+from rl4sys_zmq.config.addresses import RelayRule, bind_uri, check_relay_keys, relay_rules
 from rl4sys_zmq.config.client import ClientConfig, ResourcesConfig
 from rl4sys_zmq.config.options import (
     InvalidValue,
@@ -28,7 +28,7 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.relay import check_reachable, check_users_file
+from rl4sys_zmq.config.relay import ServerOptions
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, FLAT_KEYS, algorithm_name, algorithm_parameters, translate_global
 from rl4sys_zmq.config.section import ConfigFile, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
@@ -77,7 +77,7 @@ def ray_address(value: object) -> str:
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class LearnerConfig(ConfigFile):
+class LearnerConfig(ServerOptions, ConfigFile):
     """The configuration of one learner process, which receives data from actors, trains policies and publishes their weights.
 
     Raises:
@@ -85,16 +85,11 @@ class LearnerConfig(ConfigFile):
             `insecure` is set.
     """
 
-    bind: str = option(bind_uri, "tcp://127.0.0.1:50051")
-    """The URI that actors connect to. Port 0 picks a free port."""
-    pub: str | None = option(optional(bind_uri), None)
-    """The URI at which weights are published. Default: the host or transport of `bind`, with a free port or name."""
+    _BOUND = ("bind", "pub", "inference")
+
     inference: str | None = option(optional(lambda value: "auto" if value == "auto" else bind_uri(value)), None)
     """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the host or transport
     of `bind`, with a free port or name. Default: no inference service."""
-    advertise: str | None = option(optional(host_name), None)
-    """The host name or IP address that actors use to reach `pub` and `inference`. Default: the host through which an actor
-    reached `bind`."""
     relays: tuple[RelayRule, ...] = option(relay_rules, ())
     """The relays, which pass weights on, so that this learner sends each version once per relay and not once per actor. For
     each: ``address``, ``key`` (its public key), and the actors that take their weights from it: ``networks`` such as
@@ -171,15 +166,6 @@ class LearnerConfig(ConfigFile):
     not count."""
     bytes_per_s: float = option(number(0, 1e15, above=True), 256e6)
     """Limit on the bytes per second of the messages that `messages_per_s` counts. A burst of two seconds' worth is allowed."""
-    max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)
-    """Limit on the resident size of the process. Above this limit, the learner ends connections. If that does not help, the
-    process ends. Default: no limit; ``rl4sys-learner serve`` sets one."""
-    keys: Path | None = option(optional(path), None)
-    """The folder with the learner's keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
-    users_file: Path | None = option(optional(path), None)
-    """The access list, with the rights of each user. It needs `keys`. Default: ``users.toml`` in `keys`."""
-    insecure: bool = option(flag, False)
-    """True to let other machines connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
     """Number of threads that torch computes with, in the learner thread of each client. Default: unchanged. For small networks
     a second thread doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
@@ -208,9 +194,6 @@ class LearnerConfig(ConfigFile):
                 "journal in memory; set run_dir and journal: sqlite, or leave resume out",
                 key="resume",
             )
-        uris = {"bind": self.bind, "pub": self.pub, "inference": self.inference}
-        check_reachable(uris, self.keys, self.insecure)
-        check_users_file(self.users_file, self.keys)
         if self.keys is not None:
             check_relay_keys(self.relays)
 

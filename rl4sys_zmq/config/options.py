@@ -27,46 +27,6 @@ from rl4sys_zmq.values import ObservationSpace, Space, observation_space_from, s
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "OBSERVATION_SPACE",
-    "PARAMETER_HINT",
-    "SPACE",
-    "TIMEOUT_S",
-    "CALL_TIMEOUT_MS",
-    "CALL_TIMEOUT_S",
-    "Check",
-    "InvalidValue",
-    "as_json",
-    "check_fields",
-    "callback",
-    "check_value",
-    "checked_arguments",
-    "closest",
-    "compression",
-    "device_name",
-    "flag",
-    "instance_of",
-    "parse_options",
-    "integer",
-    "with_source",
-    "log_level",
-    "logger_level",
-    "mapping",
-    "name",
-    "number",
-    "one_of",
-    "nullable",
-    "option",
-    "optional",
-    "parameters",
-    "modules",
-    "path",
-    "sizes",
-    "text",
-    "unknown_key",
-    "whole_number",
-]
-
 T = TypeVar("T")
 Check = Callable[[object], T]
 

@@ -1,24 +1,29 @@
-"""The base classes of groups of options and of whole configurations; and `WeightsConfig`, which actor and learner share."""
+"""The base classes of groups of options and of whole configurations, and the options that actor and learner share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import InitVar, dataclass
+from typing import ClassVar, Self
 
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
+    OBSERVATION_SPACE,
+    SPACE,
     as_json,
     check_fields,
     checked_arguments,
     integer,
     mapping,
+    number,
     one_of,
     option,
     optional,
     parse_options,
 )
+from rl4sys_zmq.config.rl4sys import algorithm_name, algorithm_parameters, resolve_spaces
+from rl4sys_zmq.values import ObservationSpace, Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +112,40 @@ class WeightsConfig(ConfigSection):
     def over(self, other: WeightsConfig) -> WeightsConfig:
         """Return a copy of this object in which each option that is None has the value of `other`."""
         return WeightsConfig.from_mapping({**other.to_json(), **self.to_json()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(ConfigSection):
+    """The options of a policy that an actor's file and the client's entry at the learner share.
+
+    Instead of the two spaces, the sizes ``input_size`` and ``act_dim`` and the flag ``continuous`` can be given, as arguments
+    or in `algorithm_parameters`.
+    """
+
+    FLAT: ClassVar = ("input_size", "act_dim", "continuous")
+
+    algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
+    """The name of the learning algorithm, such as ``PPO`` or ``sb3:TRPO``. Default: the other side names it."""
+    algorithm_parameters: Mapping[str, object] = option(algorithm_parameters, {})
+    """The algorithm's parameters. A parameter can have its own name or a synonym. Empty: the other side sets the parameters. A
+    parameter ``seed`` seeds the training, not an actor."""
+    type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
+    """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. An actor logs a different type as a warning. Default: no
+    expectation."""
+    observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
+    """The observation space. Default: the other side sets it."""
+    action_space: Space | None = option(SPACE, None)
+    """The action space. Default: the other side sets it."""
+    act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
+    """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
+    input_size: InitVar[int | None] = None
+    """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
+    act_dim: InitVar[int | None] = None
+    """Number of discrete actions, or, if `continuous` is true, number of elements of a continuous action."""
+    continuous: InitVar[bool | None] = None
+    """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
+
+    def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
+        super().__post_init__()
+        flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
+        resolve_spaces(self, flat)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 import subprocess
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socketpair
 from rl4sys_zmq.config.client import EvaluationConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, EvaluationRecord
@@ -46,13 +45,11 @@ class EvaluationProcess(Resource):
 
     def __init__(self, plugins: Sequence[str], stopping: threading.Event) -> None:
         self._stopping = stopping
-        self._end, theirs = socket.socketpair()
         self._received = b""
+        self._end, self._process = start_with_socketpair(
+            "-m", PROCESS, stdout=subprocess.DEVNULL, environment={"OMP_NUM_THREADS": "1"}
+        )
         try:
-            with theirs:
-                self._process = start_with_socket(
-                    theirs, "-m", PROCESS, stdout=subprocess.DEVNULL, environment={"OMP_NUM_THREADS": "1"}
-                )
             self._send({"path": module_path(), "plugins": list(plugins)})
         except BaseException:
             self._end.close()

@@ -247,9 +247,7 @@ class RelayThread(Worker):
             self._remove(self._sub)
             self._sub = None
         try:
-            address = Address.parse(pub)
-            if address.host == "*":
-                address = Address("tcp", self._upstream.host, address.port)
+            address = Address.parse(pub).seen_from(self._upstream)
             self._sub = self._add(Socket.sub(address, hwm=SUB_HWM, secure=self._secure_upstream))
         except RL4SysError:  # an address that this machine cannot reach; the core tries again
             self.core.counters.add("refused.pub")

@@ -88,7 +88,7 @@ class RayProcess:
 class RayConnectionThread(Worker):
     """The thread that runs the driver process, which is connected to Ray, and starts another driver when it ends.
 
-    All workers of a driver end with the driver.
+    All workers of a driver, and a local Ray, end with the driver.
     """
 
     def __init__(self, address: str) -> None:
@@ -99,7 +99,6 @@ class RayConnectionThread(Worker):
         self._workers: list[RayProcess] = []
         self._host = ""
         self._over = False
-        self._stopping = threading.Event()
         self._settled = threading.Event()
         self._problem = ""
 
@@ -119,10 +118,6 @@ class RayConnectionThread(Worker):
                 return
         worker.ended(self._problem, "")
 
-    def stop(self) -> None:
-        """End the driver, and so all workers and a local Ray. Any thread can call this."""
-        self._stopping.set()
-
     def on_death(self, error: BaseException) -> None:
         self._problem = self._problem or repr(error)
         self._finish()
@@ -132,7 +127,7 @@ class RayConnectionThread(Worker):
     def run(self) -> None:
         """Run drivers, one after the other, until `stop`. If the first one cannot connect, no other follows."""
         attempts = 0
-        while not self._stopping.is_set():
+        while not self._stop_asked.is_set():
             connected = False
             try:
                 connected = self._run_driver()
@@ -141,12 +136,12 @@ class RayConnectionThread(Worker):
             except Exception as exc:  # the workers must get their end, and another driver, in any case
                 log.exception("%s: the connection to the driver process has failed", self._described)
                 self._problem = f"an error in the learner: {type(exc).__name__}: {exc}"
-            if self._stopping.is_set() or not self._settled.is_set():
+            if self._stop_asked.is_set() or not self._settled.is_set():
                 break
             self._forget_driver()
             attempts = 0 if connected else attempts + 1
             log.warning("%s: %s; the learner tries again", self._described, self._problem)
-            self._stopping.wait(WORKER_RESTART.pause_s(attempts))
+            self._stop_asked.wait(WORKER_RESTART.pause_s(attempts))
         self._finish()
 
     @property
@@ -158,7 +153,7 @@ class RayConnectionThread(Worker):
         self._problem = ""
         driver = DriverProcess(_PROGRAM, self._address)
         try:
-            while not self._stopping.is_set():
+            while not self._stop_asked.is_set():
                 driver.wait(LOOK_S)
                 for kind, fields in driver.read():
                     self._on_packet(driver, kind, fields)

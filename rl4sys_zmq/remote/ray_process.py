@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from rl4sys_zmq.child_process import end_text, start_with_socket
+from rl4sys_zmq.child_process import end_text, start_with_socketpair
 from rl4sys_zmq.config import ResourcesConfig
 from rl4sys_zmq.config.learner import ray_address
 from rl4sys_zmq.config.options import check_value
@@ -111,17 +111,11 @@ class DriverProcess:
     """A driver process, and the socketpair to it. One thread uses it, and closes it."""
 
     def __init__(self, program: str, address: str) -> None:
-        self._pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pair.setblocking(False)
         silent = subprocess.DEVNULL  # Ray writes messages of its own there
-        try:
-            with theirs:
-                self._process = start_with_socket(
-                    theirs, "-c", program, address, stdout=silent, stderr=silent, environment=_NO_STATISTICS
-                )
-        except BaseException:
-            self._pair.close()
-            raise
+        self._pair, self._process = start_with_socketpair(
+            "-c", program, address, kind=socket.SOCK_SEQPACKET, stdout=silent, stderr=silent, environment=_NO_STATISTICS
+        )
+        self._pair.setblocking(False)
         self.outbox: deque[bytes] = deque()
         self.pid = self._process.pid
         self.connected = False  # the owner sets it to True

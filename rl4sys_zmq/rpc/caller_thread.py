@@ -108,7 +108,6 @@ class AsyncCallThread(Worker, Resource):
         self._address, self._session, self._secure = address, session, secure
         self._lock = threading.Lock()  # guards the session: any thread begins calls, this one does the rest
         self._wakeup = Wakeup()
-        self._stopping = threading.Event()
         self._subscriptions: dict[str, list[Subscription]] = {}
         self._wanted: deque[Subscription] = deque()
         self._pub = ("", b"")  # the publisher's address, and the channel
@@ -155,7 +154,7 @@ class AsyncCallThread(Worker, Resource):
 
     def stop(self) -> None:
         """Ask the thread to end, and return at once."""
-        self._stopping.set()
+        self._stop_asked.set()
         self._wakeup.set()
 
     def close(self) -> None:
@@ -170,7 +169,7 @@ class AsyncCallThread(Worker, Resource):
 
     def _check_open(self) -> None:
         self.raise_if_dead()
-        if self._stopping.is_set():
+        if self._stop_asked.is_set():
             raise Closed(f"the caller of {self._address.uri} is closed")
 
     def _serve(self) -> None:
@@ -179,7 +178,7 @@ class AsyncCallThread(Worker, Resource):
         poller.register(dealer)
         poller.register(self._wakeup)
         try:
-            while not self._stopping.is_set():
+            while not self._stop_asked.is_set():
                 self._update_subscriptions(poller)
                 now = time.monotonic()
                 with self._lock:
@@ -209,7 +208,7 @@ class AsyncCallThread(Worker, Resource):
 
     def _end(self, error: BaseException | None) -> None:
         """End all calls and subscriptions when this thread ends, so that no other thread waits for a result forever."""
-        self._stopping.set()
+        self._stop_asked.set()
         with self._lock:
             for pending in list(self._session.under_way.values()):
                 closed = Closed(f"the caller of {self._address.uri} was closed during {pending.method}")

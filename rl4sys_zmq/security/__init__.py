@@ -17,54 +17,43 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security.access import USERS_FILE, AccessList, Quota, TokenBucket, User, load_access
-    from rl4sys_zmq.security.authenticator import Authenticator, WorkerAccess, WorkerKeys
+    from rl4sys_zmq.security.access import USERS_FILE, AccessList, TokenBucket, User, load_access
+    from rl4sys_zmq.security.authenticator import Authenticator, WorkerAccess
     from rl4sys_zmq.security.authorizer import Authorizer
     from rl4sys_zmq.security.keys import (
         LEARNER_PUBLIC,
         LEARNER_SECRET,
         KeyPair,
-        ServerKeys,
         UserKeys,
         curve_client,
-        curve_server,
         new_key_pair,
         read_learner_public,
         read_server_keys,
         read_user_keys,
         write_learner_public,
-        write_secret_file,
         write_server_keys,
         write_user_keys,
     )
-    from rl4sys_zmq.security.zap import Denied, register_domain
 
 __all__ = [
     "AccessList",
     "Authenticator",
     "Authorizer",
-    "Denied",
     "KeyPair",
     "LEARNER_PUBLIC",
     "LEARNER_SECRET",
-    "Quota",
-    "ServerKeys",
     "TokenBucket",
     "USERS_FILE",
     "User",
     "UserKeys",
     "WorkerAccess",
-    "WorkerKeys",
     "curve_client",
-    "curve_server",
     "load_access",
     "new_key_pair",
     "read_learner_public",
     "read_server_keys",
     "read_user_keys",
-    "register_domain",
     "write_learner_public",
-    "write_secret_file",
     "write_server_keys",
     "write_user_keys",
 ]
@@ -72,26 +61,22 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "access": ("USERS_FILE", "AccessList", "Quota", "TokenBucket", "User", "load_access"),
-        "authenticator": ("Authenticator", "WorkerAccess", "WorkerKeys"),
+        "access": ("USERS_FILE", "AccessList", "TokenBucket", "User", "load_access"),
+        "authenticator": ("Authenticator", "WorkerAccess"),
         "authorizer": ("Authorizer",),
         "keys": (
             "LEARNER_PUBLIC",
             "LEARNER_SECRET",
             "KeyPair",
-            "ServerKeys",
             "UserKeys",
             "curve_client",
-            "curve_server",
             "new_key_pair",
             "read_learner_public",
             "read_server_keys",
             "read_user_keys",
             "write_learner_public",
-            "write_secret_file",
             "write_server_keys",
             "write_user_keys",
         ),
-        "zap": ("Denied", "register_domain"),
     },
 )

@@ -22,11 +22,10 @@ import datetime
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from rl4sys_zmq.config.options import Check, check_value, integer, number, text, unknown_key
+from rl4sys_zmq.config.options import Check, check_value, integer, number, option, parse_options, text, unknown_key
 from rl4sys_zmq.config.options import name as name_of_user
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.security.keys import KEY_CHARS, is_key
@@ -39,15 +38,15 @@ BURST_S = 2.0
 class Quota:
     """The quota of one user: limits on messages, bytes, actors, segments and fetches. None: no limit."""
 
-    messages_per_s: float | None = None
+    messages_per_s: float | None = option(number(0, 1e15, above=True))
     """Over all connections of the user. For a short time, the messages of two seconds can come at once."""
-    bytes_per_s: float | None = None
+    bytes_per_s: float | None = option(number(0, 1e15, above=True))
     """Over all connections of the user. For a short time, the bytes of two seconds can come at once."""
-    actors: int | None = None
+    actors: int | None = option(integer(1))
     """Number of actors that are live at the same time."""
-    segment_steps: int | None = None
+    segment_steps: int | None = option(integer(1))
     """Number of steps of one segment."""
-    fetches_per_min: float | None = None
+    fetches_per_min: float | None = option(number(0, 1e15, above=True))
     """Requests for the complete weights."""
 
 
@@ -221,11 +220,4 @@ def _expires(key: str, value: object) -> float | None:
 def _quota(name: str, table: object) -> Quota:
     if not isinstance(table, dict):
         raise ConfigError(f"{name}.quota: expected a table [{name}.quota]", key=f"{name}.quota")
-    valid = [f.name for f in fields(Quota)]
-    limits: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in valid:
-            raise unknown_key(key, valid, f"{name}.quota")
-        check = integer(1) if key in ("actors", "segment_steps") else number(0, 1e15, above=True)
-        limits[key] = check_value(f"{name}.quota.{key}", value, check)
-    return Quota(**limits)
+    return Quota(**parse_options(Quota, table, section=f"{name}.quota"))  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,8 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.security.access import USERS_FILE, AccessList, load_access
-from rl4sys_zmq.security.keys import LEARNER_SECRET, ServerKeys, curve_server, new_key_pair, read_server_keys
-from rl4sys_zmq.security.zap import Denied, PeerCredentials, register_domain
+from rl4sys_zmq.security.keys import LEARNER_SECRET, KeyPair, curve_server, new_key_pair, read_server_keys
+from rl4sys_zmq.security.zap import Denied, register_domain
 from rl4sys_zmq.transports import Secure
 from rl4sys_zmq.transports.network import Keys
 
@@ -49,19 +48,18 @@ class AccessListWatcher(Worker):
         self.access = load_access(path)
         self.warnings: list[str] = []  # a text for each file or folder that other accounts can change, with the remedy
         self._warn()
-        self._stopping = threading.Event()
 
-    def check(self, credentials: PeerCredentials) -> str | Denied:
+    def check(self, key: str) -> str | Denied:
         """Return the public key of a connecting peer if it is in the access list, else the denial. The ZAP thread calls this."""
-        user = self.access.by_key.get(credentials.key_z85)
+        user = self.access.by_key.get(key)
         if user is None:
             return Denied("unlisted")
-        return Denied("expired") if user.expired(time.time()) else user.key
+        return Denied("expired") if user.expired(time.time()) else key
 
     def run(self) -> None:
         """Look at the file ten times a second, and read it when it has changed. Return after `stop`."""
         last, looks = self._seen, 0
-        while not self._stopping.wait(POLL_S):
+        while not self._stop_asked.wait(POLL_S):
             before, last = last, _signature(self._path)
             looks = looks + 1 if last == before else 0
             if last == self._seen or looks < SETTLED_LOOKS:
@@ -82,10 +80,6 @@ class AccessListWatcher(Worker):
             self.changed(access)
             self.loads += 1
             log.warning("the list of users has changed: %s", _describe_change(names, set(access.by_name)))
-
-    def stop(self) -> None:
-        """Ask the thread to end. It ends within about 0.1 s."""
-        self._stopping.set()
 
     def _warn(self) -> None:
         """Log a warning, once, if other accounts can change the file or its folder, and so could add keys."""
@@ -159,44 +153,31 @@ def _signature(path: Path) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
-_worker_numbers = itertools.count()
-
-
-class WorkerKeys:
-    """The key pair of a learner for the connections of its remote workers, for one run."""
-
-    def __init__(self) -> None:
-        self._own = ServerKeys(new_key_pair())
-
-    def admit(self) -> WorkerAccess:
-        """Create a key pair for one worker, and accept it from now on.
-
-        Raises:
-            TransportError: If libzmq's authentication requests cannot be answered in this process.
-        """
-        return WorkerAccess(self._own)
-
-
 class WorkerAccess(Resource):
     """The right of one remote worker to connect to two sockets of a learner, by a key pair that is accepted nowhere else.
 
     Call `close` after the sockets are closed.
     """
 
-    def __init__(self, own: ServerKeys) -> None:
+    def __init__(self, own: KeyPair) -> None:
+        """Create a key pair for the worker, and accept it from now on. `own` is the learner's key pair for all workers of a run.
+
+        Raises:
+            TransportError: If libzmq's authentication requests cannot be answered in this process.
+        """
         pair = new_key_pair()
         # worker's public key, its secret key, and the learner's public key. They are secret.
-        self.keys: Keys = (pair.public, pair.secret, own.learner.public)
+        self.keys: Keys = (pair.public, pair.secret, own.public)
         self._revoked = False
-        name = f"rl4sys-worker-{os.getpid()}-{next(_worker_numbers)}"
+        name = f"rl4sys-worker-{os.getpid()}-{next(_numbers)}"
         self._domain = register_domain(name, self._check)
         # sets the CURVE options on a socket that is about to be bound, so that only this worker can connect to it
         self.secure: Secure = curve_server(own, name)
 
-    def _check(self, credentials: PeerCredentials) -> str | Denied:
-        if credentials.key_z85 != self.keys[0]:
+    def _check(self, key: str) -> str | Denied:
+        if key != self.keys[0]:
             return Denied("foreign")
-        return Denied("revoked") if self._revoked else credentials.key_z85
+        return Denied("revoked") if self._revoked else key
 
     def revoke(self) -> None:
         """Accept no new connection of the worker. Connections that exist stay open."""

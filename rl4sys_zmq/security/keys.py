@@ -44,13 +44,6 @@ class KeyPair:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerKeys:
-    """The key pair of a learner or another server."""
-
-    learner: KeyPair
-
-
-@dataclass(frozen=True, slots=True)
 class UserKeys:
     """The keys of a user: the user's key pair, and the learner's public key, with which the user authenticates the learner."""
 
@@ -69,7 +62,7 @@ def new_key_pair() -> KeyPair:
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
-def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
+def curve_server(keys: KeyPair, zap_domain: str) -> Secure:
     """Return a function that makes a bound socket accept only connections with CURVE keys. Call it before the socket is bound.
 
     The check function that `register_domain` has registered for the ZAP domain decides on each peer. Without a registered
@@ -84,8 +77,8 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
     def secure(raw: zmq.Socket[bytes]) -> None:
         raw.setsockopt(zmq.CURVE_SERVER, 1)
-        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.learner.public.encode("ascii"))
-        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.learner.secret.encode("ascii"))
+        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode("ascii"))
+        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
         raw.setsockopt(zmq.ZAP_DOMAIN, zap_domain.encode("utf-8"))
         raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
@@ -103,22 +96,17 @@ def curve_client(keys: UserKeys) -> Secure:
 # ---- writing
 
 
-def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
-    """Write a TOML file with mode 0600 in a folder with mode 0700, and sync both to the disk.
+def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
+    """Write the key pair of a server to a file with mode 0600, usually ``learner.secret``, in a folder with mode 0700.
 
     Raises:
         ConfigError: If the file already exists (it is not overwritten) or cannot be written.
     """
-    _write(Path(path), values, 0o600)
-
-
-def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
-    """Write the keys of a server to a file, usually ``learner.secret``. Errors are those of `write_secret_file`."""
-    write_secret_file(path, {"public": keys.learner.public, "secret": keys.learner.secret})
+    _write(Path(path), {"public": keys.public, "secret": keys.secret}, 0o600)
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_secret_file`."""
+    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_server_keys`."""
     _write(Path(path), {"public": public}, 0o644)
 
 
@@ -126,14 +114,15 @@ def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> 
     """Write the name and the keys of a user to a file, usually ``NAME.keys``.
 
     Raises:
-        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; or for a reason of `write_secret_file`.
+        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_server_keys` does.
     """
     if not _PLAIN.fullmatch(name):
         raise ConfigError(
             f"{name!r} is not a name; use 1 to 64 letters, digits, '.', '_', '@' or '-'", key="name", source=str(path)
         )
     own = keys.own
-    write_secret_file(path, {"name": name, "public": own.public, "secret": own.secret, "learner": keys.learner_public})
+    values = {"name": name, "public": own.public, "secret": own.secret, "learner": keys.learner_public}
+    _write(Path(path), values, 0o600)
 
 
 def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
@@ -161,14 +150,14 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
 # ---- reading
 
 
-def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
-    """Read the keys of a server from a file, usually ``learner.secret``.
+def read_server_keys(path: str | os.PathLike[str]) -> KeyPair:
+    """Read the key pair of a server from a file, usually ``learner.secret``.
 
     Raises:
         ConfigError: If the file is missing, a link, owned by another account, accessible to others or damaged, or if its public
             key does not belong to its secret. The message names the file and the remedy.
     """
-    return ServerKeys(_pair(_read(Path(path), secret=True), str(path)))
+    return _pair(_read(Path(path), secret=True), str(path))
 
 
 def read_learner_public(path: str | os.PathLike[str]) -> str:

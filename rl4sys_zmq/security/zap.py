@@ -22,7 +22,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.transports.frames import Frame, TooManyFrames
+from rl4sys_zmq.transports.frames import TooManyFrames
 from rl4sys_zmq.transports.poller import Poller, Wakeup
 from rl4sys_zmq.transports.sockets import Socket
 
@@ -39,24 +39,14 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 
 @dataclass(frozen=True, slots=True)
-class PeerCredentials:
-    """The credentials of a connecting peer."""
-
-    domain: str  # the name of the ZAP domain to which the peer connects
-    address: str  # the peer's IP address; empty over ipc
-    mechanism: str  # always ``CURVE``. Peers with other mechanisms are denied before the check is called.
-    key_z85: str  # the peer's public key, 40 characters of Z85. The peer has proved that it has the secret key.
-
-
-@dataclass(frozen=True, slots=True)
 class Denied:
     """The result of a check function that denies a peer. The reason is counted, and not sent to the peer."""
 
     reason: str  # 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
 
 
-Check = Callable[[PeerCredentials], "str | Denied"]
-"""A function that accepts or denies a connecting peer.
+Check = Callable[[str], "str | Denied"]
+"""A function that accepts or denies a connecting peer, by its public key, for which it has proved that it has the secret key.
 
 It returns a `Denied`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the
 peer. The function runs in the handler's thread, for one peer at a time, so it must not block.
@@ -194,11 +184,11 @@ class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an excep
             if len(request) > 2:
                 router.send([peer, b"", b"1.0", request[2], _FAULT, b"malformed request", b"", b""])
             return
-        status, user = self._answer(request[3], request[4], request[6], request[7:])
+        status, user = self._answer(request[3], request[6], request[7:])
         router.send([peer, b"", b"1.0", request[2], status, b"", user, b""])
 
-    def _answer(self, name: Frame, address: Frame, mechanism: Frame, shown: list[bytes]) -> tuple[bytes, bytes]:
-        domain = self.domains.get(bytes(name).decode("utf-8", "replace"))
+    def _answer(self, name: bytes, mechanism: bytes, shown: list[bytes]) -> tuple[bytes, bytes]:
+        domain = self.domains.get(name.decode("utf-8", "replace"))
         if domain is None:
             self.counters.add("denied.domain")
             return _DENIED, b""
@@ -206,9 +196,7 @@ class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an excep
             domain.counters.add("denied.mechanism")
             return _DENIED, b""
         try:
-            where = bytes(address).decode("utf-8", "replace")
-            verdict = domain.check(PeerCredentials(domain.name, where, "CURVE", z85.encode(shown[0]).decode("ascii")))
-            user = _user_id(verdict)
+            user = _user_id(domain.check(z85.encode(shown[0]).decode("ascii")))
         except Exception:
             log.exception("the check of ZAP domain %r failed; the peer is denied", domain.name)
             domain.counters.add("denied.error")

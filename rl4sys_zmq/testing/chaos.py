@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rl4sys_zmq.counters import Counters
@@ -51,17 +51,17 @@ class NetworkFaults:
     corrupt_probability: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class _ProxyDirection:
     """One direction of a connection, with the bytes that were read from `source` and wait to be sent to `sink`."""
 
-    def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
-        self.name = name
-        self.source = source
-        self.sink = sink
-        self.chunks: deque[tuple[float, bytes, bool]] = deque()  # (due time, bytes, True to cut after them)
-        self.size = 0
-        self.free_at = 0.0  # time when the throttled link has carried everything so far
-        self.ended = False
+    name: str
+    source: socket.socket
+    sink: socket.socket
+    chunks: deque[tuple[float, bytes, bool]] = field(default_factory=deque)  # (due time, bytes, True to cut after them)
+    size: int = 0
+    free_at: float = 0.0  # time when the throttled link has carried everything so far
+    ended: bool = False
 
 
 class _ProxyConnection:

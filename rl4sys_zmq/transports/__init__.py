@@ -24,7 +24,7 @@ from rl4sys_zmq.transports.frames import (
     TooManyFrames,
 )
 from rl4sys_zmq.transports.monitor import MonitorEvent, explain
-from rl4sys_zmq.transports.peers import MAX_UNGRANTED, read_subscription, subscribed_topics
+from rl4sys_zmq.transports.peers import read_subscription, subscribed_topics
 from rl4sys_zmq.transports.poller import Poller, Source, ThreadCalls, Wakeup
 from rl4sys_zmq.transports.sockets import Secure, Socket
 
@@ -36,7 +36,6 @@ __all__ = [
     "LARGE_FRAME_BYTES",
     "MAX_FRAMES",
     "MAX_FRAME_BYTES",
-    "MAX_UNGRANTED",
     "MonitorEvent",
     "Poller",
     "RESERVE",

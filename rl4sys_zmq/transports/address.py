@@ -78,6 +78,10 @@ class Address:
         if self.is_fresh or self.host == "*":
             raise TransportError(f"cannot connect to {self.uri}; give the host and port (or path) that the other side binds")
 
+    def seen_from(self, other: Address) -> Address:
+        """Return this address, with the host of `other` in place of the host ``*``, to which no socket can connect."""
+        return replace(self, host=other.host) if self.host == "*" else self
+
     @property
     def is_fresh(self) -> bool:
         """True if the address leaves port, path or name open."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 import time
 
 from rl4sys_zmq.counters import Counters
@@ -41,15 +40,11 @@ class ConnectionLimitThread(Worker):
         super().__init__("rl4sys-connections")
         self._counters = counters
         self._is_scarce, self._warn_at = False, 0.0
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Check the descriptors until `stop` is called."""
-        while not self._stopping.wait(SCARCE_LOOK_S if self._is_scarce else LOOK_S):
+        while not self._stop_asked.wait(SCARCE_LOOK_S if self._is_scarce else LOOK_S):
             self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-    def stop(self) -> None:
-        self._stopping.set()
 
     def look(self, limit: int) -> None:
         """Close connections if too few descriptors below `limit` are free."""

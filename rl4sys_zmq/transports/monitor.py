@@ -100,8 +100,14 @@ class Monitor(Resource):
         """Return at most `limit` events since the last call. If more were waiting, they are discarded, and a ``lost`` event
         follows.
         """
-        if self._pair is None and (time.monotonic() < self._resumes_s or not self._resumed()):
-            return []
+        if self._pair is None:
+            if time.monotonic() < self._resumes_s:
+                return []
+            try:
+                self._listen()
+            except TransportError:  # no descriptor is left, which can be the reason for the pause
+                self._resumes_s = time.monotonic() + PAUSE_S
+                return []
         events: list[MonitorEvent] = []
         exhausted = False
         for _ in range(limit):
@@ -127,14 +133,6 @@ class Monitor(Resource):
         """Stop monitoring. Call this before the monitored socket is closed."""
         self._resumes_s = float("inf")
         self._stop()
-
-    def _resumed(self) -> bool:
-        try:
-            self._listen()
-        except TransportError:  # no descriptor is left, which can be the reason for the pause
-            self._resumes_s = time.monotonic() + PAUSE_S
-            return False
-        return True
 
     def _listen(self) -> None:
         address = f"inproc://rl4sys-monitor-{uuid.uuid4().hex}"

@@ -1,12 +1,10 @@
 """The seam of an actor's connecting sockets, which are in this process or in a sidecar.
 
-The host survives if libzmq aborts a sidecar. `LocalSocketFactory` creates sockets in this process,
-`sidecar.SidecarSocketFactory` in a sidecar.
+The host survives if libzmq aborts a sidecar. `SocketFactory` creates sockets in this process, `sidecar.SidecarSocketFactory` in
+a sidecar.
 """
 
 from __future__ import annotations
-
-from abc import abstractmethod
 
 import zmq
 
@@ -23,12 +21,11 @@ Keys = tuple[str, str, str]
 
 
 class SocketFactory(Resource):
-    """A factory of connecting sockets and of pollers for them. A subclass determines which process holds the sockets.
+    """A factory of connecting sockets in this process, and of pollers for them. Its subclass has the sockets in a sidecar.
 
     Create, use and close the factory, its sockets and its pollers in one thread.
     """
 
-    @abstractmethod
     def dealer(
         self,
         connect: Address | str,
@@ -38,32 +35,8 @@ class SocketFactory(Resource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> ConnectingSocket:
-        """Create a connecting DEALER, as `Socket.dealer` does. With `keys`, the connection uses CURVE."""
-
-    @abstractmethod
-    def sub(
-        self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> ConnectingSocket:
-        """Create a connecting SUB, as `Socket.sub` does. With `keys`, the connection uses CURVE."""
-
-    @abstractmethod
-    def poller(self) -> Poller:
-        """Create a poller for the sockets of this factory and for file descriptors."""
-
-
-class LocalSocketFactory(SocketFactory):
-    """A `SocketFactory` whose sockets are in this process. The code that creates a socket must close it."""
-
-    def dealer(
-        self,
-        connect: Address | str,
-        *,
-        send_hwm: int = 64,
-        recv_hwm: int = 64,
-        max_frame_bytes: int = MAX_FRAME_BYTES,
-        keys: Keys | None = None,
-    ) -> ConnectingSocket:
-        secure = secure_with(keys)
+        """Create a connecting DEALER, as `Socket.dealer` does. With `keys`, the connection uses CURVE. The caller closes it."""
+        secure = curve(keys) if keys is not None else None
         return Socket.dealer(
             connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure, watch=True
         )
@@ -71,17 +44,16 @@ class LocalSocketFactory(SocketFactory):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> ConnectingSocket:
-        return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
+        """Create a connecting SUB, as `Socket.sub` does. With `keys`, the connection uses CURVE. The caller closes it."""
+        secure = curve(keys) if keys is not None else None
+        return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure)
 
     def poller(self) -> Poller:
+        """Create a poller for the sockets of this factory and for file descriptors."""
         return Poller()
 
-    def close(self) -> None: ...
-
-
-def secure_with(keys: Keys | None) -> Secure | None:
-    """Return a function that sets CURVE keys on a connecting socket (`curve`), or None if there are no keys."""
-    return curve(keys) if keys is not None else None
+    def close(self) -> None:
+        """Do nothing: a socket of this process is closed by its owner."""
 
 
 def curve(keys: Keys) -> Secure:

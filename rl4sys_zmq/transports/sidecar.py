@@ -15,7 +15,7 @@ import threading
 import time
 from typing import NoReturn
 
-from rl4sys_zmq.child_process import ChildProcess, end_text, start_with_socket
+from rl4sys_zmq.child_process import ChildProcess, end_text, start_with_socketpair
 from rl4sys_zmq.errors import Closed, ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.transports.address import Address
@@ -227,18 +227,8 @@ def _start() -> tuple[socket.socket, ChildProcess]:
     if not sys.executable:
         raise TransportError("cannot start a sidecar: sys.executable is empty; set it to the Python interpreter to use")
     try:
-        ours, theirs = socket.socketpair()
-    except OSError as exc:
-        raise TransportError(f"cannot start a sidecar: {exc.strerror}") from exc
-    try:
-        ours.setblocking(False)
-        process = start_with_socket(theirs, "-m", _MODULE, stdout=subprocess.DEVNULL)
+        ours, process = start_with_socketpair("-m", _MODULE, stdout=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as exc:
-        ours.close()
         raise TransportError(f"cannot start a sidecar: {exc}") from exc
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+    ours.setblocking(False)
     return ours, process

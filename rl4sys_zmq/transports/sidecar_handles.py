@@ -6,7 +6,7 @@ import math
 import select
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportError
 from rl4sys_zmq.liveness import PING_S
@@ -137,24 +137,19 @@ class SidecarSocket(Resource):
         return f"<{self.role} {'closed, was connected to' if self._closed else 'connecting to'} {self.address.uri} by a sidecar>"
 
 
-class _Interest(NamedTuple):
-    read: bool
-    write: bool
-
-
 class SidecarPoller(Poller):
     """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2)."""
 
     def __init__(self, factory: SidecarSocketFactory) -> None:
         self._factory = factory
         self._poll = select.poll()
-        self._connections: dict[SidecarSocket, _Interest] = {}
+        self._connections: dict[SidecarSocket, tuple[bool, bool]] = {}  # wanted: something to read, room to write
         self._descriptors: dict[int, Source] = {}
 
     def register(self, source: Source, *, read: bool = True, write: bool = False) -> None:
         self._factory.check_owner()
         if isinstance(source, SidecarSocket) and source.factory is self._factory:
-            self._connections[source] = _Interest(read, write)
+            self._connections[source] = read, write
             return
         fd = _descriptor(source)
         self._poll.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
@@ -206,9 +201,7 @@ class SidecarPoller(Poller):
 
     def _ready_lines(self) -> set[Source]:
         return {
-            line
-            for line, interest in self._connections.items()
-            if (interest.read and line.readable) or (interest.write and line.writable)
+            line for line, (read, write) in self._connections.items() if (read and line.readable) or (write and line.writable)
         }
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from dataclasses import dataclass, field
 
 from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import TransportError
@@ -18,7 +19,7 @@ from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
-from rl4sys_zmq.transports.network import secure_with
+from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.transports.poller import Poller
 from rl4sys_zmq.transports.sidecar_pipe import (
     LIMITS,
@@ -41,20 +42,18 @@ _MESSAGES_PER_TURN = 64
 _READS_PER_TURN = 16
 
 
+@dataclass(slots=True, eq=False)
 class _SidecarSocket:
     """A ZeroMQ socket of the sidecar, with the data of its flow control."""
 
-    def __init__(self, number: int, socket: Socket) -> None:
-        self.number = number
-        self.socket = socket
-        self.held: deque[list[Frame]] = deque()  # messages of the host that the socket has not accepted so far
-        # taken_bytes: bytes of messages from the host that the socket has accepted
-        # reported_bytes: value of `taken_bytes` that was last reported to the host
-        self.taken_bytes = self.reported_bytes = 0
-        # sent_bytes: bytes of received messages that were sent to the host
-        # confirmed_bytes: part of `sent_bytes` that the host has reported as processed
-        self.sent_bytes = self.confirmed_bytes = 0
-        self.interest = (False, False)  # two booleans: the poller watches the socket for reading, and for writing
+    number: int
+    socket: Socket
+    held: deque[list[Frame]] = field(default_factory=deque)  # messages of the host that the socket has not accepted so far
+    taken_bytes: int = 0  # of messages from the host that the socket has accepted
+    reported_bytes: int = 0  # value of `taken_bytes` that was last reported to the host
+    sent_bytes: int = 0  # of received messages that were sent to the host
+    confirmed_bytes: int = 0  # part of `sent_bytes` that the host has reported as processed
+    interest: tuple[bool, bool] = (False, False)  # the poller watches the socket for reading, and for writing
 
 
 class _SidecarLoop:
@@ -138,7 +137,7 @@ class _SidecarLoop:
     def _open(self, command: SidecarCommand) -> None:
         role, address, limits, *keys = (bytes(frame) for frame in command.frames)
         send_hwm, recv_hwm, most = LIMITS.unpack(limits)
-        secure = secure_with((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
+        secure = curve((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
         try:
             if role == b"dealer":
                 hwm = {"send_hwm": send_hwm, "recv_hwm": recv_hwm}

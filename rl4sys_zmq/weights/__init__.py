@@ -12,9 +12,8 @@ modules, from the outside to the bytes:
 from rl4sys_zmq.weights.coder import PayloadEncoding
 from rl4sys_zmq.weights.forms import Steps, WireDtype, choose_steps, round_to
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
-from rl4sys_zmq.weights.others import TRAILER_BYTES, Division, division_of, verify_others
+from rl4sys_zmq.weights.others import TRAILER_BYTES, division_of, verify_others
 from rl4sys_zmq.weights.state import (
-    TAG_BYTES,
     TAG_KEY_BYTES,
     EncodingOptions,
     apply_update,
@@ -26,10 +25,8 @@ from rl4sys_zmq.weights.state import (
 
 __all__ = [
     "HEADER_BYTES",
-    "TAG_BYTES",
     "TAG_KEY_BYTES",
     "TRAILER_BYTES",
-    "Division",
     "EncodingOptions",
     "PayloadEncoding",
     "Steps",

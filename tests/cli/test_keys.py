@@ -39,8 +39,8 @@ def test_a_folder_is_made_once_and_then_left_alone(tmp_path: Path) -> None:
     assert mode(folder) == 0o700
     modes = {"learner.secret": 0o600, "learner.public": 0o644, "users.toml": 0o600}
     assert {p.name: mode(p) for p in folder.iterdir()} == modes
-    assert read_server_keys(folder / "learner.secret").learner.public == read_learner_public(folder / "learner.public")
-    assert read_server_keys(folder / "learner.secret").learner.secret not in said
+    assert read_server_keys(folder / "learner.secret").public == read_learner_public(folder / "learner.public")
+    assert read_server_keys(folder / "learner.secret").secret not in said
     assert "next: rl4sys-learner keys k --user NAME" in said
     assert load_access(folder / "users.toml").by_name == {}
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}

@@ -21,7 +21,7 @@ from rl4sys_zmq.learner.gateway.inference import InferenceService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.rpc import Caller, Server
-from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security import UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
@@ -354,7 +354,7 @@ def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, server = tmp_path / "keys", ServerKeys(new_key_pair())
+    folder, server = tmp_path / "keys", new_key_pair()
     write_server_keys(folder / "learner.secret", server)
     lines = []
     for name, roles, client_ids in (
@@ -364,7 +364,7 @@ def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path, monkeypatch: p
     ):
         pair = new_key_pair()
         lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {client_ids}\nroles = {roles}\n")
-        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
+        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.public))
     (folder / "users.toml").write_text("".join(lines))
     with Learner(
         LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, inference="auto", shutdown_timeout_s=WAIT_S, keys=folder)

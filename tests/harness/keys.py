@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.security import KeyPair, ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security import KeyPair, UserKeys, new_key_pair, write_server_keys, write_user_keys
 
 __all__ = ["KeyRing"]
 
@@ -16,7 +16,7 @@ class KeyRing:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.server = ServerKeys(new_key_pair())
+        self.server = new_key_pair()
         self.peers: dict[str, dict[str, Any]] = {}
         self._pairs: dict[str, KeyPair] = {}
         write_server_keys(folder / "learner.secret", self.server)
@@ -31,7 +31,7 @@ class KeyRing:
         return self._pairs[name]
 
     def client(self, name: str) -> UserKeys:
-        return UserKeys(self.pair(name), self.server.learner.public)
+        return UserKeys(self.pair(name), self.server.public)
 
     def file(self, name: str) -> Path:
         path = self.folder / f"{name}.keys"

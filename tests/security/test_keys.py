@@ -11,23 +11,21 @@ import pytest
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.security import (
     KeyPair,
-    ServerKeys,
     UserKeys,
-    curve_server,
     new_key_pair,
     read_learner_public,
     read_server_keys,
     read_user_keys,
     write_learner_public,
-    write_secret_file,
     write_server_keys,
     write_user_keys,
 )
+from rl4sys_zmq.security.keys import curve_server
 
 
 @pytest.fixture
 def learner() -> Any:
-    return ServerKeys(new_key_pair())
+    return new_key_pair()
 
 
 @pytest.fixture
@@ -41,22 +39,22 @@ def test_files_come_back_as_written_whatever_the_umask(tmp_path: Path, learner: 
     old = os.umask(0)
     try:
         folder = tmp_path / "made" / "keys"
-        keys = UserKeys(new_key_pair(), learner.learner.public)
+        keys = UserKeys(new_key_pair(), learner.public)
         write_server_keys(folder / "learner.secret", learner)
-        write_learner_public(folder / "learner.public", learner.learner.public)
+        write_learner_public(folder / "learner.public", learner.public)
         write_user_keys(folder / "arm-1.keys", "arm-1", keys)
     finally:
         os.umask(old)
     assert read_server_keys(folder / "learner.secret") == learner
-    assert read_learner_public(folder / "learner.public") == learner.learner.public
+    assert read_learner_public(folder / "learner.public") == learner.public
     assert read_user_keys(folder / "arm-1.keys") == ("arm-1", keys)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (folder, folder.parent, *folder.iterdir())}
     assert modes == {"keys": 0o700, "made": 0o700, "learner.secret": 0o600, "learner.public": 0o644, "arm-1.keys": 0o600}
 
 
 def test_a_repr_never_shows_a_secret(learner: Any) -> None:
-    assert learner.learner.secret not in repr(learner)
-    assert learner.learner.secret not in repr(UserKeys(learner.learner, "x"))
+    assert learner.secret not in repr(learner)
+    assert learner.secret not in repr(UserKeys(learner, "x"))
 
 
 def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path: Path, secret: Any) -> None:
@@ -64,7 +62,7 @@ def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path: Path, secret: 
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (secret, tmp_path / "link"):
         with pytest.raises(ConfigError, match="already exists"):
-            write_secret_file(path, {"secret": "x"})
+            write_server_keys(path, new_key_pair())
     assert secret.read_bytes() == before and not (tmp_path / "elsewhere").exists()
 
 
@@ -126,11 +124,11 @@ def test_a_damaged_secret_is_refused_without_quoting_it(secret: Any, learner: An
     with pytest.raises(ConfigError, match=says) as caught:
         read_server_keys(secret)
     assert str(secret) in str(caught.value)
-    assert learner.learner.secret[:20] not in str(caught.value) and caught.value.__cause__ is None
+    assert learner.secret[:20] not in str(caught.value) and caught.value.__cause__ is None
 
 
 def test_a_public_key_of_another_pair_is_refused(tmp_path: Path, learner: Any) -> None:
-    mixed = ServerKeys(KeyPair(new_key_pair().public, learner.learner.secret))
+    mixed = KeyPair(new_key_pair().public, learner.secret)
     write_server_keys(tmp_path / "s", mixed)
     with pytest.raises(ConfigError, match="does not belong to this secret"):
         read_server_keys(tmp_path / "s")
@@ -139,7 +137,7 @@ def test_a_public_key_of_another_pair_is_refused(tmp_path: Path, learner: Any) -
 @pytest.mark.parametrize("name", ["", "a'b", "a\nb", "x" * 65, "é"])
 def test_names_are_plain(tmp_path: Path, learner: Any, name: str) -> None:
     with pytest.raises(ConfigError, match="is not a name"):
-        write_user_keys(tmp_path / "k", name, UserKeys(learner.learner, learner.learner.public))
+        write_user_keys(tmp_path / "k", name, UserKeys(learner, learner.public))
     assert not (tmp_path / "k").exists()
 
 

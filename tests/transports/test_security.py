@@ -16,9 +16,12 @@ import pytest
 from kit import until
 
 from rl4sys_zmq.errors import ConfigError, TransportError, WorkerDied
-from rl4sys_zmq.security import Denied, ServerKeys, UserKeys, curve_client, curve_server, new_key_pair, register_domain, zap
+from rl4sys_zmq.security import UserKeys, curve_client, new_key_pair, zap
+from rl4sys_zmq.security.keys import curve_server
+from rl4sys_zmq.security.zap import Denied, register_domain
 from rl4sys_zmq.testing import TransportUnderTest
-from rl4sys_zmq.transports import MAX_UNGRANTED, MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
+from rl4sys_zmq.transports import MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
+from rl4sys_zmq.transports.peers import MAX_UNGRANTED
 
 PATIENCE_S = 10.0
 
@@ -37,13 +40,13 @@ class House:
 
     def __init__(self, stack: Any) -> None:
         self.stack = stack
-        self.keys = ServerKeys(new_key_pair())
+        self.keys = new_key_pair()
         self.users: dict[str, Any] = {}
         self.domain = stack.enter_context(register_domain("data", self.check))
 
     def check(self, shown: Any) -> Any:
-        assert shown.mechanism == "CURVE" and shown.domain == "data" and len(shown.key_z85) == 40
-        answer = self.users.get(shown.key_z85, Denied("unlisted"))
+        assert len(shown) == 40
+        answer = self.users.get(shown, Denied("unlisted"))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -58,7 +61,7 @@ class House:
         own = new_key_pair()
         if answer is not None:
             self.users[own.public] = answer
-        return UserKeys(own, self.keys.learner.public)
+        return UserKeys(own, self.keys.public)
 
     def dealer(self, router: Any, keys: Any, **more: Any) -> Any:
         secure = None if keys is None else curve_client(keys)
@@ -331,10 +334,10 @@ def test_a_check_that_waits_does_not_hang_close(monkeypatch: pytest.MonkeyPatch)
         answer.wait(PATIENCE_S)
         return "arm"
 
-    keys = ServerKeys(new_key_pair())
+    keys = new_key_pair()
     domain = register_domain("slow", slow)
     with Socket.router("tcp://127.0.0.1:0", secure=curve_server(keys, "slow")) as router:
-        client = curve_client(UserKeys(new_key_pair(), keys.learner.public))
+        client = curve_client(UserKeys(new_key_pair(), keys.public))
         with Socket.dealer(router.bound, secure=client) as dealer:
             dealer.send([b"x"])
             assert asked.wait(PATIENCE_S)
@@ -398,11 +401,13 @@ def test_a_forked_child_makes_its_own_handler() -> None:
     code = """
         import os, sys
         from rl4sys_zmq.security import *
+        from rl4sys_zmq.security.keys import curve_server
+        from rl4sys_zmq.security.zap import register_domain
         from rl4sys_zmq.transports import *
         def serve(domain):
-            keys, own = ServerKeys(new_key_pair()), new_key_pair()
+            keys, own = new_key_pair(), new_key_pair()
             with Socket.router("tcp://127.0.0.1:0", secure=curve_server(keys, "data")) as router, Poller() as poller:
-                with Socket.dealer(router.bound, secure=curve_client(UserKeys(own, keys.learner.public))) as dealer:
+                with Socket.dealer(router.bound, secure=curve_client(UserKeys(own, keys.public))) as dealer:
                     poller.register(router)
                     dealer.send([b"x"])
                     assert poller.poll(10)

@@ -21,12 +21,12 @@ from kit import until
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
-from rl4sys_zmq.transports.network import LocalSocketFactory
+from rl4sys_zmq.transports.network import SocketFactory
 from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
 from rl4sys_zmq.transports.sidecar_pipe import SEND_WINDOW_BYTES, SidecarCommandKind, SidecarCommandQueue, SidecarCommandReader
 
 DEADLINE_S = 20.0
-NETWORKS = pytest.mark.parametrize("make", [LocalSocketFactory, SidecarSocketFactory])
+NETWORKS = pytest.mark.parametrize("make", [SocketFactory, SidecarSocketFactory])
 
 
 @pytest.fixture(autouse=True)

@@ -79,10 +79,6 @@ class HostLink:
         with self.changed:
             self.changed.notify_all()
 
-    def on_opened(self) -> None:
-        self.opened.set()
-        self.notify()
-
     def on_joined(self) -> None:
         with self.changed:
             self.joined, self.absence = True, None

@@ -39,7 +39,7 @@ from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Wakeup, explain
 from rl4sys_zmq.transports.greeting import explain_silence
-from rl4sys_zmq.transports.network import Keys, LocalSocketFactory, SocketFactory
+from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
@@ -173,7 +173,8 @@ class ActorIOThread(Worker):
                 self.host.open_error = exc
                 return
             finally:
-                self.host.on_opened()
+                self.host.opened.set()
+                self.host.notify()
             restarts = 0
             while not self._stopping:
                 try:
@@ -516,7 +517,7 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
 
 def _network(config: AgentConfig) -> SocketFactory:
     if not config.sidecar:
-        return LocalSocketFactory()
+        return SocketFactory()
     from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
 
     return SidecarSocketFactory()

@@ -174,7 +174,7 @@ class WeightSubscriber:
         """Subscribe to the weights of the policy that the learner describes in the handshake, and fetch the newest."""
         try:
             spec = spec_from_document(welcome.spec, welcome.body, self.spec)
-            pub = Address.parse(welcome.pub)
+            pub = Address.parse(welcome.pub).seen_from(self._learner)
         except (ProtocolError, RL4SysError) as exc:
             raise HandshakeRefused(RefusalReason.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
         if not self._acts and not welcome.inference:
@@ -201,8 +201,6 @@ class WeightSubscriber:
         if spec.columns != last.columns:
             reason = "its policy now has other extra columns than in the last session"
             raise HandshakeRefused(RefusalReason.MISMATCH, reason, "spec")
-        if pub.host == "*":
-            pub = Address("tcp", self._learner.host, pub.port)
         self.spec, self._welcome, self._pub = spec, dataclasses.replace(welcome, body=()), pub  # the spec has the blob
         if not self._acts:
             self._note(welcome.generation, welcome.version, welcome.digest)
@@ -318,9 +316,7 @@ class WeightSubscriber:
         if not self._link.answered(source, now) and self._link.in_use:
             return
         try:
-            pub = Address.parse(source.pub)
-            if pub.host == "*":
-                pub = Address("tcp", address.host, pub.port)
+            pub = Address.parse(source.pub).seen_from(address)
             if pub.scheme != address.scheme:
                 raise TransportError(f"its PUB socket at {pub.uri} has another transport than {address.uri}")
             self._subscribe(pub, source.topic, self._link.keys, self._link.max_frame_bytes)

@@ -23,7 +23,7 @@ from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.security import WorkerAccess, WorkerKeys
+from rl4sys_zmq.security import KeyPair, WorkerAccess, new_key_pair
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
@@ -221,16 +221,16 @@ class WorkerLinks:
         self.counters = counters
         self.storage = CheckpointThread(wake)
         self._poller = poller
-        self._keys: WorkerKeys | None = None  # until the first worker
+        self._keys: KeyPair | None = None  # until the first worker
         self._links: list[WorkerLink] = []
 
     def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> WorkerLink:
         """Bind the two sockets of a worker, with a fresh key pair. See `GatewayEndpoints.connect_worker`."""
         if self._keys is None:
-            keys = WorkerKeys()
+            keys = new_key_pair()
             self.storage.start()  # if this raises, the next call tries again
             self._keys = keys
-        access = self._keys.admit()
+        access = WorkerAccess(self._keys)
         try:
             link = WorkerLink(assignment, bind, advertise, access, self)
         except BaseException:

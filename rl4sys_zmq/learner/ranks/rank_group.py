@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import select
-import socket
 import subprocess
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.child_process import ChildProcess, end_text, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.child_process import ChildProcess, end_text, module_path, start_error_text, start_with_socketpair
 from rl4sys_zmq.errors import Closed, RankError, RankLost
 from rl4sys_zmq.learner.ranks.rank_member import RANK_TIMEOUT_S, RankLink, RankMember, encode_rank_message, open_store
 from rl4sys_zmq.logs import get_logger
@@ -212,19 +211,10 @@ class RankGroup(RankMember, Resource):
 
 def _start_process(rank: int) -> _OtherRank:
     try:
-        ours, theirs = socket.socketpair()
-    except OSError as exc:
-        raise RankLost(f"the process of rank {rank} cannot be started: {start_error_text(exc)}") from exc
-    try:
-        ours.settimeout(RANK_TIMEOUT_S)
-        with theirs:
-            process = start_with_socket(theirs, "-m", _MODULE, stdout=subprocess.DEVNULL)
+        ours, process = start_with_socketpair("-m", _MODULE, stdout=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as exc:
-        ours.close()
         raise RankLost(f"the process of rank {rank} cannot be started: {start_error_text(exc)}") from exc
-    except BaseException:
-        ours.close()
-        raise
+    ours.settimeout(RANK_TIMEOUT_S)
     return _OtherRank(rank, process, RankLink(ours))
 
 

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_transfer import UpdateResult, copy_params, params_as_arrays
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, UpdateResult, copy_params, find_store, params_as_arrays
 
 log = get_logger(__name__)
 
@@ -56,8 +57,7 @@ class TrainerSMInterface(Resource):
             ConfigError: If the name is invalid or already registered, or the store is not a `DataStoreBase`.
         """
         check_name(name, "name")
-        if not isinstance(data_store, DataStoreBase):
-            raise ConfigError(f"data_store must be a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
+        check_value("data_store", data_store, DATA_STORE)
         with self._lock:
             if name in self._stores:
                 raise ConfigError(f"a data store {name!r} is already registered", key="name")
@@ -69,11 +69,7 @@ class TrainerSMInterface(Resource):
         Raises:
             ConfigError: If no store has this name.
         """
-        store = self._stores.get(name)
-        if store is None:
-            known = ", ".join(sorted(self._stores)) or "none"
-            raise ConfigError(f"there is no data store {name!r:.60}; registered: {known}", key=str(name)[:100])
-        return store
+        return find_store(self._stores, name)
 
     def store_names(self) -> set[str]:
         """Return the names of the registered data stores."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -11,19 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4sys_zmq.config.options import callback, check_value, instance_of, logger_level, one_of, optional, path
+from rl4sys_zmq.config.options import callback, check_value, instance_of, integer, one_of, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.names import MAX_NAME, check_name
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.security import TokenBucket
-from rl4sys_zmq.serving.config import TrainerConfig
+from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
-from rl4sys_zmq.serving.trainer_transfer import params_as_arrays, payload_bytes, unpack_items
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, find_store, params_as_arrays, payload_bytes, unpack_items
 from rl4sys_zmq.values.trees import Tree
 
 log = get_logger(__name__)
@@ -97,13 +96,10 @@ class TrainerServer(ThreadedServer):
         if self.config.request_types and request_callback is None:
             kinds = ", ".join(self.config.request_types)
             log.warning("no request_callback was given, so the reply to each request (%s) is an empty dict", kinds)
-        if type(journal_bytes) is not int or journal_bytes < 1:
-            raise ConfigError(f"journal_bytes must be a positive integer, not {journal_bytes!r:.60}", key="journal_bytes")
-        if log_level is not None:
-            logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", log_level, logger_level))
+        set_log_level(log_level)
         self._data_callback = check_value("data_callback", data_callback, optional(callback))
         self._request_callback = check_value("request_callback", request_callback, optional(callback))
-        self._journal_bytes = journal_bytes
+        self._journal_bytes = check_value("journal_bytes", journal_bytes, integer(1, 1 << 62))
         self._lock = threading.Lock()
         self._counters = Counters()
         self._ingests: dict[str, StoreInserter] = {}
@@ -146,8 +142,7 @@ class TrainerServer(ThreadedServer):
             Closed: After `stop`.
         """
         check_name(name, "name")
-        if not isinstance(data_store, DataStoreBase):
-            raise ConfigError(f"data_store must be a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
+        check_value("data_store", data_store, DATA_STORE)
         if data_store.on_disk and len(data_store) > 0 and self._journal is None:
             raise ConfigError(
                 f"store {name!r} has {len(data_store)} items on disk already, and without a journal trainer clients would "
@@ -174,7 +169,7 @@ class TrainerServer(ThreadedServer):
         Raises:
             ConfigError: If no store has this name.
         """
-        return self._ingest(name).store
+        return find_store(self._ingests, name).store
 
     def store_names(self) -> set[str]:
         """Return the names of the registered data stores."""
@@ -262,17 +257,10 @@ class TrainerServer(ThreadedServer):
 
     # ---- methods that trainer clients call
 
-    def _ingest(self, name: object) -> StoreInserter:
-        ingest = self._ingests.get(name) if isinstance(name, str) else None
-        if ingest is None:
-            known = ", ".join(sorted(self._ingests)) or "none"
-            raise ConfigError(f"there is no data store {name!r:.60}; registered: {known}", key=str(name)[:MAX_NAME])
-        return ingest
-
     def _mark(self, payload: Tree) -> Tree:
         fields = _map(payload)
         try:
-            ingest = self._ingest(fields.get("store"))
+            ingest = find_store(self._ingests, fields.get("store"))
         except ConfigError as exc:
             raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, str(exc)) from exc
         return ingest.mark(_stream(fields))

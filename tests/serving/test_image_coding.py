@@ -12,7 +12,8 @@ from kit import raising, until
 
 from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageFormat, has_pillow
-from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, action_config, jpeg_to_mat, mat_to_jpeg
+from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, jpeg_to_mat, mat_to_jpeg
+from rl4sys_zmq.serving import config as action_config
 from rl4sys_zmq.serving import image_coding as p
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values.trees import copy_tree

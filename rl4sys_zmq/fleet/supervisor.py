@@ -84,6 +84,13 @@ class _Place:
         self.done = False  # True if the actor has ended in order and is not started again
         self.leaving = False  # True if the actor is to end, because the fleet has shrunk
 
+    def delay_next_start(self, now: float) -> float:
+        """Count a failure, and return the delay in seconds before the next start."""
+        self.failures += 1
+        delay_s = restart_delay_s(self.failures)
+        self.start_at = now + delay_s
+        return delay_s
+
     @property
     def joined(self) -> ActorReport | None:
         """The newest report of an actor that is alive and joined."""
@@ -230,9 +237,9 @@ class Fleet(Resource):
         last = f": {handle.last_output}" if handle.last_output else ""
         if handle.exit_code == CONFIG_EXIT_CODE and all(p.report is None for p in self._places.values()):
             raise ConfigError(f"actor {place.index} cannot begin{last or '; it printed nothing'}")
-        place.failures = 1 if now - place.started_at >= STABLE_S else place.failures + 1
-        delay_s = restart_delay_s(place.failures)
-        place.start_at = now + delay_s
+        if now - place.started_at >= STABLE_S:
+            place.failures = 0
+        delay_s = place.delay_next_start(now)
         self._restarts += 1
         self._say(f"actor {place.index} ended with exit code {handle.exit_code}; it starts again in {delay_s:g} s{last}")
 
@@ -253,9 +260,7 @@ class Fleet(Resource):
             place.handle = self._engine.start(place.index, place.starts)
             place.starts += 1
         except (OSError, subprocess.SubprocessError) as exc:
-            place.failures += 1
-            delay_s = restart_delay_s(place.failures)
-            place.start_at = now + delay_s
+            delay_s = place.delay_next_start(now)
             self._say(f"actor {place.index} cannot be started ({exc}); the next attempt is in {delay_s:g} s")
 
     def _measure(self, now: float) -> None:

@@ -343,6 +343,13 @@ HEADINGS = (
 """The headings of the table of clients, in the order of `ClientStatusRow.cells`."""
 
 
+REPORTED_FIELDS = (
+    *("algorithm", "error", "version", "updates", "policy_lag", "pending"),
+    *("episodes", "mean_return", "steps", "steps_per_s"),
+)
+"""The fields of `ClientStatusRow` that a report has under the same names."""
+
+
 def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
@@ -354,18 +361,9 @@ def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:
     return ClientStatusRow(
         client_id=name,
         state=state,
-        algorithm=client["algorithm"],
-        episodes=client["episodes"],
-        mean_return=client["mean_return"],
         mean_reward=client.get("mean_reward"),
-        steps=client["steps"],
-        steps_per_s=client["steps_per_s"],
-        version=client["version"],
-        updates=client["updates"],
-        policy_lag=client["policy_lag"],
-        pending=client["pending"],
         actors=client["actors_live"],
         unfit=verdicts["refused"] + verdicts["quarantined"],
         stale=verdicts["stale"],
-        error=client["error"],
+        **{field: client[field] for field in REPORTED_FIELDS},
     )

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4sys_zmq.config.options import callback, check_value, instance_of, integer, one_of, optional, path
+from rl4sys_zmq.config.options import Check, callback, check_value, instance_of, integer, name, one_of, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.logs import get_logger
@@ -21,7 +21,7 @@ from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
-from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
+from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, find_store, params_as_arrays, payload_bytes, unpack_items
 from rl4sys_zmq.values.trees import Tree
 
@@ -29,6 +29,8 @@ log = get_logger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
 """The RPC methods, and the topic of networks. `INSERT` precedes the name of a store, `REQUEST` the type of a request."""
+STREAM: dict[str, Check[Any]] = {"client": name, "lineage": integer(1, (1 << 63) - 1)}
+MARK_NUMBER = integer(-1, (1 << 62) - 1)
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
@@ -244,8 +246,8 @@ class TrainerServer(ThreadedServer):
             ("accepted", "duplicates", "dropped_at_source", "forgotten", "updates", "requests", "bytes"), 0.0
         )
         for part in (status["counters"], self._counters.snapshot(), *(s.counters.snapshot() for s in self._ingests.values())):
-            for name, value in part.items():
-                counters[name] = counters.get(name, 0.0) + value
+            for key, value in part.items():
+                counters[key] = counters.get(key, 0.0) + value
         journal = self._journal.state() if self._journal is not None else None
         return {
             **status,
@@ -258,18 +260,17 @@ class TrainerServer(ThreadedServer):
     # ---- methods that trainer clients call
 
     def _mark(self, payload: Tree) -> Tree:
-        fields = _map(payload)
+        client, lineage, store = _read(payload, **STREAM, store=_anything)
         try:
-            ingest = find_store(self._ingests, fields.get("store"))
+            ingest = find_store(self._ingests, store)
         except ConfigError as exc:
             raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, str(exc)) from exc
-        return ingest.mark(_stream(fields))
+        return ingest.mark((client, lineage))
 
     def _insert(self, ingest: StoreInserter, payload: Tree) -> Tree:
-        fields = _map(payload)
-        request = InsertRequest(
-            _stream(fields), _number(fields, "after"), _number(fields, "known"), _number(fields, "first"), unpack_items(fields)
-        )
+        numbers = dict.fromkeys(("after", "known", "first"), MARK_NUMBER)
+        client, lineage, after, known, first, columns = _read(payload, **STREAM, **numbers, columns=_anything)
+        request = InsertRequest((client, lineage), after, known, first, unpack_items(payload))
         if request.first <= -1 or request.after >= request.first:
             raise CallRefusedByCallback(
                 CallRefusalReason.INVALID,
@@ -279,7 +280,7 @@ class TrainerServer(ThreadedServer):
         result = ingest.insert(request)
         with self._lock:
             self._counters.add("updates")
-            self._counters.add("bytes", payload_bytes(fields["columns"]))
+            self._counters.add("bytes", payload_bytes(columns))
         callback_error = self._tell(ingest, result.arrival)
         error = result.error if callback_error is None else callback_error
         text = None if error is None else [type(error).__name__, str(error)[:1000]]
@@ -298,12 +299,11 @@ class TrainerServer(ThreadedServer):
         return None
 
     def _request(self, kind: str, payload: Tree) -> Tree:
-        fields = _map(payload)
-        client = _client(fields)
+        client, arguments = _read(payload, client=name, payload=_anything)
         with self._lock:
             self._counters.add("requests")
             self._limit(client)
-        return {} if self._request_callback is None else self._request_callback(kind, fields.get("payload"))
+        return {} if self._request_callback is None else self._request_callback(kind, arguments)
 
     def _limit(self, client: str) -> None:
         rate, now = self.config.rate_limit, time.monotonic()
@@ -317,30 +317,15 @@ class TrainerServer(ThreadedServer):
             raise CallRefusedByCallback(CallRefusalReason.RATE, f"more than {rate:g} requests a second from {client}")
 
 
-def _map(payload: Tree) -> dict[str, Any]:
+def _anything(value: object) -> object:
+    return value
+
+
+def _read(payload: Tree, /, **checks: Check[Any]) -> list[Any]:
+    """Return the checked fields of a trainer client's payload, or refuse the call."""
     if type(payload) is not dict:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload is not that of a trainer client; expected a dict")
-    return payload
-
-
-def _client(fields: dict[str, Any]) -> str:
     try:
-        return check_name(fields.get("client"), "client")
+        return [check_value(key, payload.get(key), check) for key, check in checks.items()]
     except ConfigError as exc:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, str(exc)) from exc
-
-
-def _stream(fields: dict[str, Any]) -> StreamKey:
-    lineage = fields.get("lineage")
-    if type(lineage) is not int or not 0 < lineage < 1 << 63:
-        raise CallRefusedByCallback(
-            CallRefusalReason.INVALID, f"the lineage is {lineage!r:.60}; expected an integer in 1 .. 2^63 - 1"
-        )
-    return _client(fields), lineage
-
-
-def _number(fields: dict[str, Any], key: str) -> int:
-    number = fields.get(key)
-    if type(number) is not int or not -1 <= number < 1 << 62:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"{key} is {number!r:.60}; expected an integer of at least -1")
-    return number

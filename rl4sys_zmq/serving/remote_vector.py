@@ -117,9 +117,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         if not isinstance(options, dict | None):
             raise ConfigError(f"options are a {type(options).__name__}; expected a dict", key="options")
         options = dict(options) if options is not None else None
-        mask = (
-            np.ones(self.num_envs, np.bool_) if options is None else options.pop("reset_mask", np.ones(self.num_envs, np.bool_))
-        )
+        everyone = np.ones(self.num_envs, np.bool_)
+        mask = everyone if options is None else options.pop("reset_mask", everyone)
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ConfigError(f"reset_mask must be an array of {self.num_envs} booleans with at least one True", key="reset_mask")
         if self._unsure and not mask.all():
@@ -127,11 +126,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 "the first reset, and the first after a failed call, must reset all environments: drop the reset_mask",
                 key="reset_mask",
             )
-        payload = {"only": mask.tolist(), "seeds": seeds}
-        self._unsure = True
-        answers = self._reset_all(
-            [(part, {**{k: v[here] for k, v in payload.items()}, "options": options}) for part, here in self._slices()]
-        )
+        only, self._unsure = mask.tolist(), True
+        asked = [(part, {"only": only[here], "seeds": seeds[here], "options": options}) for part, here in self._slices()]
+        answers = self._reset_all(asked)
         infos: dict[str, Any] = {}
         read = self._parts[0].read_observation
         for i, answer in enumerate(answers):

@@ -103,6 +103,9 @@ class Fleet(Resource):
 
     An actor that fails is started again after a delay that doubles with each failure in a row, and is counted. An actor that ends
     in order is not. The fleet owns its engine, and closes it.
+
+    Attributes:
+        size: The number of actors that the fleet should have. `resize` changes it.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Fleet(Resource):
             clock: Returns the time in seconds.
         """
         self._config, self._engine, self._say, self._clock = config, engine, say, clock
-        self._size = config.actors
+        self.size = config.actors
         self._places: dict[int, _Place] = {}
         self._draining = False
         self._restarts = 0
@@ -132,11 +135,6 @@ class Fleet(Resource):
         self._waiting: float | None = None
 
     @property
-    def size(self) -> int:
-        """The number of actors that the fleet should have."""
-        return self._size
-
-    @property
     def alive(self) -> int:
         """The number of actors that are alive, including those that are to end."""
         return sum(place.handle is not None for place in self._places.values())
@@ -144,7 +142,7 @@ class Fleet(Resource):
     @property
     def done(self) -> bool:
         """True if all actors have ended in order."""
-        return not self.alive and all(i in self._places and self._places[i].done for i in range(self._size))
+        return not self.alive and all(i in self._places and self._places[i].done for i in range(self.size))
 
     def tick(self, timeout_s: float) -> None:
         """Wait for news of the actors, at most `timeout_s` seconds, then start, restart, drain and resize as needed.
@@ -162,7 +160,7 @@ class Fleet(Resource):
 
     def resize(self, size: int) -> None:
         """Set the number of actors. Actors beyond it are drained, the newest places first; new ones are started by `tick`."""
-        self._size, self._window = size, None
+        self.size, self._window = size, None
         for place in self._places.values():
             if place.index >= size and place.handle is not None:
                 place.leaving = True
@@ -186,7 +184,7 @@ class Fleet(Resource):
         total = sum(report.returns * report.mean_return for report in reports if report.mean_return is not None)
         steps = self._ended_steps + sum(report.steps for report in self._current())
         return FleetStatus(
-            size=self._size,
+            size=self.size,
             joined=sum(place.joined is not None for place in self._places.values()),
             done=sum(place.done for place in self._places.values()),
             episodes=self._ended_episodes + sum(report.episodes for report in self._current()),
@@ -246,7 +244,7 @@ class Fleet(Resource):
     # ---- the whole fleet
 
     def _start_due(self, now: float) -> None:
-        places = [self._places.setdefault(index, _Place(index)) for index in range(self._size)]
+        places = [self._places.setdefault(index, _Place(index)) for index in range(self.size)]
         fresh = [p for p in places if p.handle is not None and p.handle.report is None and now - p.started_at < STARTING_S]
         room = self._config.starting - len(fresh)
         for place in places:
@@ -265,9 +263,9 @@ class Fleet(Resource):
 
     def _measure(self, now: float) -> None:
         """Measure the waiting time while all actors are joined. After each window, let the rule choose the size."""
-        places = [self._places[index] for index in range(self._size)]
+        places = [self._places[index] for index in range(self.size)]
         reports = {place.index: report for place in places if (report := place.joined) is not None}
-        if len(reports) < self._size or self.alive > self._size:
+        if len(reports) < self.size or self.alive > self.size:
             self._window = None
             return
         if self._window is None:
@@ -281,8 +279,8 @@ class Fleet(Resource):
         self._waiting = load.waiting
         if self._config.limits is not None:
             size, self._memory = next_size(load, self._memory, self._config.limits)
-            if size != self._size:
-                self._say(f"{self._size:,} actors waited {load.waiting:.0%} of the time; the fleet changes to {size:,}")
+            if size != self.size:
+                self._say(f"{self.size:,} actors waited {load.waiting:.0%} of the time; the fleet changes to {size:,}")
                 self.resize(size)
 
 

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value, checked_arguments, logger_level, mapping, number, optional
+from rl4sys_zmq.config.options import (
+    CALL_TIMEOUT_S,
+    check_value,
+    checked_arguments,
+    integer,
+    logger_level,
+    mapping,
+    number,
+    optional,
+)
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow
 from rl4sys_zmq.names import is_name
@@ -16,6 +25,8 @@ from rl4sys_zmq.values.trees import Tree
 
 MAX_KEYS = 1024
 MAX_KEY = 256
+PORT = integer(0, 65_535)
+"""Port 0: the system picks one."""
 MAX_RATE = 1e9
 """Highest `rate_limit`, in requests per second."""
 
@@ -30,7 +41,7 @@ def bind_address(where: int | str) -> Address:
     """Return the address to bind. `where` is ``host:port``, a URI, or a port of 127.0.0.1."""
     if isinstance(where, str):
         return Address.parse(where)
-    return Address("tcp", "127.0.0.1", _checked(where))
+    return Address("tcp", "127.0.0.1", check_value("port", where, PORT))
 
 
 def connect_address(host: object, port: int | None = None) -> Address:
@@ -41,7 +52,7 @@ def connect_address(host: object, port: int | None = None) -> Address:
         return Address.parse(host)
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"  # an IPv6 address
-    return Address.parse(f"tcp://{host}:{_checked(port)}")
+    return Address.parse(f"tcp://{host}:{check_value('port', port, PORT)}")
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
@@ -52,12 +63,6 @@ def address_of(name: str, port: int | str, host: str = "") -> Address:
         return Address.parse(port) if isinstance(port, str) and "://" in port else connect_address(host, int(port))
     except (ConfigError, TransportError) as exc:
         raise ConfigError(f"{name}: {exc}", key=name) from exc
-
-
-def _checked(port: int) -> int:
-    if type(port) is not int or not 0 <= port <= 65535:
-        raise ConfigError(f"{port!r} is not a port; expected a number from 0 to 65535 (0: the system picks one)", key="port")
-    return port
 
 
 class _ServerConfig:

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rl4sys_zmq.config.options import check_value, integer, optional
+from rl4sys_zmq.config.options import check_value, integer, mapping, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, EnvLease, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
@@ -114,9 +114,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             ConfigError: If the seeds, the options or the mask are invalid. No environment was reset.
         """
         seeds = self._each_seed(seed)
-        if not isinstance(options, dict | None):
-            raise ConfigError(f"options are a {type(options).__name__}; expected a dict", key="options")
-        options = dict(options) if options is not None else None
+        options = check_value("options", options, optional(mapping))
         everyone = np.ones(self.num_envs, np.bool_)
         mask = everyone if options is None else options.pop("reset_mask", everyone)
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.config.options import check_value, integer
+from rl4sys_zmq.config.options import Check, check_value, instance_of, integer, mapping
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.replay.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
 from rl4sys_zmq.replay.priorities import RowPriorities
@@ -22,6 +22,7 @@ from rl4sys_zmq.serving.data.samplers import ROWS, PrioritySampler, Sampler, req
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 Transform = Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
+SAMPLER: Check[Sampler] = instance_of(Sampler)  # type: ignore[type-abstract]
 _START, _END = "start_of_trajectory", "end_of_trajectory"
 _START_COLUMN = "/start"
 
@@ -153,7 +154,8 @@ class TrajectoryBuffer(ColumnStore):
                 another configuration of this buffer.
         """
         low, high = _range(sample_range)
-        chosen = _samplers(name, samplers)
+        each = check_value(name, samplers, mapping)
+        chosen = {key: check_value(key, sampler, SAMPLER) for key, sampler in each.items()}
         prioritised = [sampler for sampler in chosen.values() if isinstance(sampler, PrioritySampler)]
         if len(prioritised) > 1:
             raise ConfigError(f"{name!r} has {len(prioritised)} PrioritySamplers; expected at most one", key=name)
@@ -412,15 +414,6 @@ def _range(sample_range: object) -> tuple[int, int]:
             f"sample_range {sample_range} does not include the step itself; expected begin <= 0 < end", key="sample_range"
         )
     return low, high
-
-
-def _samplers(name: str, samplers: object) -> dict[str, Sampler]:
-    if not isinstance(samplers, Mapping):
-        raise ConfigError(f"samplers must be a dict of Samplers, not {samplers!r:.60}", key=name)
-    for key, sampler in samplers.items():
-        if not isinstance(sampler, Sampler):
-            raise ConfigError(f"{key!r:.60} must be a Sampler, not {sampler!r:.60}", key=str(key))
-    return dict(samplers)
 
 
 def _declared(shapes: object) -> StoreLayout:

@@ -16,7 +16,7 @@ import zmq
 
 from bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.capacity.harness import PATIENCE_S, child
-from rl4sys_zmq.capacity.measure_paths import measure_fanout, policy_bytes
+from rl4sys_zmq.capacity.measure_paths import follow_versions, measure_fanout, policy_bytes
 
 __all__ = ["CASES", "LEVELS", "compare_fanout"]
 
@@ -86,15 +86,6 @@ def _listen(pipe: Connection, port: int, actors: int, versions: int) -> None:
                 heard[index][version - 1] = time.monotonic()
                 gates[version % 2].wait(PATIENCE_S)
 
-    threads = [threading.Thread(target=listen, args=(n,)) for n in range(actors)]
-    for thread in threads:
-        thread.start()
-    gates[0].wait(PATIENCE_S)
-    pipe.send("ready")
-    for version in range(1, versions + 1):
-        gates[version % 2].wait(PATIENCE_S)
-        pipe.send(version)
-    for thread in threads:
-        thread.join()
+    follow_versions(pipe, listen, actors, versions, gates)
     pipe.send(heard)
     context.term()

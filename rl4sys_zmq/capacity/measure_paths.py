@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -189,6 +188,9 @@ def measure_fanout(kilobytes: int, actors: int, level: int, versions: int, seed:
     register_algorithm(WALKING, build)
     config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, weights=WeightsConfig(level=level))
     with Learner(config) as learner, child(_follow, learner.address, actors, versions) as ear:
+        assert ear.recv() == "ready"
+        for version in range(1, versions + 1):
+            assert ear.recv() == version  # all actors have it
         applied = np.array(ear.recv())
     updated = np.array(made[-1].given_at[1 : versions + 1])
     return 1e3 * float(np.median(applied.max(axis=0) - updated))
@@ -212,22 +214,21 @@ def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
     config = AgentConfig(
         client_id="lab", train_server_address=address, algorithm_name=WALKING, linger_ms=0, overflow="wait", **spaces
     )
-    everyone = threading.Barrier(actors)
+    applied = [[0.0] * versions for _ in range(actors)]
+    gates = [threading.Barrier(actors + 1) for _ in range(2)]
 
-    def follow(index: int) -> list[float]:
-        applied = []
+    def follow(index: int) -> None:
         with RL4SysAgent(config=config) as agent:
+            gates[0].wait(PATIENCE_S)
             for version in range(1, versions + 1):
-                everyone.wait(PATIENCE_S)
                 if index == 0:
                     _ask(agent)
                 agent.wait_version(version, PATIENCE_S)
-                applied.append(time.monotonic())
-            everyone.wait(PATIENCE_S)
-        return applied
+                applied[index][version - 1] = time.monotonic()
+                gates[version % 2].wait(PATIENCE_S)
 
-    with ThreadPoolExecutor(actors) as threads:
-        pipe.send(list(threads.map(follow, range(actors))))
+    follow_versions(pipe, follow, actors, versions, gates)
+    pipe.send(applied)
 
 
 def _ask(agent: RL4SysAgent) -> None:
@@ -236,3 +237,22 @@ def _ask(agent: RL4SysAgent) -> None:
     action.update_reward(0.0)
     agent.add_to_trajectory(traj, action)
     agent.mark_end_of_trajectory(traj, action)
+
+
+def follow_versions(
+    pipe: Connection, target: Callable[[int], None], actors: int, versions: int, gates: list[threading.Barrier]
+) -> None:
+    """Run a thread for each actor, and tell the parent process when all are ready and when all have a version.
+
+    A thread waits at ``gates[0]`` before the first version, and after each version at ``gates[version % 2]``.
+    """
+    threads = [threading.Thread(target=target, args=(n,)) for n in range(actors)]
+    for thread in threads:
+        thread.start()
+    gates[0].wait(PATIENCE_S)
+    pipe.send("ready")
+    for version in range(1, versions + 1):
+        gates[version % 2].wait(PATIENCE_S)
+        pipe.send(version)
+    for thread in threads:
+        thread.join()

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,18 +49,14 @@ def _cpu() -> str:
 def _versions() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
 def _commit() -> str:
-    folder = Path(__file__).parent
-    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return done.stdout.strip()

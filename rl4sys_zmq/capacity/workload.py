@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 
+from rl4sys_zmq.config.options import check_fields, integer, nullable, number, option
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.liveness import BEACON_S, HEARTBEAT_S
 
@@ -17,6 +18,9 @@ SMALL_MESSAGE_BYTES = 120
 """A heartbeat, an acknowledgement or a beacon, with its frames."""
 UPDATE_HEAD_BYTES = 128
 """The topic, header and digest of an update of the weights."""
+
+_COUNT = integer(1, 1 << 62)
+_RATE, _ABOVE_0 = number(0, sys.float_info.max), number(0, sys.float_info.max, above=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,50 +43,29 @@ class Workload:
         ConfigError: If a number is out of range.
     """
 
-    actors: int  # of all clients together
-    steps_per_s: float  # environment steps per second of each actor
-    model_bytes: int  # size of a policy's weights in float32
-    observation_bytes: int = 32
+    actors: int = option(_COUNT, required=True)  # of all clients together
+    steps_per_s: float = option(_RATE, required=True)  # environment steps per second of each actor
+    model_bytes: int = option(integer(4, 1 << 62), required=True)  # size of a policy's weights in float32
+    observation_bytes: int = option(_COUNT, 32)
     action_bytes: int = 8
-    segment_steps: int = 128
-    segments_per_message: int = 1
-    publish_per_s: float = 1.0  # versions of the weights per second that each client publishes
+    segment_steps: int = option(_COUNT, 128)
+    segments_per_message: int = option(_COUNT, 1)
+    publish_per_s: float = option(_RATE, 1.0)  # versions of the weights per second that each client publishes
     weights_level: int = 1  # the option of this name, as `fsync`, `journal_max_bytes` and `checkpoint_every_s`
-    clients: int = 1
+    clients: int = option(_COUNT, 1)
     journal: bool = True  # True if the learner records accepted segments on disk
     fsync: str = "normal"
-    journal_max_bytes: int = 4 << 30
-    checkpoint_every_s: float = 10.0
+    journal_max_bytes: int = option(_COUNT, 4 << 30)
+    checkpoint_every_s: float = option(_ABOVE_0, 10.0)
     keys: bool = False  # True if connections are encrypted
     training: Training | None = None  # the gradient steps of a client; None to leave training out
-    cores: int = 2
-    memory_bytes: int = 8 << 30  # memory that the learner can use
-    descriptors: int = 20_000  # largest number of open files of the learner's process
-    bandwidth_bits_s: float | None = None  # of the learner's network link in each direction; None to leave it out
+    cores: int = option(_COUNT, 2)
+    memory_bytes: int = option(_COUNT, 8 << 30)  # memory that the learner can use
+    descriptors: int = option(_COUNT, 20_000)  # largest number of open files of the learner's process
+    bandwidth_bits_s: float | None = nullable(_ABOVE_0)  # of the learner's network link in each direction; None: left out
 
     def __post_init__(self) -> None:
-        least = {
-            "actors": 1,
-            "model_bytes": 4,
-            "observation_bytes": 1,
-            "segment_steps": 1,
-            "segments_per_message": 1,
-            "clients": 1,
-            "cores": 1,
-            "journal_max_bytes": 1,
-            "memory_bytes": 1,
-            "descriptors": 1,
-        }
-        for name, floor in least.items():
-            if getattr(self, name) < floor:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {floor}", key=name)
-        for name in ("steps_per_s", "publish_per_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a finite number of 0 or more", key=name)
-        for name in ("checkpoint_every_s", "bandwidth_bits_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} is {value}; expected a finite number above 0", key=name)
+        check_fields(self)
         if self.clients > self.actors:
             raise ConfigError(
                 f"{self.clients} clients share {self.actors} actors; expected at least one actor each", key="clients"

@@ -15,7 +15,7 @@ from time import strftime
 from typing import Any
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.ops.report import HEADINGS, ClientStatusRow, client_rows
+from rl4sys_zmq.ops.report import ClientStatusRow, client_rows
 from rl4sys_zmq.resource import Resource
 
 RATE_WINDOW_S = 3.0
@@ -129,16 +129,18 @@ class _TableDisplay(StatusDisplay):
         from rich.text import Text
 
         rows, note = self._last
-        columns = zip(HEADINGS, *(row.cells() for row in rows), strict=True)
+        cells = [row.cells() for row in rows]
+        headings = list(cells[0]) if cells else []
+        columns = zip(headings, *(texts.values() for texts in cells), strict=True)
         body: list[Any] = []
         if self._console.width < sum(max(map(len, column)) + 2 for column in columns) - 2:
             body = [Text(line, style=_style(row)) for row in rows for line in row.lines()]
         elif rows:
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-            for i, heading in enumerate(HEADINGS):
+            for i, heading in enumerate(headings):
                 table.add_column(heading, justify="left" if i < 3 else "right", no_wrap=True)
-            for row in rows:
-                table.add_row(*map(Text, row.cells()), style=_style(row))
+            for row, texts in zip(rows, cells, strict=True):
+                table.add_row(*map(Text, texts.values()), style=_style(row))
             body = [table]
         errors = [Text(f"{row.client_id} FAILED: {row.error}", style="bold red") for row in rows if row.error]
         notes = [Text(note, style="dim")] if note else []

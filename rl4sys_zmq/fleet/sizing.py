@@ -49,13 +49,13 @@ class SizingMemory:
 
     # the load before the fleet last grew. None if its last change was not a growth, or the growth has paid
     before_growth: FleetLoad | None = None
-    ceiling: int | None = None  # the largest size that may be tried. None: no limit
-    ceiling_windows: int = 0  # the number of windows for which `ceiling` holds
+    ceiling: int = 0  # the largest size that may be tried
+    ceiling_windows: int = 0  # the number of windows for which `ceiling` holds. 0: there is no limit
 
 
 def next_size(load: FleetLoad, memory: SizingMemory, limits: SizeLimits) -> tuple[int, SizingMemory]:
     """Return the number of actors that the fleet should have after a window, and the memory for the next call."""
-    memory = _aged(memory)
+    memory = replace(memory, ceiling_windows=max(0, memory.ceiling_windows - 1))
     actors, before = load.actors, memory.before_growth
     if load.waiting < GROW_BELOW and before is not None and not _paid(before, load):
         size = _bounded(before.actors, limits)
@@ -65,18 +65,11 @@ def next_size(load: FleetLoad, memory: SizingMemory, limits: SizeLimits) -> tupl
         needed = math.ceil(actors * (1.0 - load.waiting) / (1.0 - TARGET))
         return _bounded(min(actors, max(needed, actors // 2)), limits), memory
     if load.waiting < GROW_BELOW:
-        most = limits.max_actors if memory.ceiling is None else min(memory.ceiling, limits.max_actors)
+        most = min(memory.ceiling, limits.max_actors) if memory.ceiling_windows else limits.max_actors
         size = min(actors + max(1, actors // GROWTH), most)
         if size > actors:
             return _bounded(size, limits), replace(memory, before_growth=load)
     return _bounded(actors, limits), memory
-
-
-def _aged(memory: SizingMemory) -> SizingMemory:
-    if memory.ceiling is None:
-        return memory
-    left = memory.ceiling_windows - 1
-    return replace(memory, ceiling=memory.ceiling if left > 0 else None, ceiling_windows=left)
 
 
 def _paid(before: FleetLoad, now: FleetLoad) -> bool:

@@ -85,6 +85,13 @@ class _Place:
         self.done = False  # True if the actor has ended in order and is not started again
         self.leaving = False  # True if the actor is to end, because the fleet has shrunk
 
+    def delay_next_start(self, now: float) -> float:
+        """Count a failure, and return the delay in seconds before the next start."""
+        self.failures += 1
+        delay_s = restart_delay_s(self.failures)
+        self.start_at = now + delay_s
+        return delay_s
+
     @property
     def joined(self) -> ActorReport | None:
         """The newest report of an actor that is alive and joined."""
@@ -97,6 +104,9 @@ class Fleet(Resource):
 
     An actor that fails is started again after a delay that doubles with each failure in a row, and is counted. An actor that ends
     in order is not. The fleet owns its engine, and closes it.
+
+    Attributes:
+        size: The number of actors that the fleet should have. `resize` changes it.
     """
 
     def __init__(
@@ -115,7 +125,7 @@ class Fleet(Resource):
             clock: Returns the time in seconds.
         """
         self._config, self._engine, self._say, self._clock = config, engine, say, clock
-        self._size = config.actors
+        self.size = config.actors
         self._places: dict[int, _Place] = {}
         self._draining = False
         self._restarts = 0
@@ -126,11 +136,6 @@ class Fleet(Resource):
         self._waiting: float | None = None
 
     @property
-    def size(self) -> int:
-        """The number of actors that the fleet should have."""
-        return self._size
-
-    @property
     def alive(self) -> int:
         """The number of actors that are alive, including those that are to end."""
         return sum(place.handle is not None for place in self._places.values())
@@ -138,7 +143,7 @@ class Fleet(Resource):
     @property
     def done(self) -> bool:
         """True if all actors have ended in order."""
-        return not self.alive and all(i in self._places and self._places[i].done for i in range(self._size))
+        return not self.alive and all(i in self._places and self._places[i].done for i in range(self.size))
 
     def tick(self, timeout_s: float) -> None:
         """Wait for news of the actors, at most `timeout_s` seconds, then start, restart, drain and resize as needed.
@@ -156,7 +161,7 @@ class Fleet(Resource):
 
     def resize(self, size: int) -> None:
         """Set the number of actors. Actors beyond it are drained, the newest places first; new ones are started by `tick`."""
-        self._size, self._window = size, None
+        self.size, self._window = size, None
         for place in self._places.values():
             if place.index >= size and place.handle is not None:
                 place.leaving = True
@@ -180,7 +185,7 @@ class Fleet(Resource):
         total = sum(report.returns * report.mean_return for report in reports if report.mean_return is not None)
         steps = self._ended_steps + sum(report.steps for report in self._current())
         return FleetStatus(
-            size=self._size,
+            size=self.size,
             joined=sum(place.joined is not None for place in self._places.values()),
             done=sum(place.done for place in self._places.values()),
             episodes=self._ended_episodes + sum(report.episodes for report in self._current()),
@@ -231,16 +236,16 @@ class Fleet(Resource):
         last = f": {handle.last_output}" if handle.last_output else ""
         if handle.exit_code == CONFIG_EXIT_CODE and all(p.report is None for p in self._places.values()):
             raise ConfigError(f"actor {place.index} cannot begin{last or '; it printed nothing'}")
-        place.failures = 1 if now - place.started_at >= STABLE_S else place.failures + 1
-        delay_s = restart_delay_s(place.failures)
-        place.start_at = now + delay_s
+        if now - place.started_at >= STABLE_S:
+            place.failures = 0
+        delay_s = place.delay_next_start(now)
         self._restarts += 1
         self._say(f"actor {place.index} ended with exit code {handle.exit_code}; it starts again in {delay_s:g} s{last}")
 
     # ---- the whole fleet
 
     def _start_due(self, now: float) -> None:
-        places = [self._places.setdefault(index, _Place(index)) for index in range(self._size)]
+        places = [self._places.setdefault(index, _Place(index)) for index in range(self.size)]
         fresh = [p for p in places if p.handle is not None and p.handle.report is None and now - p.started_at < STARTING_S]
         room = self._config.starting - len(fresh)
         for place in places:
@@ -254,16 +259,14 @@ class Fleet(Resource):
             place.handle = self._engine.start(place.index, place.starts)
             place.starts += 1
         except (OSError, subprocess.SubprocessError) as exc:
-            place.failures += 1
-            delay_s = restart_delay_s(place.failures)
-            place.start_at = now + delay_s
+            delay_s = place.delay_next_start(now)
             self._say(f"actor {place.index} cannot be started ({exc}); the next attempt is in {delay_s:g} s")
 
     def _measure(self, now: float) -> None:
         """Measure the waiting time while all actors are joined. After each window, let the rule choose the size."""
-        places = [self._places[index] for index in range(self._size)]
+        places = [self._places[index] for index in range(self.size)]
         reports = {place.index: report for place in places if (report := place.joined) is not None}
-        if len(reports) < self._size or self.alive > self._size:
+        if len(reports) < self.size or self.alive > self.size:
             self._window = None
             return
         if self._window is None:
@@ -277,8 +280,8 @@ class Fleet(Resource):
         self._waiting = load.waiting
         if self._config.limits is not None:
             size, self._memory = next_size(load, self._memory, self._config.limits)
-            if size != self._size:
-                self._say(f"{self._size:,} actors waited {load.waiting:.0%} of the time; the fleet changes to {size:,}")
+            if size != self.size:
+                self._say(f"{self.size:,} actors waited {load.waiting:.0%} of the time; the fleet changes to {size:,}")
                 self.resize(size)
 
 

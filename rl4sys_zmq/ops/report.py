@@ -149,7 +149,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
         yield f"  !! {row.error}" + (f"; to restart it: {restart_command(client_id)}" if row.state == "failed" else "")
     if broken := conservation_error(client):
         yield f"  !! SEGMENTS ARE UNACCOUNTED FOR: {broken}"
-    named = dict(zip(HEADINGS, row.cells(), strict=True))
+    named = row.cells()
     yield "  " + "  ".join(f"{name} {named[name]}" for name in ("return", "reward/step", "episodes"))
     yield f"  steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}  lag {row.policy_lag:.2f}"
     yield from _evaluation_lines(client)
@@ -287,36 +287,36 @@ class ClientStatusRow:
     stale: int
     error: str
 
-    def cells(self) -> tuple[str, ...]:
-        """Return one text for each column in `HEADINGS`. Metrics that come from a checkpoint are unknown at the start."""
-        trained = (
-            f"{self.episodes:,}",
-            "-" if self.mean_return is None else f"{self.mean_return:.1f}",
-            "-" if self.mean_reward is None else f"{self.mean_reward:.3g}",
-            f"{self.steps:,}",
-            f"{self.steps_per_s:,.0f}",
-            f"{self.version:,}" if self.version >= 0 else "-",
-            f"{self.policy_lag:.2f}",
-        )
-        return (
-            self.client_id,
-            self.state,
-            self.algorithm,
-            *(("-",) * len(trained) if self.state.startswith("starting") else trained),
-            f"{self.pending:,}",
-            f"{self.actors:,}",
-            f"{self.unfit:,}/{self.stale:,}",
-        )
+    def cells(self) -> dict[str, str]:
+        """Return the metrics as texts, by heading. Those from a checkpoint are unknown at the start."""
+        trained = {
+            "episodes": f"{self.episodes:,}",
+            "return": "-" if self.mean_return is None else f"{self.mean_return:.1f}",
+            "reward/step": "-" if self.mean_reward is None else f"{self.mean_reward:.3g}",
+            "steps": f"{self.steps:,}",
+            "steps/s": f"{self.steps_per_s:,.0f}",
+            "version": f"{self.version:,}" if self.version >= 0 else "-",
+            "lag": f"{self.policy_lag:.2f}",
+        }
+        return {
+            "client": self.client_id,
+            "state": self.state,
+            "algorithm": self.algorithm,
+            **(dict.fromkeys(trained, "-") if self.state.startswith("starting") else trained),
+            "queue": f"{self.pending:,}",
+            "actors": f"{self.actors:,}",
+            "unfit/stale": f"{self.unfit:,}/{self.stale:,}",
+        }
 
     def lines(self) -> list[str]:
         """Return the metrics as short lines, for a narrow terminal."""
-        named = [f"{name} {cell}" for name, cell in zip(HEADINGS, self.cells(), strict=True)]
+        named = [f"{name} {cell}" for name, cell in self.cells().items()]
         figures = ["  " + "   ".join(named[first:end]) for first, end in ((3, 6), (6, 10), (10, 13))]
         return [f"{self.client_id}: {self.state}, {self.algorithm}", *figures]
 
     def line(self) -> str:
         """Return the most important metrics, a state other than ``running``, and the error as one line."""
-        cells = dict(zip(HEADINGS, self.cells(), strict=True))
+        cells = self.cells()
         state = f"state {self.state}, " if self.state != "running" else ""
         unused = f", unfit/stale {cells['unfit/stale']}" if self.unfit or self.stale else ""
         pace = f"{cells['steps']} steps, {cells['steps/s']}/s, version {cells['version']}"
@@ -325,22 +325,11 @@ class ClientStatusRow:
         return f"{self.client_id}: {state}{means}, {pace}{unused}{error}"
 
 
-HEADINGS = (
-    "client",
-    "state",
-    "algorithm",
-    "episodes",
-    "return",
-    "reward/step",
-    "steps",
-    "steps/s",
-    "version",
-    "lag",
-    "queue",
-    "actors",
-    "unfit/stale",
+REPORTED_FIELDS = (
+    *("algorithm", "error", "version", "updates", "policy_lag", "pending"),
+    *("episodes", "mean_return", "steps", "steps_per_s"),
 )
-"""The headings of the table of clients, in the order of `ClientStatusRow.cells`."""
+"""The fields of `ClientStatusRow` that a report has under the same names."""
 
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
@@ -354,18 +343,9 @@ def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:
     return ClientStatusRow(
         client_id=name,
         state=state,
-        algorithm=client["algorithm"],
-        episodes=client["episodes"],
-        mean_return=client["mean_return"],
         mean_reward=client.get("mean_reward"),
-        steps=client["steps"],
-        steps_per_s=client["steps_per_s"],
-        version=client["version"],
-        updates=client["updates"],
-        policy_lag=client["policy_lag"],
-        pending=client["pending"],
         actors=client["actors_live"],
         unfit=verdicts["refused"] + verdicts["quarantined"],
         stale=verdicts["stale"],
-        error=client["error"],
+        **{field: client[field] for field in REPORTED_FIELDS},
     )

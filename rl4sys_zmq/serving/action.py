@@ -10,19 +10,18 @@ Observations are published on the topic ``obs``. A dict with encoded images is s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, instance_of, logger_level, optional
+from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, instance_of, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
 from rl4sys_zmq.errors import RefusalReason as WireRefusal
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
-from rl4sys_zmq.serving.config import ActionConfig
+from rl4sys_zmq.serving.config import ActionConfig, set_log_level
 from rl4sys_zmq.serving.image_coding import code_images, read_images
 from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.values.trees import Tree, copy_tree
@@ -80,8 +79,7 @@ class ActionServer(ThreadedServer):
         self.config = config = check_value("config", config, instance_of(ActionConfig))
         self._obs_callback = check_value("obs_callback", obs_callback, optional(callback))
         self._act_callback = check_value("act_callback", act_callback, optional(callback))
-        if log_level is not None:
-            logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", log_level, logger_level))
+        set_log_level(log_level)
         self._codecs = config.codecs
         self._faults: set[str] = set()
         self._server = Server(

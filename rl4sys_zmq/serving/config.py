@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value, checked_arguments, number, optional
+from rl4sys_zmq.config.options import (
+    CALL_TIMEOUT_S,
+    check_value,
+    checked_arguments,
+    integer,
+    logger_level,
+    mapping,
+    number,
+    optional,
+)
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow
 from rl4sys_zmq.names import is_name
@@ -15,15 +25,23 @@ from rl4sys_zmq.values.trees import Tree
 
 MAX_KEYS = 1024
 MAX_KEY = 256
+PORT = integer(0, 65_535)
+"""Port 0: the system picks one."""
 MAX_RATE = 1e9
 """Highest `rate_limit`, in requests per second."""
+
+
+def set_log_level(level: int | None) -> None:
+    """Set the level of the logger ``rl4sys_zmq``; None leaves it unchanged."""
+    if level is not None:
+        logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", level, logger_level))
 
 
 def bind_address(where: int | str) -> Address:
     """Return the address to bind. `where` is ``host:port``, a URI, or a port of 127.0.0.1."""
     if isinstance(where, str):
         return Address.parse(where)
-    return Address("tcp", "127.0.0.1", _checked(where))
+    return Address("tcp", "127.0.0.1", check_value("port", where, PORT))
 
 
 def connect_address(host: object, port: int | None = None) -> Address:
@@ -34,7 +52,7 @@ def connect_address(host: object, port: int | None = None) -> Address:
         return Address.parse(host)
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"  # an IPv6 address
-    return Address.parse(f"tcp://{host}:{_checked(port)}")
+    return Address.parse(f"tcp://{host}:{check_value('port', port, PORT)}")
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
@@ -47,30 +65,56 @@ def address_of(name: str, port: int | str, host: str = "") -> Address:
         raise ConfigError(f"{name}: {exc}", key=name) from exc
 
 
-def _dial_address(server_ip: str, port: int | str, server: str) -> Address:
-    """Return the address that a client connects to, from a URI, or from a host and a port."""
-    if type(server_ip) is not str or not server_ip:
-        raise ConfigError(f"server_ip is {server_ip!r:.60}; expected a host or a URI", key="server_ip")
-    if "://" in server_ip:
-        address = address_of("server_ip", server_ip)
-    else:
-        address = address_of("port_number", port, server_ip)
-        if address.scheme == "tcp" and isinstance(port, str):
-            address = address_of("server_ip", address.port, server_ip)
-    if address.is_fresh:
-        raise ConfigError(f"{address.uri} is only an address to bind; connect to {server}.address", key="server_ip")
-    return address
+class _ServerConfig:
+    """The fields that both configurations have, and the addresses that follow from them."""
 
+    _server: ClassVar[str]  # the class of the server
+    port_number: int | str
+    broadcast_port: int | str | None
+    version: str
+    bind: str
 
-def _checked(port: int) -> int:
-    if type(port) is not int or not 0 <= port <= 65535:
-        raise ConfigError(f"{port!r} is not a port; expected a number from 0 to 65535 (0: the system picks one)", key="port")
-    return port
+    def __post_init__(self) -> None:
+        if not isinstance(self.version, str):
+            raise ConfigError(f"version is {self.version!r:.60}; expected a string", key="version")
+        self.bind_address()  # raises here if it is invalid
+        self.broadcast_address()
+
+    def bind_address(self) -> Address:
+        """Return the address that the server binds for calls."""
+        return address_of("port_number", self.port_number, self.bind)
+
+    def broadcast_address(self) -> Address | None:
+        """Return the address at which the server publishes, or None if it does not."""
+        return None if self.broadcast_port is None else address_of("broadcast_port", self.broadcast_port, self.bind)
+
+    def dial_address(self, server_ip: str, port: int | str | None = None) -> Address:
+        """Return the address that a client connects to.
+
+        Args:
+            server_ip: Host, or a URI. With a URI, no port is used.
+            port: Port or URI that replaces `port_number`.
+
+        Raises:
+            ConfigError: If a client cannot connect to the address, for example because the port is 0.
+        """
+        port = self.port_number if port is None else port
+        if type(server_ip) is not str or not server_ip:
+            raise ConfigError(f"server_ip is {server_ip!r:.60}; expected a host or a URI", key="server_ip")
+        if "://" in server_ip:
+            address = address_of("server_ip", server_ip)
+        else:
+            address = address_of("port_number", port, server_ip)
+            if address.scheme == "tcp" and isinstance(port, str):
+                address = address_of("server_ip", address.port, server_ip)
+        if address.is_fresh:
+            raise ConfigError(f"{address.uri} is only an address to bind; connect to {self._server}.address", key="server_ip")
+        return address
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class ActionConfig:
+class ActionConfig(_ServerConfig):
     """The configuration of an `ActionServer` and its clients: addresses, and the names of observations and actions.
 
     The fields are checked when the object is created.
@@ -93,6 +137,7 @@ class ActionConfig:
         timeout_s: Default time that a client waits for a reply, in seconds.
     """
 
+    _server = "ActionServer"
     port_number: int | str
     action_keys: Sequence[str]
     observation_keys: Sequence[str]
@@ -103,21 +148,12 @@ class ActionConfig:
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            ConfigError: If a field is invalid. The message names the field.
-        """
+        super().__post_init__()
         for name in ("action_keys", "observation_keys"):
             object.__setattr__(self, name, _keys(name, getattr(self, name)))
-        if not isinstance(self.version, str):
-            raise ConfigError(f"version is {self.version!r}; expected a string", key="version")
         object.__setattr__(self, "timeout_s", check_value("timeout_s", self.timeout_s, CALL_TIMEOUT_S))
-        self.bind_address()  # raises here if it is invalid
-        self.broadcast_address()
-        if not isinstance(self.image_codecs, Mapping):
-            raise ConfigError(f"image_codecs is {self.image_codecs!r:.60}, not a map of keys to codecs", key="image_codecs")
-        object.__setattr__(self, "image_codecs", {key: _codec(key, codec) for key, codec in self.image_codecs.items()})
+        codecs = check_value("image_codecs", self.image_codecs, mapping)
+        object.__setattr__(self, "image_codecs", {key: _codec(key, codec) for key, codec in codecs.items()})
         if self.image_codecs and not has_pillow():
             raise ConfigError(f"image_codecs: {NEEDS_PILLOW}", key="image_codecs")
 
@@ -136,26 +172,6 @@ class ActionConfig:
             "image_codecs": [f"{key}={c.format}:{c.quality}" for key, c in sorted(self.codecs.items())],
         }
 
-    def bind_address(self) -> Address:
-        """Return the address that the server binds for calls."""
-        return address_of("port_number", self.port_number, self.bind)
-
-    def broadcast_address(self) -> Address | None:
-        """Return the address at which the server publishes observations, or None if observations are not published."""
-        return None if self.broadcast_port is None else address_of("broadcast_port", self.broadcast_port, self.bind)
-
-    def dial_address(self, server_ip: str, port: int | str | None = None) -> Address:
-        """Return the address that a client connects to.
-
-        Args:
-            server_ip: Host, or a URI. With a URI, no port is used.
-            port: Port or URI that replaces `port_number`.
-
-        Raises:
-            ConfigError: If a client cannot connect to the address, for example because the port is 0.
-        """
-        return _dial_address(server_ip, self.port_number if port is None else port, "ActionServer")
-
 
 def _keys(name: str, names: object) -> list[str]:
     if isinstance(names, str) or not isinstance(names, Sequence | set | frozenset):
@@ -172,9 +188,7 @@ def _keys(name: str, names: object) -> list[str]:
     return keys
 
 
-def _codec(key: object, value: object) -> ImageFormat:
-    if not isinstance(key, str):
-        raise ConfigError(f"image_codecs has the key {key!r:.60}, which is not a string", key="image_codecs")
+def _codec(key: str, value: object) -> ImageFormat:
     codec = value
     if isinstance(value, str):
         form, _, quality = value.partition(":")
@@ -188,7 +202,7 @@ def _codec(key: object, value: object) -> ImageFormat:
 
 @checked_arguments
 @dataclass(frozen=True)
-class TrainerConfig:
+class TrainerConfig(_ServerConfig):
     """The configuration of a `TrainerServer` and all of its trainer clients, checked when it is created.
 
     The server refuses a trainer client whose `request_types`, `rate_limit` or `version` differ from the server's. The error names
@@ -211,6 +225,7 @@ class TrainerConfig:
         ConfigError: If a value is invalid. The message names the field.
     """
 
+    _server = "TrainerServer"
     port_number: int | str = 5555
     broadcast_port: int | str = 5556
     request_types: Sequence[str] = ()
@@ -220,6 +235,7 @@ class TrainerConfig:
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.request_types, str) or not all(is_name(name) for name in self.request_types):
             raise ConfigError(f"request_types must be a list of names, not {self.request_types!r:.60}", key="request_types")
         object.__setattr__(self, "request_types", tuple(self.request_types))
@@ -227,11 +243,10 @@ class TrainerConfig:
             raise ConfigError(f"request_types has a name twice: {', '.join(self.request_types)}", key="request_types")
         rate = check_value("rate_limit", self.rate_limit, optional(number(0, MAX_RATE, above=True)))
         object.__setattr__(self, "rate_limit", rate)
-        if not isinstance(self.version, str):
-            raise ConfigError(f"version must be a string, not {self.version!r:.60}", key="version")
         if self.experimental_pipeline_port is not None:
             address_of("experimental_pipeline_port", self.experimental_pipeline_port, self.bind)
-        if self.bind_address() == self.broadcast_address() and not self.bind_address().is_fresh:
+        broadcast = address_of("broadcast_port", self.broadcast_port, self.bind)  # None, which is not an address, is refused
+        if self.bind_address() == broadcast and not self.bind_address().is_fresh:
             raise ConfigError(
                 f"broadcast_port is {self.broadcast_port}, the same as port_number; choose another", key="broadcast_port"
             )
@@ -239,22 +254,3 @@ class TrainerConfig:
     def terms(self) -> dict[str, Any]:
         """Return the fields that must be equal at the server and a trainer client."""
         return {"version": self.version, "request_types": sorted(self.request_types), "rate_limit": self.rate_limit}
-
-    def bind_address(self) -> Address:
-        """Return the address that the server binds for calls."""
-        return address_of("port_number", self.port_number, self.bind)
-
-    def broadcast_address(self) -> Address:
-        """Return the address that the server binds to publish networks."""
-        return address_of("broadcast_port", self.broadcast_port, self.bind)
-
-    def dial_address(self, server_ip: str) -> Address:
-        """Return the address that a trainer client connects to.
-
-        Args:
-            server_ip: Host name, IP address, or URI of the server.
-
-        Raises:
-            ConfigError: If a client cannot connect to the address, for example because the port is 0.
-        """
-        return _dial_address(server_ip, self.port_number, "TrainerServer")

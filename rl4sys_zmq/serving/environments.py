@@ -27,7 +27,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.serving.config import bind_address
-from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, clipped
+from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, clipped, element_reader
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.values.space_conversion import any_space_from, space_to_text
 from rl4sys_zmq.values.trees import Tree, copy_tree, flatten, leaf_paths
@@ -117,7 +117,7 @@ class GymEnvServer(Resource):
                             raise ConfigError(f"environment {i} has the {name} {there}, but environment 0 has {here}", key=name)
                 self._observations = any_space_from(self.observation_space, "observation_space")
                 self._actions = any_space_from(self.action_space, "action_space")
-                self._read_action = SpaceElementReader(self._actions)
+                self._read_action = element_reader(self._actions)
                 self._about = self._describe(first, lease_s)
             self._server = Server(bind_address(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:

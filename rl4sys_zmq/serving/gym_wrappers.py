@@ -151,11 +151,8 @@ class GymEnvClient(RemoteEnv):
                     probe.call("describe")
                 super().__init__(address, timeout_s=DAY_S, keys=keys)
                 return
-            except CallTimeout as exc:
-                problem = str(exc)
-            except CallRefused as exc:
-                if exc.code is not CallRefusalReason.OCCUPIED:
+            except (CallTimeout, CallRefused) as exc:
+                if isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.OCCUPIED:
                     raise
-                problem = str(exc)
-            log.warning("waiting for an environment at %s: %s", address, problem)
+                log.warning("waiting for an environment at %s: %s", address, exc)
             time.sleep(retry_interval)

@@ -68,16 +68,9 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
     return array.reshape(space.shape) if isinstance(bound, tuple) else np.array(np.broadcast_to(array, space.shape))
 
 
-class SpaceElementReader:
-    """A function that converts received payloads to elements of a space, such as observations."""
-
-    def __init__(self, space: AnySpace) -> None:
-        self._space = space if _has_graph(space) else None
-
-    def __call__(self, tree: Any) -> Any:
-        """Copy a payload to an element of the space. Arrays are writable. A part that does not fit the space stays as it is."""
-        element = copy_tree(tree)
-        return element if self._space is None else _changed(self._space, element, _as_graph)
+def element_reader(space: AnySpace) -> Callable[[Any], Any]:
+    """Return a function that copies a payload to an element, with writable arrays. What does not fit the space stays as it is."""
+    return (lambda tree: _changed(space, copy_tree(tree), _as_graph)) if _has_graph(space) else copy_tree
 
 
 def clipped(space: AnySpace, tree: Tree) -> Tree:

@@ -199,7 +199,6 @@ class InferenceServer(ThreadedServer):
             raise ConfigError("give either port_num or bind", key="port_num")
         where = bind_address(bind if bind is not None else port_num if port_num is not None else 0)
         self._server = Server(where, name="inference", keys=keys, users=users, insecure=insecure)
-        self._names: set[str] = set()
 
     def register_interface(
         self,
@@ -228,11 +227,10 @@ class InferenceServer(ThreadedServer):
             raise ConfigError(f"{name!r} cannot be the name of an interface: names that begin with $ are reserved", key=name)
         batching = BatchLimits() if batch is True else batch or None
         self._server.register(name, batched(fn) if batching is not None else fn, batching=batching, max_queue=max_queue)
-        self._names.add(name)
 
     def interfaces(self) -> set[str]:
         """Return the names of the registered functions."""
-        return set(self._names)
+        return set(self._server.status()["methods"])
 
 
 class InferenceClient(Resource):

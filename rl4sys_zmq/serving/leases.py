@@ -140,10 +140,8 @@ class LeaseTable:
 
     def _why_not(self, count: int, index: int | None, free: int, now: float) -> str:
         what = f"environment {index} is taken" if index is not None else f"{count} requested, {free} free"
-        since = {
-            i: held.call_started_s for i, held in enumerate(self._slots) if held is not None and held.call_started_s is not None
-        }
-        stuck = [f"environment {i} has been in a call for {now - s:.0f} s" for i, s in since.items() if now - s > LONG_CALL_S]
+        calls = [(i, now - held.call_started_s) for i, held in enumerate(self._slots) if held and held.call_started_s is not None]
+        stuck = [f"environment {i} has been in a call for {span_s:.0f} s" for i, span_s in calls if span_s > LONG_CALL_S]
         tail = f" ({', '.join(stuck)})" if stuck else ""
         return f"{what}; {self.taken} of {self.count} environments are taken{tail}"
 

@@ -30,7 +30,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.environments import SERVICE
-from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, to_gymnasium
+from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, element_reader, to_gymnasium
 from rl4sys_zmq.values.space_conversion import space_from_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -108,7 +108,7 @@ class EnvLease(Resource):
             description = self.client.call("describe")
             observations = space_from_text(_of(description, "observation_space", str))
             self.actions = space_from_text(_of(description, "action_space", str))  # the action space as a space of this library
-            self.read_observation = SpaceElementReader(observations)  # converts a received payload to an observation
+            self.read_observation = element_reader(observations)  # converts a received payload to an observation
             self.observation_space: GymSpace = to_gymnasium(observations)
             self.action_space: GymSpace = to_gymnasium(self.actions)
             self.metadata: dict[str, Any] = copy_tree(_of(description, "metadata", dict))

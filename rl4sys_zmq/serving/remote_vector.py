@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rl4sys_zmq.config.options import check_value, integer, optional
+from rl4sys_zmq.config.options import check_value, integer, mapping, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, EnvLease, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
@@ -115,12 +115,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             ConfigError: If the seeds, the options or the mask are invalid. No environment was reset.
         """
         seeds = self._each_seed(seed)
-        if not isinstance(options, dict | None):
-            raise ConfigError(f"options are a {type(options).__name__}; expected a dict", key="options")
-        options = dict(options) if options is not None else None
-        mask = (
-            np.ones(self.num_envs, np.bool_) if options is None else options.pop("reset_mask", np.ones(self.num_envs, np.bool_))
-        )
+        options = check_value("options", options, optional(mapping))
+        everyone = np.ones(self.num_envs, np.bool_)
+        mask = everyone if options is None else options.pop("reset_mask", everyone)
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ConfigError(f"reset_mask must be an array of {self.num_envs} booleans with at least one True", key="reset_mask")
         if self._unsure and not mask.all():
@@ -128,11 +125,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 "the first reset, and the first after a failed call, must reset all environments: drop the reset_mask",
                 key="reset_mask",
             )
-        payload = {"only": mask.tolist(), "seeds": seeds}
-        self._unsure = True
-        answers = self._reset_all(
-            [(part, {**{k: v[here] for k, v in payload.items()}, "options": options}) for part, here in self._slices()]
-        )
+        only, self._unsure = mask.tolist(), True
+        asked = [(part, {"only": only[here], "seeds": seeds[here], "options": options}) for part, here in self._slices()]
+        answers = self._reset_all(asked)
         infos: dict[str, Any] = {}
         read = self._parts[0].read_observation
         for i, answer in enumerate(answers):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, flag, instance_of, logger_level, mapping, number
+from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, flag, instance_of, mapping, number
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     CallError,
@@ -29,13 +28,15 @@ from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security import TokenBucket
-from rl4sys_zmq.serving.config import TrainerConfig
+from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult, pack_items
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, StoreUploadState, UpdateResult, find_store, pack_items
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class TrainerClient(Resource):
@@ -107,10 +108,8 @@ class TrainerClient(Resource):
         timeout_s = check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         for key, store in stores.items():
             check_name(key, "data_stores")
-            if not isinstance(store, DataStoreBase):
-                raise ConfigError(f"{key!r} must be a DataStoreBase, not a {type(store).__qualname__}", key="data_stores")
-        if log_level is not None:
-            logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", log_level, logger_level))
+            check_value("data_stores", store, DATA_STORE)
+        set_log_level(log_level)
         self.data_stores: Mapping[str, DataStoreBase] = stores
         self.network_version = 0
         self.raises = check_value("raises", raises, flag)
@@ -143,11 +142,11 @@ class TrainerClient(Resource):
         Raises:
             CallTimeout: If a reply did not arrive in time. The next update continues after the last item that the server has.
             CallRefused: Code ``unknown``: the server does not have a data store of this name. Code ``busy``: the server's journal
-                or store cannot accept items at the moment. Code ``too_large``: an item is too large; this item is skipped and
-                counted, and the others were sent.
+                or store cannot accept items at the moment.
             CallFailed: If the server's store rejected an item or cannot insert items at the moment, or if the server's data
                 callback raised an exception. The server has all items, so nothing is resent.
-            PayloadError: If an item has a type that cannot be sent. This item is skipped and counted, and the others were sent.
+            PayloadError: If an item is too large or has a type that cannot be sent. This item is skipped and counted, and the
+                others were sent.
             StoreFileError: If a data store on disk was replaced by an older copy, so that the server has later items; or if your
                 own data store raised an exception (see ``__cause__``). This is raised even if `raises` is False.
             Closed: After `stop`. This is raised even if `raises` is False.
@@ -211,16 +210,10 @@ class TrainerClient(Resource):
             CallRefused: If the server has no such data store.
             Closed: After `stop`. This is raised even if `raises` is False.
         """
-        try:
-            return self._mark(name)
-        except CallError as exc:
-            if self.raises:
-                raise
-            self._failed("update", exc)
-            return None
+        return self._unless_it_fails("update", lambda: self._mark(name))
 
     def _mark(self, name: str) -> int:
-        feed = self._feed(name)
+        feed = find_store(self._feeds, name)
         acked: int = self._client.call(MARK, {"client": self.name, "store": name, "lineage": feed.store.lineage})
         return acked
 
@@ -245,15 +238,7 @@ class TrainerClient(Resource):
             PayloadError: If the payload cannot be sent. This is raised even if `raises` is False.
             Closed: As `PayloadError`, after `stop`.
         """
-        try:
-            answer = self._request(type, payload)
-        except CallError as exc:
-            if self.raises:
-                raise
-            self._failed("request", exc)
-            return None
-        self._failing.pop("request", None)
-        return answer
+        return self._unless_it_fails("request", lambda: self._request(type, payload))
 
     def _request(self, type: str, payload: Tree) -> Tree:
         method = f"{REQUEST}{type}"
@@ -268,7 +253,9 @@ class TrainerClient(Resource):
         if not allowed:
             detail = f"more than {self.config.rate_limit:g} requests a second"
             raise CallRefused(method, self._client.address, CallRefusalReason.RATE, detail)
-        return self._client.call(method, {"client": self.name, "payload": payload}, once=True)
+        answer = self._client.call(method, {"client": self.name, "payload": payload}, once=True)
+        self._failing.pop("request", None)
+        return answer
 
     def recv_network_callback(self, callback: Callable[[Any], object]) -> None:
         """Set the callback that receives published networks, beginning with the newest that exists.
@@ -344,15 +331,28 @@ class TrainerClient(Resource):
             return
 
     def _conclude(self, result: UpdateResult) -> UpdateResult:
-        """Return a result. If it has an error, raise the error if `raises` is True, otherwise count and log the error."""
-        if result.error is None:
+        """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
+        if result.error is not None and self.raises:
+            raise result.error
+        self._note(result)
+        return result
+
+    def _note(self, result: UpdateResult) -> None:
+        if result.error is not None:
+            self._failed("update", result.error)
+        else:
             self.last_error = None
             self._failing.pop("update", None)
-        elif self.raises:
-            raise result.error
-        else:
-            self._failed("update", result.error)
-        return result
+
+    def _unless_it_fails(self, what: str, call: Callable[[], T]) -> T | None:
+        """Return the result of `call`. Raise its failure if `raises` is True, otherwise count and log it, and return None."""
+        try:
+            return call()
+        except CallError as exc:
+            if self.raises:
+                raise
+            self._failed(what, exc)
+            return None
 
     def _failed(self, what: str, error: RL4SysError) -> None:
         """Count a failed update or request (`what`), and log it unless the last failure was of the same kind."""
@@ -363,8 +363,8 @@ class TrainerClient(Resource):
             log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send the items that the server does not have, and with `from_id` all items after that number."""
-        feed = self._feed(name)
+        """Send the items that the server does not have, and with `from_id` all items after it."""
+        feed = find_store(self._feeds, name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:
             raise StoreFileError(
@@ -374,13 +374,6 @@ class TrainerClient(Resource):
             )
         with feed.lock:
             return self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
-
-    def _feed(self, name: str) -> StoreUploadState:
-        feed = self._feeds.get(name)
-        if feed is None:
-            known = ", ".join(sorted(self._feeds)) or "none"
-            raise ConfigError(f"this trainer client has no data store {name!r:.60}; it has: {known}", key=str(name)[:100])
-        return feed
 
     def _send_all(self, name: str, feed: StoreUploadState, from_id: int) -> UpdateResult:
         """Send all items after `from_id` that the store holds at the start of this call."""
@@ -394,9 +387,7 @@ class TrainerClient(Resource):
             while reply is None:
                 try:
                     reply = self._send(name, feed, acked, first, batch)
-                except (PayloadError, CallRefused) as exc:
-                    if isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.TOO_LARGE:
-                        raise
+                except PayloadError as exc:
                     if len(batch) > 1:
                         batch = batch[: len(batch) // 2]
                         continue
@@ -457,8 +448,5 @@ class _UpdateThread(Worker):
                 result = UpdateResult(error=exc)
             if self._stop_asked.is_set():
                 return
-            if result.error is not None:
-                client._failed("update", result.error)
-            else:
-                client._conclude(result)
+            client._note(result)
             self._stop_asked.wait(self._interval_s)

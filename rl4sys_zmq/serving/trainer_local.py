@@ -6,24 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_transfer import UpdateResult, copy_params, params_as_arrays
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, UpdateResult, copy_params, find_store, params_as_arrays
 
 log = get_logger(__name__)
 
 ADDRESS = "this process"
-
-
-class _NetworkCallback:
-    """A callback for networks, with the version of the last network that it received."""
-
-    def __init__(self, callback: Callable[[Any], object]) -> None:
-        self.callback, self.version = callback, 0
 
 
 class TrainerSMInterface(Resource):
@@ -43,7 +37,7 @@ class TrainerSMInterface(Resource):
         self._requests = threading.Lock()
         self._telling = threading.RLock()  # reentrant: a callback can publish
         self._stores: dict[str, DataStoreBase] = {}
-        self._listeners: list[_NetworkCallback] = []
+        self._listeners: list[Callable[[Any], object]] = []
         self._on_request: Callable[[str, Any], Any] | None = None
         self._network: Any = None
         self._version = 0
@@ -56,8 +50,7 @@ class TrainerSMInterface(Resource):
             ConfigError: If the name is invalid or already registered, or the store is not a `DataStoreBase`.
         """
         check_name(name, "name")
-        if not isinstance(data_store, DataStoreBase):
-            raise ConfigError(f"data_store must be a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
+        check_value("data_store", data_store, DATA_STORE)
         with self._lock:
             if name in self._stores:
                 raise ConfigError(f"a data store {name!r} is already registered", key="name")
@@ -69,11 +62,7 @@ class TrainerSMInterface(Resource):
         Raises:
             ConfigError: If no store has this name.
         """
-        store = self._stores.get(name)
-        if store is None:
-            known = ", ".join(sorted(self._stores)) or "none"
-            raise ConfigError(f"there is no data store {name!r:.60}; registered: {known}", key=str(name)[:100])
-        return store
+        return find_store(self._stores, name)
 
     def store_names(self) -> set[str]:
         """Return the names of the registered data stores."""
@@ -86,11 +75,10 @@ class TrainerSMInterface(Resource):
         runs in two threads at once, and never gets an older network after a newer one. Its argument is its own copy of the
         network's parameters, as nested dicts and lists of numpy arrays. An exception of the callback is logged and counted.
         """
-        listener = _NetworkCallback(callback_fn)
-        with self._lock:
-            self._listeners.append(listener)
-            network, version = self._network, self._version
-        self._tell([listener], network, version)
+        with self._telling:
+            self._listeners.append(callback_fn)
+            if self._version:
+                self._tell(callback_fn)
 
     def publish_network(self, params: object) -> int:
         """Pass a network to every callback, and return the network's version, from 1. See `TrainerServer.publish_network`.
@@ -99,12 +87,14 @@ class TrainerSMInterface(Resource):
             PayloadError: If a part of `params` has a type that `TrainerServer` could not send. The message has its path.
         """
         arrays = params_as_arrays(params)
-        with self._lock:
-            self._version += 1
-            version, self._network, listeners = self._version, arrays, list(self._listeners)
-            self.counters.add("networks")
-        self._tell(listeners, arrays, version)
-        return version
+        with self._telling:
+            self._network, self._version = arrays, self._version + 1
+            version = self._version
+            self._count("networks")
+            for callback in list(self._listeners):
+                if version == self._version:  # otherwise a callback has published a newer one, which all have
+                    self._tell(callback)
+            return version
 
     def register_request_callback(self, callback_fn: Callable[[str, Any], Any]) -> None:
         """Set the function that answers requests. It gets the type and the payload, and returns the reply.
@@ -122,11 +112,10 @@ class TrainerSMInterface(Resource):
         """
         method, callback = f"request/{type}", self._on_request
         if callback is None:
-            with self._lock:
-                self.counters.add("refused.unknown")
+            self._count("refused.unknown")
             raise CallRefused(method, ADDRESS, CallRefusalReason.UNKNOWN, "no callback for requests is registered")
         with self._requests:
-            self.counters.add("requests")
+            self._count("requests")
             try:
                 return callback(type, payload)
             except Exception as exc:
@@ -195,16 +184,16 @@ class TrainerSMInterface(Resource):
         """Call `stop`."""
         self.stop()
 
-    def _tell(self, listeners: list[_NetworkCallback], arrays: Any, version: int) -> None:
-        """Pass a network to each callback that has not received a newer network."""
-        with self._telling:
-            for listener in listeners:
-                if self._stopped or version <= listener.version:
-                    continue
-                listener.version = version
-                try:
-                    listener.callback(copy_params(arrays))
-                except Exception:
-                    with self._lock:
-                        self.counters.add("callback_failed")
-                    log.exception("the callback for networks failed")
+    def _tell(self, callback: Callable[[Any], object]) -> None:
+        """Pass the newest network to a callback."""
+        if self._stopped:
+            return
+        try:
+            callback(copy_params(self._network))
+        except Exception:
+            self._count("callback_failed")
+            log.exception("the callback for networks failed")
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self.counters.add(name)

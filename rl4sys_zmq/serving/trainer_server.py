@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -11,25 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4sys_zmq.config.options import callback, check_value, instance_of, logger_level, one_of, optional, path
+from rl4sys_zmq.config.options import Check, callback, check_value, instance_of, integer, name, one_of, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.names import MAX_NAME, check_name
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.security import TokenBucket
-from rl4sys_zmq.serving.config import TrainerConfig
+from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
-from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
-from rl4sys_zmq.serving.trainer_transfer import params_as_arrays, payload_bytes, unpack_items
+from rl4sys_zmq.serving.trainer_journal import StoreJournal
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, find_store, params_as_arrays, payload_bytes, unpack_items
 from rl4sys_zmq.values.trees import Tree
 
 log = get_logger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
 """The RPC methods, and the topic of networks. `INSERT` precedes the name of a store, `REQUEST` the type of a request."""
+STREAM: dict[str, Check[Any]] = {"client": name, "lineage": integer(1, (1 << 63) - 1)}
+MARK_NUMBER = integer(-1, (1 << 62) - 1)
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
@@ -97,13 +98,10 @@ class TrainerServer(ThreadedServer):
         if self.config.request_types and request_callback is None:
             kinds = ", ".join(self.config.request_types)
             log.warning("no request_callback was given, so the reply to each request (%s) is an empty dict", kinds)
-        if type(journal_bytes) is not int or journal_bytes < 1:
-            raise ConfigError(f"journal_bytes must be a positive integer, not {journal_bytes!r:.60}", key="journal_bytes")
-        if log_level is not None:
-            logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", log_level, logger_level))
+        set_log_level(log_level)
         self._data_callback = check_value("data_callback", data_callback, optional(callback))
         self._request_callback = check_value("request_callback", request_callback, optional(callback))
-        self._journal_bytes = journal_bytes
+        self._journal_bytes = check_value("journal_bytes", journal_bytes, integer(1, 1 << 62))
         self._lock = threading.Lock()
         self._counters = Counters()
         self._ingests: dict[str, StoreInserter] = {}
@@ -146,8 +144,7 @@ class TrainerServer(ThreadedServer):
             Closed: After `stop`.
         """
         check_name(name, "name")
-        if not isinstance(data_store, DataStoreBase):
-            raise ConfigError(f"data_store must be a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
+        check_value("data_store", data_store, DATA_STORE)
         if data_store.on_disk and len(data_store) > 0 and self._journal is None:
             raise ConfigError(
                 f"store {name!r} has {len(data_store)} items on disk already, and without a journal trainer clients would "
@@ -174,7 +171,7 @@ class TrainerServer(ThreadedServer):
         Raises:
             ConfigError: If no store has this name.
         """
-        return self._ingest(name).store
+        return find_store(self._ingests, name).store
 
     def store_names(self) -> set[str]:
         """Return the names of the registered data stores."""
@@ -249,8 +246,8 @@ class TrainerServer(ThreadedServer):
             ("accepted", "duplicates", "dropped_at_source", "forgotten", "updates", "requests", "bytes"), 0.0
         )
         for part in (status["counters"], self._counters.snapshot(), *(s.counters.snapshot() for s in self._ingests.values())):
-            for name, value in part.items():
-                counters[name] = counters.get(name, 0.0) + value
+            for key, value in part.items():
+                counters[key] = counters.get(key, 0.0) + value
         journal = self._journal.state() if self._journal is not None else None
         return {
             **status,
@@ -262,26 +259,18 @@ class TrainerServer(ThreadedServer):
 
     # ---- methods that trainer clients call
 
-    def _ingest(self, name: object) -> StoreInserter:
-        ingest = self._ingests.get(name) if isinstance(name, str) else None
-        if ingest is None:
-            known = ", ".join(sorted(self._ingests)) or "none"
-            raise ConfigError(f"there is no data store {name!r:.60}; registered: {known}", key=str(name)[:MAX_NAME])
-        return ingest
-
     def _mark(self, payload: Tree) -> Tree:
-        fields = _map(payload)
+        client, lineage, store = _read(payload, **STREAM, store=_anything)
         try:
-            ingest = self._ingest(fields.get("store"))
+            ingest = find_store(self._ingests, store)
         except ConfigError as exc:
             raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, str(exc)) from exc
-        return ingest.mark(_stream(fields))
+        return ingest.mark((client, lineage))
 
     def _insert(self, ingest: StoreInserter, payload: Tree) -> Tree:
-        fields = _map(payload)
-        request = InsertRequest(
-            _stream(fields), _number(fields, "after"), _number(fields, "known"), _number(fields, "first"), unpack_items(fields)
-        )
+        numbers = dict.fromkeys(("after", "known", "first"), MARK_NUMBER)
+        client, lineage, after, known, first, columns = _read(payload, **STREAM, **numbers, columns=_anything)
+        request = InsertRequest((client, lineage), after, known, first, unpack_items(payload))
         if request.first <= -1 or request.after >= request.first:
             raise CallRefusedByCallback(
                 CallRefusalReason.INVALID,
@@ -291,7 +280,7 @@ class TrainerServer(ThreadedServer):
         result = ingest.insert(request)
         with self._lock:
             self._counters.add("updates")
-            self._counters.add("bytes", payload_bytes(fields["columns"]))
+            self._counters.add("bytes", payload_bytes(columns))
         callback_error = self._tell(ingest, result.arrival)
         error = result.error if callback_error is None else callback_error
         text = None if error is None else [type(error).__name__, str(error)[:1000]]
@@ -310,12 +299,11 @@ class TrainerServer(ThreadedServer):
         return None
 
     def _request(self, kind: str, payload: Tree) -> Tree:
-        fields = _map(payload)
-        client = _client(fields)
+        client, arguments = _read(payload, client=name, payload=_anything)
         with self._lock:
             self._counters.add("requests")
             self._limit(client)
-        return {} if self._request_callback is None else self._request_callback(kind, fields.get("payload"))
+        return {} if self._request_callback is None else self._request_callback(kind, arguments)
 
     def _limit(self, client: str) -> None:
         rate, now = self.config.rate_limit, time.monotonic()
@@ -329,30 +317,15 @@ class TrainerServer(ThreadedServer):
             raise CallRefusedByCallback(CallRefusalReason.RATE, f"more than {rate:g} requests a second from {client}")
 
 
-def _map(payload: Tree) -> dict[str, Any]:
+def _anything(value: object) -> object:
+    return value
+
+
+def _read(payload: Tree, /, **checks: Check[Any]) -> list[Any]:
+    """Return the checked fields of a trainer client's payload, or refuse the call."""
     if type(payload) is not dict:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload is not that of a trainer client; expected a dict")
-    return payload
-
-
-def _client(fields: dict[str, Any]) -> str:
     try:
-        return check_name(fields.get("client"), "client")
+        return [check_value(key, payload.get(key), check) for key, check in checks.items()]
     except ConfigError as exc:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, str(exc)) from exc
-
-
-def _stream(fields: dict[str, Any]) -> StreamKey:
-    lineage = fields.get("lineage")
-    if type(lineage) is not int or not 0 < lineage < 1 << 63:
-        raise CallRefusedByCallback(
-            CallRefusalReason.INVALID, f"the lineage is {lineage!r:.60}; expected an integer in 1 .. 2^63 - 1"
-        )
-    return _client(fields), lineage
-
-
-def _number(fields: dict[str, Any], key: str) -> int:
-    number = fields.get(key)
-    if type(number) is not int or not -1 <= number < 1 << 62:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"{key} is {number!r:.60}; expected an integer of at least -1")
-    return number

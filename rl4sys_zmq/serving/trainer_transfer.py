@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rl4sys_zmq.errors import CallRefusalReason, PayloadError, RL4SysError, StoreFileError
+from rl4sys_zmq.config.options import Check, instance_of
+from rl4sys_zmq.errors import CallRefusalReason, ConfigError, PayloadError, RL4SysError, StoreFileError
+from rl4sys_zmq.names import MAX_NAME
 from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.rpc.server import MAX_ANSWER_FRAME_BYTES
 from rl4sys_zmq.serving.data import DataStoreBase
@@ -29,7 +31,17 @@ MESSAGE_BYTES = 4 << 20
 MESSAGE_ITEMS = 4096
 FIRST_ITEMS = 64
 """Largest number of items in the first message from a data store."""
+DATA_STORE: Check[DataStoreBase] = instance_of(DataStoreBase)  # type: ignore[type-abstract]
+T = TypeVar("T")
 _PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def find_store(stores: Mapping[str, T], name: object) -> T:
+    """Return what is stored under the name of a data store, or raise `ConfigError`."""
+    if isinstance(name, str) and name in stores:
+        return stores[name]
+    known = ", ".join(sorted(stores)) or "none"
+    raise ConfigError(f"there is no data store {name!r:.60}; registered: {known}", key=str(name)[:MAX_NAME])
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:

@@ -109,6 +109,6 @@ def test_nothing_changes_between_the_thresholds() -> None:
 def test_the_size_is_always_within_the_bounds(
     actors: int, waiting: float, rate: float, low: int, span: int, before: FleetLoad | None, ceiling: int | None
 ) -> None:
-    memory = SizingMemory(before, ceiling, 5 if ceiling is not None else 0)
+    memory = SizingMemory(before, ceiling or 0, 5 if ceiling is not None else 0)
     size, _ = next_size(FleetLoad(actors, waiting, rate), memory, SizeLimits(low, low + span))
     assert low <= size <= low + span

@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
             ({"seed": 1.5}, "the seed 1.5 is neither an integer"),
             ({"seed": [1, "a"]}, "the seed 'a'"),
             ({"seed": -1}, "-1"),
-            ({"options": [1]}, "options are a list"),
+            ({"options": [1]}, "options: expected a mapping"),
             ({"options": {"reset_mask": np.zeros(2, bool)}}, "reset_mask"),
         ]
         for arguments, words in wrong:

@@ -12,7 +12,7 @@ pytest.importorskip("gymnasium")
 from gymnasium import spaces
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.serving.gymnasium_spaces import SpaceElementReader, to_gymnasium
+from rl4sys_zmq.serving.gymnasium_spaces import element_reader, to_gymnasium
 from rl4sys_zmq.values.space_conversion import any_space_from, space_from_text, space_to_text
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree
 
@@ -70,7 +70,7 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
     space.seed(3)
     for _ in range(5):
         value = space.sample()
-        back = SpaceElementReader(received)(travel(ours.to_tree(value, cast=True)))
+        back = element_reader(received)(travel(ours.to_tree(value, cast=True)))
         assert back in space
         assert same(back, value)
         assert received.mismatch(travel(ours.to_tree(value))) == ""
@@ -79,7 +79,7 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
 def test_what_comes_back_may_be_written() -> None:
     space = spaces.Dict({"x": BOX, "y": spaces.Tuple((BOX, BOX))})
     ours = any_space_from(space)
-    back = SpaceElementReader(ours)(travel(ours.to_tree(space.sample())))
+    back = element_reader(ours)(travel(ours.to_tree(space.sample())))
     back["x"][:] = 0
     back["y"][1][:] = 0
 

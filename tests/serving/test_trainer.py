@@ -291,11 +291,11 @@ def test_unknown_stores_are_named_with_those_that_there_are(server: TrainerServe
         server.data_store("nope")
     with pytest.raises(ConfigError, match="already"):
         server.register_data_store("a", QueuedDataStore(1))
-    with pytest.raises(ConfigError, match="must be a DataStoreBase, not a list"):
+    with pytest.raises(ConfigError, match="an object of the class DataStoreBase"):
         server.register_data_store("c", [])  # type: ignore[arg-type]
     with join(server, "c", data_stores={"a": QueuedDataStore(1)}) as client:
         for call in (client.get_server_last_update_id, lambda name: client.update_datastore(name, -1)):
-            with pytest.raises(ConfigError, match="no data store 'b'; it has: a"):
+            with pytest.raises(ConfigError, match="no data store 'b'; registered: a"):
                 call("b")
 
 

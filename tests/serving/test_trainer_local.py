@@ -41,7 +41,7 @@ def test_one_process_with_threads() -> None:
             both.request("x", payload)
         with pytest.raises(ConfigError, match="no data store 'b'; registered: a"):
             both.data_store("b")
-        with pytest.raises(ConfigError, match="must be a DataStoreBase, not a int"):
+        with pytest.raises(ConfigError, match="an object of the class DataStoreBase"):
             both.register_data_store("b", 5)  # type: ignore[arg-type]
 
 

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rl4sys_zmq.config.options import check_value, integer
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
 from rl4sys_zmq.replay.folder import StoreFolder, new_lineage
-from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, copy_payload
+from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, as_leaf, copy_payload
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.resource import Resource
 
@@ -48,9 +49,7 @@ class DataStoreBase(ABC):
     """
 
     def __init__(self, capacity: int) -> None:
-        if type(capacity) is not int or not 1 <= capacity < 1 << 63:
-            raise ConfigError(f"capacity must be a positive integer, not {capacity!r:.60}", key="capacity")
-        self.capacity = capacity
+        self.capacity = check_value("capacity", capacity, integer(1, (1 << 63) - 1))
         self.lineage = new_lineage()
         self.on_disk = False
 
@@ -199,10 +198,10 @@ class ColumnStore(DataStoreBase, Resource):
         self._rng = _generator(seed)
         self._closed = False
         self._layout: StoreLayout | None = None
-        self._folder = None if path is None else StoreFolder(path, self._KIND, {"capacity": capacity, **(options or {})})
+        self._folder = None if path is None else StoreFolder(path, self._KIND, {"capacity": self.capacity, **(options or {})})
         if self._folder is not None:
             self.lineage, self.on_disk = self._folder.lineage, True
-        self._ring = RowRingBuffer(capacity, self._folder)
+        self._ring = RowRingBuffer(self.capacity, self._folder)
 
     def seed(self, seed: int | None = None) -> list[int]:
         """Start a new sequence of random numbers for samples."""
@@ -296,6 +295,12 @@ def _generator(seed: object) -> np.random.Generator:
         return np.random.default_rng(seed)  # type: ignore[arg-type]
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"seed is {seed!r:.60}; expected None or an integer of at least 0", key="seed") from exc
+
+
+def leaf_spec(path: str, value: object) -> ArraySpec:
+    """Return the shape and dtype of a value of an item."""
+    array = as_leaf(path, value)
+    return ArraySpec(array.shape, array.dtype)
 
 
 def batch_count(batch_size: object) -> int:

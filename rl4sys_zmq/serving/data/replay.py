@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.config.options import check_value, integer
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.replay.folder import StoreFolder
 from rl4sys_zmq.replay.frames import FrameStore
-from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, as_leaf, flag, is_space, space_leaves, zeros
+from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, flag, is_space, space_leaves, zeros
 from rl4sys_zmq.replay.ring import Ids
-from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, memory_error_as_data_error
+from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, leaf_spec, memory_error_as_data_error
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 _OBSERVATION_KEYS = ("observations", "next_observations")
@@ -86,10 +88,8 @@ class ReplayBuffer(ColumnStore):
                 "ReplayBufferDataStore has agentlace's order, with the spaces first",
                 key="capacity",
             )
-        if type(num_stack) is not int or num_stack < 1:
-            raise ConfigError(f"num_stack must be a positive integer, not {num_stack!r:.60}", key="num_stack")
-        if type(stack_axis) is not int:
-            raise ConfigError(f"stack_axis must be an integer, not {stack_axis!r:.60}", key="stack_axis")
+        self._num_stack = check_value("num_stack", num_stack, integer(1))
+        self._stack_axis = check_value("stack_axis", stack_axis, integer(-MAX_DIMENSIONS, MAX_DIMENSIONS))
         self._expected = {**_FIXED, **self._further}
         for name, space in zip(
             (*_OBSERVATION_KEYS, "actions"), (observation_space, observation_space, action_space), strict=True
@@ -97,9 +97,9 @@ class ReplayBuffer(ColumnStore):
             if space is not None:
                 self._expected |= space_leaves(name, space)
         self._images = {key: "" if key == "observations" else f"/{key}" for key in _keys(image_keys)}
-        self._num_stack, self._stack_axis = num_stack, stack_axis
         self._frames: dict[str, FrameStore] = {}
-        super().__init__(capacity, seed, path, {"image_keys": [*self._images], "num_stack": num_stack, "stack_axis": stack_axis})
+        options = {"image_keys": [*self._images], "num_stack": self._num_stack, "stack_axis": self._stack_axis}
+        super().__init__(capacity, seed, path, options)
         with self._opening() as layout:
             if layout is not None and self._folder is not None:
                 self._reopen(self._folder, layout)
@@ -174,8 +174,7 @@ class ReplayBuffer(ColumnStore):
         Raises:
             ConfigError: If `queue_size` is not a positive integer, or `device` is given and the program has not imported JAX.
         """
-        if type(queue_size) is not int or queue_size < 1:
-            raise ConfigError(f"queue_size is {queue_size!r:.60}; expected an integer of at least 1", key="queue_size")
+        check_value("queue_size", queue_size, integer(1))
         put = None
         if device is not None:
             jax = sys.modules.get("jax")
@@ -198,11 +197,7 @@ class ReplayBuffer(ColumnStore):
         """Return the layout of a transition, from the spaces and the first transition."""
         leaves = {}
         for path, value in row.items():
-            if path in self._expected:
-                leaves[path] = self._expected[path]
-            else:
-                array = as_leaf(path, value)
-                leaves[path] = ArraySpec(array.shape, array.dtype)
+            leaves[path] = self._expected[path] if path in self._expected else leaf_spec(path, value)
         for path, expected in self._expected.items():
             leaves.setdefault(path, expected)  # `pack` then reports the keys that the transition lacks
         for path in [p for p in leaves if p.partition("/")[0] == "next_observations"]:

@@ -6,6 +6,7 @@ example the anchor itself, a window around the anchor, or a later step. A *row* 
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
@@ -13,9 +14,14 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.config.options import check_value, instance_of, integer, number, optional
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
 from rl4sys_zmq.replay.ring import Ids
+
+MAX_ROWS = (1 << 32) - 1
+ROWS = integer(-MAX_ROWS, MAX_ROWS)
+"""A number of rows, which can be negative."""
 
 
 def require_numpy(use_jax: object, device: object = None) -> None:
@@ -24,17 +30,6 @@ def require_numpy(use_jax: object, device: object = None) -> None:
         if value is not None and value is not False:
             text = f"{key} is {value!r:.60}, and the steps are numpy arrays; omit it, and copy each sample with jax.device_put"
             raise ConfigError(text, key=key)
-
-
-def check_rows(rows: object, key: str) -> int:
-    """Check a number of rows, which may be negative, and return it as an int. `key` is the argument's name for errors."""
-    if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or abs(int(rows)) >= 1 << 32:
-        raise ConfigError(f"{key} must be a number of rows, not {rows!r:.60}", key=key)
-    return int(rows)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +107,7 @@ class SequenceSampler(Sampler):
 
     def __init__(self, squeeze: bool = False, begin: int = 0, end: int = 1, source: str | None = None) -> None:
         super().__init__(source)
-        begin, end = check_rows(begin, "begin"), check_rows(end, "end")
+        begin, end = check_value("begin", begin, ROWS), check_value("end", end, ROWS)
         if end <= begin:
             raise ConfigError(f"a sequence with begin {begin} and end {end} is empty", key="end")
         if squeeze and end - begin != 1:
@@ -164,14 +159,11 @@ class FutureSampler(Sampler):
         source: str | None = None,
     ) -> None:
         super().__init__(source)
-        if not isinstance(distribution, FutureSampler.Distribution):
-            raise ConfigError(f"distribution must be a FutureSampler.Distribution, not {distribution!r:.60}", key="distribution")
-        if max_future is not None and check_rows(max_future, "max_future") < 1:
-            raise ConfigError(f"max_future must be at least 1, not {max_future}", key="max_future")
-        geometric = distribution is FutureSampler.Distribution.GEOMETRIC
-        if geometric != (lambda_ is not None) or (lambda_ is not None and not (_is_number(lambda_) and 0 < lambda_ < np.inf)):
+        check_value("distribution", distribution, instance_of(FutureSampler.Distribution))
+        self._max_future = check_value("max_future", max_future, optional(integer(1, MAX_ROWS)))
+        self._lambda = check_value("lambda_", lambda_, optional(number(0, sys.float_info.max, above=True)))
+        if (distribution is FutureSampler.Distribution.UNIFORM) != (lambda_ is None):
             raise ConfigError(f"lambda_ is {lambda_!r:.60}; GEOMETRIC needs a positive number, UNIFORM needs None", key="lambda_")
-        self._max_future, self._lambda = max_future, lambda_
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
         """Return, for each anchor, a random row at or after it in the same trajectory, and the distance between both."""
@@ -187,7 +179,7 @@ class FutureSampler(Sampler):
         return SampledRows(anchors + offset, np.ones(anchors.shape, np.bool_), offset)
 
 
-class PrioritySampler(Sampler):
+class PrioritySampler(LatestSampler):
     """A sampler that makes the buffer draw steps by priority, in proportion to ``(priority + epsilon) ** alpha``.
 
     Source: Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. A new row has
@@ -208,14 +200,8 @@ class PrioritySampler(Sampler):
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
         super().__init__()
-        for key, value, least in (("alpha", alpha, 0.0), ("beta", beta, 0.0), ("epsilon", epsilon, 1e-100)):
-            if not (_is_number(value) and least <= value < np.inf):
-                raise ConfigError(f"{key} must be finite and at least {least:g}, not {value!r:.60}", key=key)
-        self.options, self.beta = PriorityOptions(alpha=float(alpha), epsilon=float(epsilon)), float(beta)
-
-    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the anchors, which the buffer has drawn by priority."""
-        return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
+        alpha, self.beta = check_value("alpha", alpha, number(0)), check_value("beta", beta, number(0))
+        self.options = PriorityOptions(alpha=alpha, epsilon=check_value("epsilon", epsilon, number(1e-100)))
 
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the importance weights ``[B]`` of a batch of drawn steps. The largest weight is 1.

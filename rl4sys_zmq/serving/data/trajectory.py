@@ -10,17 +10,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.config.options import Check, check_value, instance_of, integer, mapping
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.replay.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
 from rl4sys_zmq.replay.priorities import RowPriorities
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.replay.spans import TrajectorySpans
-from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, memory_error_as_data_error
+from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, leaf_spec, memory_error_as_data_error
 from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
-from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows, require_numpy
+from rl4sys_zmq.serving.data.samplers import ROWS, PrioritySampler, Sampler, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 Transform = Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
+SAMPLER: Check[Sampler] = instance_of(Sampler)  # type: ignore[type-abstract]
 _START, _END = "start_of_trajectory", "end_of_trajectory"
 _START_COLUMN = "/start"
 
@@ -76,14 +78,9 @@ class TrajectoryBuffer(ColumnStore):
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         require_numpy(use_jax, device)
-        if type(min_trajectory_length) is not int or min_trajectory_length < 1:
-            raise ConfigError(
-                f"min_trajectory_length must be a positive integer, not {min_trajectory_length!r:.60}",
-                key="min_trajectory_length",
-            )
+        self._min_length = check_value("min_trajectory_length", min_trajectory_length, integer(1))
         declared = None if data_shapes is None else _declared(data_shapes)
         super().__init__(capacity, seed, path)
-        self._min_length = min_trajectory_length
         self._spans = TrajectorySpans()
         self._ended = True
         self._configs: dict[str, _SampleConfig] = {}
@@ -157,7 +154,8 @@ class TrajectoryBuffer(ColumnStore):
                 another configuration of this buffer.
         """
         low, high = _range(sample_range)
-        chosen = _samplers(name, samplers)
+        each = check_value(name, samplers, mapping)
+        chosen = {key: check_value(key, sampler, SAMPLER) for key, sampler in each.items()}
         prioritised = [sampler for sampler in chosen.values() if isinstance(sampler, PrioritySampler)]
         if len(prioritised) > 1:
             raise ConfigError(f"{name!r} has {len(prioritised)} PrioritySamplers; expected at most one", key=name)
@@ -324,7 +322,7 @@ class TrajectoryBuffer(ColumnStore):
         last = np.asarray(ends)
         last[-1] |= bool(ended)
         with self._open():
-            layout = self._layout or StoreLayout({path: _leaf_of(path, value) for path, value in rows[0].items()})
+            layout = self._layout or StoreLayout({path: leaf_spec(path, value) for path, value in rows[0].items()})
             blocks = layout.pack(rows)
             if self._layout is None:
                 self._allocate(layout)
@@ -410,21 +408,12 @@ class TrajectoryBuffer(ColumnStore):
 def _range(sample_range: object) -> tuple[int, int]:
     if not isinstance(sample_range, (tuple, list)) or len(sample_range) != 2:
         raise ConfigError(f"sample_range must be two numbers of rows, not {sample_range!r:.60}", key="sample_range")
-    low, high = (check_rows(rows, "sample_range") for rows in sample_range)
+    low, high = (check_value("sample_range", rows, ROWS) for rows in sample_range)
     if not low <= 0 < high:
         raise ConfigError(
             f"sample_range {sample_range} does not include the step itself; expected begin <= 0 < end", key="sample_range"
         )
     return low, high
-
-
-def _samplers(name: str, samplers: object) -> dict[str, Sampler]:
-    if not isinstance(samplers, Mapping):
-        raise ConfigError(f"samplers must be a dict of Samplers, not {samplers!r:.60}", key=name)
-    for key, sampler in samplers.items():
-        if not isinstance(sampler, Sampler):
-            raise ConfigError(f"{key!r:.60} must be a Sampler, not {sampler!r:.60}", key=str(key))
-    return dict(samplers)
 
 
 def _declared(shapes: object) -> StoreLayout:
@@ -455,8 +444,3 @@ def _step(data: object) -> tuple[dict[str, object], bool, bool]:
     if not leaves:
         raise DataError("", "the step has no keys, so there is nothing to store")
     return leaves, start, end
-
-
-def _leaf_of(path: str, value: object) -> ArraySpec:
-    array = as_leaf(path, value)
-    return ArraySpec(array.shape, array.dtype)

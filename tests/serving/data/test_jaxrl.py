@@ -151,7 +151,7 @@ def test_another_order_of_arguments_is_named() -> None:
             made(10, STATE, ACTION)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"device is 7; the order is .*TrajectoryBuffer has the seed in this place"):
         TrajectoryBufferDataStore(10, None, 7)
-    with pytest.raises(ConfigError, match="capacity must be a positive integer"):
+    with pytest.raises(ConfigError, match="capacity: expected an integer"):
         ReplayBufferDataStore(STATE, ACTION, 0)
 
 

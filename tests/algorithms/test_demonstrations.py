@@ -320,12 +320,6 @@ def write(path: Path, change: Callable[[Demonstration], Demonstration] = lambda 
     return path
 
 
-def test_a_learner_thread_uses_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.npz")
-    assert not use(path, fraction=0.25).clone(lambda scalars: None)
-    assert use(path, clone_steps=3).clone(lambda scalars: None)
-
-
 @pytest.mark.parametrize("name", ["C51", "DQN", "SAC", "REINFORCE"])
 def test_cloning_reports_its_progress_and_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("rl4sys_zmq.learner.training.demonstrating.REPORT_S", 0.0)

@@ -384,11 +384,6 @@ def test_demonstrations_are_refused() -> None:
     assert caught.value.key == "demonstrations.clone_steps"
 
 
-def test_a_segment_without_its_state_is_named() -> None:
-    with pytest.raises(ConfigError, match="lacks the column 'state'"):
-        make().observe(next(segments(FOUR, 1)))
-
-
 # ---- learning
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.errors import AddressInUse, HandshakeRefused, RunDirectoryError
+from rl4sys_zmq.errors import AddressInUse, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.wire import decode, encode
@@ -100,12 +100,6 @@ def test_the_port_is_taken(lab: Any) -> None:
     learner = lab.learner()
     with pytest.raises(AddressInUse, match="already in use"):
         Learner(LearnerConfig(bind=learner.address, run_dir=None)).start()
-
-
-def test_a_run_directory_that_cannot_be_made(tmp_path: Any) -> None:
-    (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(RunDirectoryError, match="cannot be written"):
-        Learner(LearnerConfig(bind="inproc://*", run_dir=tmp_path / "file" / "run")).start()
 
 
 def test_too_many(inproc_lab: Any) -> None:

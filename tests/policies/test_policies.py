@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
 from rl4sys_zmq.layers.activation import erf
-from rl4sys_zmq.layers.dense import NumpyDense
 from rl4sys_zmq.layers.normalise import OBS_CLIP
 from rl4sys_zmq.policies import RandomSource, build_policy, register_policy
 from rl4sys_zmq.policies.draws import LOOP_MAX_LOGITS, PYTHON_MAX_ACTIONS, draw
@@ -381,38 +380,6 @@ def test_unbounded_actions_are_the_sample_itself() -> None:
     assert env != raw
 
 
-def test_views_share_the_snapshot_and_never_write_to_it() -> None:
-    for observation_space in (BoxSpace((8,)), DiscreteSpace(5)):
-        spec = mlp_spec(observation_space, DiscreteSpace(4), "categorical", activation="relu")
-        policy = policy_of(spec)
-        before = policy.snapshot.flat.copy()
-        for weight in (layer.weight for layer in policy._network._layers if isinstance(layer, NumpyDense)):
-            assert np.shares_memory(weight, policy.snapshot.flat)
-        observations = observations_of(observation_space, 3, np.random.default_rng(0))
-        policy.act(observations[0], None, RandomSource(0), True)
-        policy.act_batch(observations, None, RandomSource(0), True)
-        assert np.array_equal(before, policy.snapshot.flat)
-        assert (policy.generation, policy.version) == (3, 4)
-        with pytest.raises(AttributeError):
-            policy.version = 5
-
-
-@given(specs(), st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
-def test_a_seed_decides_every_action(spec: Any, seed: int) -> None:
-    policy = policy_of(spec, seed=seed)
-    observations = observations_of(spec.observation_space, 10, np.random.default_rng(0))
-
-    def run() -> Any:
-        sampler = RandomSource(seed)
-        singles = [policy.act(o, None, sampler, True) for o in observations]
-        return np.concatenate(
-            [np.ravel(s[0]) for s in singles] + [np.ravel(policy.act_batch(observations, None, sampler, True)[0])]
-        )
-
-    assert np.array_equal(run(), run())
-
-
 def test_the_sampler_hands_out_each_number_once() -> None:
     sampler = RandomSource(0)
     first = [sampler.uniform() for _ in range(1024)]
@@ -468,12 +435,6 @@ def test_discrete_observations_outside_their_space_are_refused(normalise: bool, 
         policy.act(np.int64(observation), None, RandomSource(0), True)
 
 
-def test_a_snapshot_of_another_size_is_refused() -> None:
-    spec = mlp_spec(BoxSpace((8,)), DiscreteSpace(4), "categorical")
-    with pytest.raises(ConfigError):
-        build_policy(spec, PolicySnapshot(0, 0, 0, np.zeros(spec.size + 1, np.float32)))
-
-
 def test_other_kinds_are_registered_by_name() -> None:
     spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "test-kind", tensors=(TensorSpec("w", (3,)),))
     snapshot = PolicySnapshot(0, 0, 0, np.zeros(3, np.float32))
@@ -493,18 +454,6 @@ def test_other_kinds_are_registered_by_name() -> None:
         register_policy("test-kind", lambda spec, snapshot: logits_policy([0.0]))
     with pytest.raises(ConfigError, match="already"):
         register_policy("layers", factory)
-
-
-@pytest.mark.parametrize("space", [BoxSpace((3,)), DiscreteSpace(3)])
-def test_normalised_observations_are_clipped(space: BoxSpace | DiscreteSpace) -> None:
-    spec = mlp_spec(space, BoxSpace((3,)), "gaussian", hidden_sizes=(), normalise_observations=True)
-    eye = np.eye(3, dtype=np.float32)
-    tensors = {"obs_mean": [1.0, 2.0, 3.0], "obs_scale": [1e3, 2.0, -1e3], "layers.0.weight": eye, "layers.0.bias": 0.0}
-    policy = policy_of(spec, tensors)
-    first = np.array([4.0, 4.0, 4.0], np.float32) if isinstance(space, BoxSpace) else np.int64(1)
-    want = [10.0, 4.0, -10.0] if isinstance(space, BoxSpace) else [-10.0, -2.0, 10.0]
-    assert policy.act(first, None, RandomSource(0), False)[0].tolist() == want
-    assert policy.act_batch(np.stack([first]), None, RandomSource(0), False)[0].tolist() == [want]
 
 
 @pytest.mark.parametrize("shape", [1, 7, (2, 33), (100, 100)])

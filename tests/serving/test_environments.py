@@ -125,23 +125,6 @@ def test_two_clients_never_have_one_environment(serve: Any, dial: Any) -> None:
     assert server.status()["taken"] == 0
 
 
-def test_a_lease_that_ran_out_and_was_taken_is_said_and_reset_asks_anew(serve: Any, dial: Any) -> None:
-    server = serve("CartPole-v1", 1, lease_s=3600)
-    first = dial(server, seed=1)
-    server._leases.lease_s = 0.0  # as if an hour had passed
-    second = dial(server)
-    server._leases.lease_s = 3600.0
-    second.reset(seed=2)
-    with raising(CallRefused, "another caller has taken it", code=CallRefusalReason.OCCUPIED):
-        first.step(0)
-    with pytest.raises(CallRefused, match="1 of 1 environments are taken"):
-        first.reset()
-    second.step(0)
-    second.close()
-    first.reset()
-    first.step(0)
-
-
 def test_silence_is_kept_by_the_client_itself(serve: Any, dial: Any) -> None:
     server = serve("CartPole-v1", 1, lease_s=0.3)
     dial(server)

@@ -1,4 +1,4 @@
-"""The configuration: both of RL4Sys's forms, every default, every synonym, and an error that names the key for each mistake."""
+"""The configuration: both of RL4Sys's forms, synonyms, and an error that names the key for each mistake."""
 
 from __future__ import annotations
 

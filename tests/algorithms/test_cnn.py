@@ -1,4 +1,4 @@
-"""Tests of the network ``cnn``: its layers by the size of images, torch and onnxruntime against a slow twin, and training."""
+"""Tests of the network ``cnn``: its layers by the size of images, torch and onnxruntime against a slow twin, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of kinds of networks in the replay algorithms: values against a slow twin, actors, resuming, and refusals."""
+"""Tests of kinds of networks in the replay algorithms: values against a slow twin, actors, and refusals."""
 
 from __future__ import annotations
 

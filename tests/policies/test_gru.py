@@ -1,4 +1,4 @@
-"""The recurrent policy in numpy: PyTorch's formulas, batches, states, and refused specs and data."""
+"""The recurrent policy in numpy: PyTorch's formulas, states, and refused specs and data."""
 
 from __future__ import annotations
 
@@ -233,6 +233,7 @@ def with_unit(**options: Any) -> dict[str, Any]:
             r"outputs of shape \(5,\)",
         ),
         ({"document": {**document(), "head": "none"}}, "head"),
+        ({"document": {**document(), "more": 1}}, "more"),
         ({"document": document(head="gaussian", squash="tanh"), "action_space": BoxSpace((4,))}, "needs a bounded Box"),
     ],
 )

@@ -188,35 +188,6 @@ def test_agrees_with_a_torch_twin(spec: Any, seed: int, count: int, masked: bool
     assert_close([s[2] for s in singles], torch_log_probs(torch, spec, outputs, tensors, raw_1, masks))
 
 
-@given(specs(), st.integers(0, 2**32), st.integers(0, 20), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: int, masked: bool) -> None:
-    policy = policy_of(spec, seed=seed)
-    rng = np.random.default_rng(seed)
-    observations = observations_of(spec.observation_space, count, rng)
-    masks = masks_of(spec, count, rng) if masked and spec.document["head"] != "gaussian" else None
-    raw, env, log_probs = policy.act_batch(observations, masks, RandomSource(0), False)
-    assert len(raw) == len(env) == len(log_probs) == count
-    outputs = policy._network.batch(observations)
-    for i in range(count):
-        one_raw, one_env, one_log_prob = policy.act(observations[i], None if masks is None else masks[i], RandomSource(1), False)
-        assert one_raw.dtype == raw.dtype and np.shape(one_raw) == spec.action_space.shape
-        assert isinstance(one_log_prob, float)
-        if spec.document["head"] == "gaussian":
-            assert_close(one_raw, raw[i])
-            assert_close(one_env, env[i])
-            assert_close(np.ravel(one_raw), outputs[i])
-            assert_close(one_log_prob, log_probs[i])
-        else:
-            assert one_raw == one_env and type(one_raw) is np.int64
-            best = np.sort(outputs[i] if masks is None else outputs[i][masks[i]])
-            if len(best) == 1 or best[-1] - best[-2] > 1e-4:  # near ties, rounding may decide either way
-                allowed = np.ones(len(outputs[i]), bool) if masks is None else masks[i]
-                want = np.where(allowed, outputs[i], FORBIDDEN).argmax() + spec.action_space.start
-                assert one_raw == raw[i] == env[i] == want
-                assert_close(one_log_prob, log_probs[i])
-
-
 @pytest.mark.parametrize("n", [2, 5, PYTHON_MAX_ACTIONS + 3])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 400])

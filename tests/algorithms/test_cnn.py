@@ -1,4 +1,4 @@
-"""Tests of the network ``cnn``: its layers by the size of images, torch and onnxruntime against a slow twin, and training."""
+"""Tests of the network ``cnn``: its layers by the size of images, torch and onnxruntime against a slow twin, and refusals."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy
-from rl4sys_zmq.algorithms.action_distributions import Categorical, DiagonalGaussian
+from rl4sys_zmq.algorithms.action_distributions import Categorical
 from rl4sys_zmq.algorithms.networks import choose_network
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
 from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.testing import check_policy
-from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import (
     BoxSpace,
     DictSpace,
     DiscreteSpace,
     ObservationSpace,
-    PolicySnapshot,
     PolicySpec,
     Segment,
     Space,
@@ -35,7 +30,7 @@ from rl4sys_zmq.values import (
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.spaces import FlatSpace, MultiBinarySpace, MultiDiscreteSpace, TupleSpace
 
-from .test_resume import segments, updates
+from .test_resume import segments
 
 ACTED, CONTINUOUS = DiscreteSpace(3, 1), BoxSpace((2,), low=-1.0, high=1.0)
 CAR = DictSpace(
@@ -140,22 +135,6 @@ def test_the_actor_and_the_learner_compute_what_the_slow_twin_does(space: BoxSpa
     )
 
 
-def test_continuous_actions_have_the_log_probabilities_of_the_learner() -> None:
-    pytest.importorskip("onnxruntime")
-    space = image(6, 6)
-    spec = spec_of(space, CONTINUOUS)
-    network = network_of(spec)
-
-    def log_probs(views: Any, observed: Any, raw: Any) -> Any:
-        network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))
-        assert network.extras is not None
-        with torch.no_grad():
-            means = network(encode_observations(space, observed))[0]
-            return DiagonalGaussian(means, network.extras).log_probs(torch.from_numpy(raw)).numpy()
-
-    check_policy(spec, log_probs=log_probs)
-
-
 @pytest.mark.parametrize(
     ("shape", "channels", "features"),
     [
@@ -243,69 +222,8 @@ def test_an_image_can_stand_anywhere_in_an_observation(space: Any) -> None:
     check_policy(spec, log_probs=log_probs)
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
-def test_training_with_features_beside_an_image_goes_on_to_the_last_bit(algorithm: str) -> None:
-    given: dict[str, Any] = {"network": SMALL, "steps_per_update": 48}
-    if algorithm == "DQN":
-        given = {"network": SMALL, "batch_size": 8, "learning_starts": 20, "train_frequency": 8, "buffer_size": 100}
-    through, resumed = (make_algorithm(algorithm, CAR, ACTED, given, seed) for seed in (3, 4))
-
-    def drives() -> Iterator[Segment]:
-        rng = np.random.default_rng(11)
-        for segment in segments(ACTED, 11):
-            yield replace(segment, observations=random_observations(CAR, len(segment.observations), rng))
-
-    source = drives()
-    updates(through, source, 2)
-    resumed.load(through.state())
-    further = [next(source) for _ in range(12)]
-    assert updates(through, iter(further), 3) == updates(resumed, iter(further), 3)
-
-
 def pictures(space: BoxSpace, actions: FlatSpace, seed: int) -> Iterator[Segment]:
     rng = np.random.default_rng(seed)
     for segment in segments(actions, seed):
         shape = (len(segment.observations), *space.shape)
         yield replace(segment, observations=rng.integers(0, 256, shape).astype(np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "given"),
-    [
-        ("PPO", {"steps_per_update": 32}),
-        ("DQN", {"learning_starts": 32, "train_frequency": 64, "rollout_length": 20, "publish_every_updates": 1}),
-    ],
-)
-def test_an_actor_follows_the_versions_of_a_learner(algorithm: str, given: dict[str, Any]) -> None:
-    pytest.importorskip("onnxruntime")
-    address = f"inproc://pictures-{algorithm}"
-    space = image(6, 6, 2)
-    given = {"network": SMALL, "seed": 1, **given}
-    rng = np.random.default_rng(5)
-    with Learner(LearnerConfig(bind=address, run_dir=None)) as learner:
-        config = AgentConfig(
-            client_id="pictures", algorithm_name=algorithm, observation_space=space, action_space=ACTED, overflow="wait", seed=1,
-            algorithm_parameters=given, train_server_address=address,
-        )  # fmt: skip
-        with RL4SysAgent(config=config) as agent:
-            traj = None
-            for step in range(160):
-                traj, action = agent.request_for_action(traj, rng.integers(0, 256, space.shape).astype(np.uint8))
-                agent.add_to_trajectory(traj, action)
-                action.update_reward(float(action.act == 2))
-                if step % 20 == 19:
-                    agent.mark_end_of_trajectory(traj, action)
-            agent.wait_version(2, timeout_s=60.0)
-            _, action = agent.request_for_action(None, np.zeros(space.shape, np.uint8))
-            assert action.act in (1, 2, 3)
-        assert not learner.status()["clients"]["pictures"]["error"]
-
-
-def test_the_policy_of_an_algorithm_acts_as_its_spec_says() -> None:
-    pytest.importorskip("onnxruntime")
-    algorithm = make_algorithm("A2C", image(9, 9), ACTED, {"network": "cnn"}, 0)
-    spec = algorithm.spec()
-    flat, others = spec.flatten(algorithm.snapshot())
-    policy = build_policy(spec, PolicySnapshot(1, 1, 0, flat, others))
-    _, _, log_prob = policy.act(np.zeros((9, 9), np.uint8), None, RandomSource(1), True)
-    assert log_prob == pytest.approx(-np.log(3), abs=0.1)  # the first policy is nearly uniform

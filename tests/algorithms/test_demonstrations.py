@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
 from rl4sys_zmq.algorithms.cloning import MARGIN, clone_policy, margin_loss
 from rl4sys_zmq.algorithms.offpolicy import offpolicy
-from rl4sys_zmq.config import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.gateway.static_check import require_fraction
 from rl4sys_zmq.learner.registry.compute import Compute
 from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations, read_minari
 from rl4sys_zmq.learner.training.validation import SegmentValueLimits
@@ -128,14 +126,6 @@ def test_a_new_batch_size_keeps_the_fraction_as_a_restart_does(name: str, space:
     with pytest.raises(ConfigError, match=r"0.25 of a batch of 1 is 0 transitions; .*set a larger batch_size"):
         changed.change({**given, "batch_size": 1})
     assert changed.parameters.batch_size == 40
-
-
-def test_a_batch_that_is_too_small_for_the_fraction_is_refused_before_the_training_gets_it() -> None:
-    options = DemonstrationsConfig(path=Path("pole.npz"), fraction=0.1)
-    require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 5}, None)
-    require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 16}, options)
-    with pytest.raises(ConfigError, match=r"0.1 of a batch of 4 is 0 transitions"):
-        require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 4}, options)
 
 
 def test_a_state_of_other_demonstrations_is_refused_and_none_is_allowed() -> None:
@@ -318,12 +308,6 @@ def write(path: Path, change: Callable[[Demonstration], Demonstration] = lambda 
     episode = Demonstration([np.asarray(made.observations)], made.actions, made.rewards, terminated=False)
     write_demonstrations(path, OBS, CHOICE, [change(episode)])
     return path
-
-
-def test_a_learner_thread_uses_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.npz")
-    assert not use(path, fraction=0.25).clone(lambda scalars: None)
-    assert use(path, clone_steps=3).clone(lambda scalars: None)
 
 
 @pytest.mark.parametrize("name", ["C51", "DQN", "SAC", "REINFORCE"])

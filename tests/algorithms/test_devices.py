@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import open_agent
 
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import LearnerConfig
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.values import Segment
 
 torch = pytest.importorskip("torch")
@@ -67,38 +61,6 @@ def test_a_clients_device_and_threads_override_the_learners() -> None:
     a, b = config.client("a"), config.client("b")
     assert (a.device, a.torch_threads, a.learners) == ("cpu", 3, 2)
     assert (b.device, b.torch_threads, b.learners) == ("auto", 1, 1)
-
-
-def test_each_client_has_its_own_number_of_threads() -> None:
-    """Torch keeps this number for each thread, so two clients of one process can differ, also after both are built."""
-    found: queue.Queue[tuple[str, int]] = queue.Queue()
-    both = threading.Barrier(2)
-    clients = {"one": ClientConfig(torch_threads=1), "two": ClientConfig(torch_threads=2)}
-
-    class Counting(FakeAlgorithm):
-        """An algorithm whose first update reports the number of torch's threads, once both clients are built."""
-
-        name = ""
-
-        def update(self, *, partial: bool = False) -> Any:
-            if self.name:
-                both.wait(30.0)
-                torch.ones(300, 300) @ torch.ones(300, 300)
-                found.put((self.name, torch.get_num_threads()))
-                self.name = ""
-            return super().update(partial=partial)
-
-    def build(name: str, *_: Any) -> Counting:
-        algorithm = Counting(fake_spec(), FakeParameters())
-        algorithm.name = name
-        return algorithm
-
-    with ExitStack() as stack:
-        learner = stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None, clients=clients)))
-        for name in clients:
-            register_algorithm(f"COUNTING_{name.upper()}", partial(build, name))
-            stack.enter_context(open_agent(learner, name, algorithm_name=f"COUNTING_{name.upper()}"))
-        assert dict(found.get(timeout=30.0) for _ in clients) == {"one": 1, "two": 2}
 
 
 def trained(algorithm: Any, segments: list[Segment]) -> Any:

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from kit import assert_same_state, open_agent, random_segment, segment_with, until
 
 from rl4sys_zmq.algorithms.offpolicy.dqn import C51, DQN
-from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
@@ -414,27 +412,6 @@ def test_metrics_and_schedules() -> None:
     parameters = algorithm.parameters
     assert [parameters.epsilon_at(s) for s in (0, 1000)] == [1.0, 0.3]
     assert [parameters.learning_rate_at(s) for s in (0, 100, 1000)] == pytest.approx([1e-3, 1e-4, 1e-4])
-
-
-@pytest.mark.parametrize(
-    ("names", "field", "value"),
-    [
-        (("q_lr", "learning_rate", "lr"), "learning_rate", 0.01),
-        (("train_update_freq", "train_frequency", "train_freq"), "train_frequency", 7),
-        (("train_q_iters", "gradient_steps"), "gradient_steps", 5),
-        (("target_network_frequency", "target_update_interval"), "target_network_frequency", 300),
-        (("target_net_update_frequency",), "target_net_update_frequency", 300),
-        (("epsilon", "start_e", "exploration_initial_eps"), "epsilon", 0.9),
-        (("epsilon_min", "exploration_final_eps"), "epsilon_min", 0.02),
-        (("total_timesteps", "total_steps"), "total_steps", 1234),
-        (("buffer_size", "buf_size"), "buffer_size", 99),
-        (("hidden_sizes", "net_arch"), "hidden_sizes", (4, 4)),
-    ],
-)
-def test_synonyms(names: tuple[str, ...], field: str, value: object) -> None:
-    for name in names:
-        read = read_parameters(DQNParameters, {name: value}, algorithm="DQN")
-        assert getattr(read, field) == value
 
 
 def test_parameters_that_are_read_elsewhere_pass_and_the_others_do_not() -> None:

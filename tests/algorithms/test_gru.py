@@ -267,28 +267,10 @@ def test_several_ranks_are_refused() -> None:
         algorithm.place(Compute(device=torch.device("cpu"), ranks=ranks))
 
 
-@pytest.mark.parametrize(
-    ("network", "words"),
-    [
-        ({"kind": "gru", "units": 0}, "network.units: expected an integer from 1 to 4096"),
-        ({"kind": "gru", "sequence_length": 0}, "network.sequence_length: expected an integer from 1"),
-        ({"kind": "gru", "layers": 2}, "network.layers: a network of kind 'gru' has no such option"),
-    ],
-)
-def test_invalid_options_are_named(network: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        planned_policy("PPO", BOX, DISCRETE, {"network": network})
-
-
 def test_a_large_image_is_refused() -> None:
     image = BoxSpace((96, 96, 3), "|u1", low=0, high=255)
     with pytest.raises(ConfigError, match="would flatten the image"):
         planned_policy("PPO", image, DISCRETE, {"network": "gru"})
-
-
-def test_the_short_form_of_an_mlp_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hidden_sizes: \[8\] describes an MLP, but network has the kind 'gru'"):
-        planned_policy("PPO", BOX, DISCRETE, {"network": "gru", "hidden_sizes": [8]})
 
 
 def test_the_values_can_leave_the_unit_as_it_is() -> None:

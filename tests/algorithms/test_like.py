@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import gymnasium
@@ -338,37 +338,6 @@ def test_the_defaults_of_a_table_can_be_given(name: str, like: str) -> None:
     assert {part for key in library.names for part in our_name(entry.parameters, library, key).split(", ")} <= known | ignored
 
 
-CLEANRL: dict[str, dict[str, Any]] = {
-    "PPO": {"learning_rate": 2.5e-4, "steps_per_update": 512, "num_minibatches": 4, "update_epochs": 4, "clip_vloss": True},
-    "C51": {"learning_rate": 2.5e-4, "batch_size": 128, "adam_epsilon": 0.01 / 128, "atoms": 101, "double_q": False},
-    "SAC": {"learning_rate": 3e-4, "critic_learning_rate": 1e-3, "temperature_learning_rate": 1e-3, "temperature": None},
-    "DDPG": {"policy_delay": 2, "twin_critics": False, "exploration_noise": 0.1, "learning_starts": 25_000},
-}
-
-
-@pytest.mark.parametrize("name", CLEANRL)
-def test_what_is_not_given_has_cleanrls_value(name: str) -> None:
-    read = ALGORITHMS.get(name).read({"like": "cleanrl"})
-    assert {key: getattr(read, key) for key in CLEANRL[name]} == CLEANRL[name]
-
-
-def test_conversions() -> None:
-    def read(name: str, **given: Any) -> Any:
-        return ALGORITHMS.get(name).read({"like": "sb3", **given})
-
-    p = read("PPO", n_steps=32, n_envs=8, vf_coef=0.25, target_kl=0.02)
-    assert (p.steps_per_update, p.rollout_length, p.vf_coef, p.target_kl) == (256, 32, 0.5, 0.03)
-    assert (p.squash, p.anneal_floor, p.normalise_observations, p.normalise_rewards) == ("clip", 0.0, False, False)
-    assert read("PPO", n_steps=32, rollout_length=16).rollout_length == 16
-    assert read("PPO", network={"kind": "gru", "units": 8}).hidden_sizes is None
-    falling = read("DQN", learning_rate="lin_0.01", total_timesteps=100)
-    assert (falling.learning_rate_at(0), falling.learning_rate_at(100)) == (0.01, 0.0)
-    cleanrl: Any = ALGORITHMS.get("C51").read({"like": "cleanrl", "batch_size": 64})
-    assert cleanrl.adam_epsilon == 0.01 / 64
-    fixed: Any = ALGORITHMS.get("SAC").read({"like": "cleanrl", "autotune": False})
-    assert not fixed.learn_temperature and fixed.temperature == 0.2
-
-
 @pytest.mark.parametrize(
     ("name", "given", "text"),
     [
@@ -443,17 +412,3 @@ def test_tested_settings_keep_the_rules_of_this_library(name: str) -> None:
         assert "like" not in preset.parameters and not ambiguous_names(entry.parameters, preset.parameters, None)
         read = effective_parameters(entry, preset.parameters)
         assert {key: read[key] for key in RULES if key in read} == {key: RULES[key] for key in RULES if key in read}
-
-
-def test_a_recurrent_network_normalises_each_minibatch_of_sequences() -> None:
-    given = {"like": "sb3", "network": {"kind": "gru", "units": 4}, "n_steps": 64, "batch_size": 16, "n_epochs": 2}
-    env: Any = Noise("discrete")
-    env.reset()
-    for step in range(70):
-        env.step(step % 3)
-    algorithm: Any = make_algorithm("PPO", *spaces(env), given, 0)
-    actions, log_probs = np.arange(70) % 3, np.full(70, -1.1, np.float32)
-    for segment in segments_of(env, actions, log_probs):
-        algorithm.observe(replace(segment, initial={"state": np.zeros(4, np.float32)}))
-    metrics = algorithm.update()
-    assert metrics is not None and np.isfinite(list(metrics.values())).all()

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, network_names, register_network
 from rl4sys_zmq.algorithms.networks.mlp import ENTRY as MLP
-from rl4sys_zmq.algorithms.networks.mlp_stack import MLPStack
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.config.options import integer, option
 from rl4sys_zmq.errors import ConfigError
@@ -66,26 +64,6 @@ def test_replay_algorithms_have_defaults_of_their_own(algorithm: str, sizes: lis
     assert hidden_of(first) == (sizes, "relu")
     assert all(other == first for other in others)
     assert hidden_of(spec_of({"network": {"kind": "mlp", "activation": "tanh"}}, algorithm))[1] == "tanh"
-
-
-def test_without_a_network_it_is_the_mlp_of_before() -> None:
-    assert spec_of({}) == spec_of({"network": "mlp"}) == spec_of({"hidden_sizes": [64, 64], "activation": "tanh"})
-    assert [tensor.shape for tensor in spec_of({}).tensors if tensor.name.endswith("weight")] == [(64, 3), (64, 64), (4, 64)]
-
-
-@pytest.mark.parametrize("actions", [DISCRETE, BoxSpace((2,))])
-def test_the_mlp_of_an_actor_critic_is_the_stack_of_two_networks(actions: Space) -> None:
-    options = MLP.options(hidden_sizes=(8,), activation="silu")
-    spec = spec_of({"network": {"kind": "mlp", "hidden_sizes": [8], "activation": "silu"}}, action_space=actions)
-    network = MLP.load(MLP.actor_critic)(options, spec)
-    outputs, extras = (4, 0) if actions == DISCRETE else (2, 2)
-    twin = MLPStack(3, (8,), (outputs, 1), "silu", extras=extras)
-    for each in (network, twin):
-        each.initialise(torch.Generator().manual_seed(1), (0.01, 1.0))
-    assert torch.equal(network.flat, twin.flat) and network.parts == twin.parts
-    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(2))
-    assert all(torch.equal(a, b) for a, b in zip(network(x), twin(x), strict=True))
-    assert torch.equal(network.one(1, x), twin.one(1, x))
 
 
 @pytest.mark.parametrize(

@@ -149,19 +149,6 @@ def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alo
     assert not torch.equal(weight[0], weight[1])
 
 
-def test_unused_leaves_have_no_gradient() -> None:
-    network = stack()
-    gradient = network.gradient(network(torch.ones(3, 5))[0].sum())
-    assert gradient[network.parts[0]].any() and not gradient[network.parts[1]].any()
-
-
-def test_outputs_that_are_not_read_do_not_move() -> None:
-    network = stack((4, 1))
-    gradient = network.gradient(network(torch.ones(3, 5))[1].sum())[network.parts[1]]
-    weight, bias = gradient[-4 * 8 - 4 : -4].view(4, 8), gradient[-4:]
-    assert weight[0].any() and bias[0] and not weight[1:].any() and not bias[1:].any()
-
-
 def test_network_0_must_have_the_most_outputs() -> None:
     with pytest.raises(ValueError, match="must have the most"):
         MLPStack(3, (4,), (2, 3))

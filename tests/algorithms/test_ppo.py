@@ -115,16 +115,6 @@ def test_metrics_have_cleanrls_names() -> None:
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
 
 
-def test_trajectories_are_counted_when_asked() -> None:
-    algorithm, rng = make({"steps_per_epoch": None, "episodes_per_update": 3}), np.random.default_rng(0)
-    assert algorithm.rollout_length == 128
-    for _ in range(3):
-        assert algorithm.demand() > 0 and algorithm.update() is None
-        algorithm.observe(segment(algorithm, rng, 5, end="truncated"))
-    assert algorithm.demand() == 0 and algorithm.update() is not None
-    assert algorithm.demand() > 0
-
-
 def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 10}), np.random.default_rng(0)
     algorithm.observe(segment(algorithm, rng, 5, end="terminated"))
@@ -255,19 +245,6 @@ def test_the_first_ratio_is_one_when_nothing_lags(
         assert metrics["losses/ratio_first"] < (5e-3 if new_statistics else 1e-4)
         assert all(np.isfinite(value) for value in metrics.values())
     assert all(np.isfinite(tensor).all() for tensor in algorithm.snapshot().values())
-
-
-def test_one_of_two_arms_is_learnt() -> None:
-    algorithm = make({"learning_rate": 3e-3, "steps_per_epoch": 64, "update_epochs": 8}, actions=DiscreteSpace(2))
-    rng = np.random.default_rng(0)
-    for _ in range(8):
-        for _ in range(64):
-            chosen = rng.integers(0, 2, 1)
-            rewards = (chosen == 1).astype(np.float32)
-            algorithm.observe(segment(algorithm, rng, 1, end="terminated", actions=chosen, rewards=rewards))
-        algorithm.update()
-    logits = policy_outputs(algorithm.spec(), algorithm.snapshot(), rng.normal(size=(20, 3)))
-    assert torch.softmax(logits, 1)[:, 1].min() > 0.8
 
 
 def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value() -> None:

@@ -74,14 +74,6 @@ def test_a2c_is_one_step_along_the_policy_gradient(kind: type[PPO]) -> None:
     assert algorithm._optimizer.steps == [1, 1]
 
 
-def test_the_defaults_of_a2c() -> None:
-    algorithm = A2C(OBS, ACT, {}, 0)
-    assert algorithm.demand() == 80 and algorithm.rollout_length == 5 and algorithm.max_policy_lag == 4
-    assert A3C(OBS, ACT, {}, 0).max_policy_lag is None
-    read = A2C(OBS, ACT, {"use_rms_prop": False, "n_steps": 16, "steps_per_update": 256}, 0)
-    assert read.demand() == 256 and read.rollout_length == 16 and read.parameters.betas == (0.9, 0.999)
-
-
 def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() -> None:
     given = {**PLAIN, "max_grad_norm": None, "rms_prop": False, "ent_coef": 0.0}
     algorithm, twin = A3C(OBS, ACT, given, 0), A3C(OBS, ACT, given, 0)
@@ -203,12 +195,6 @@ def test_rpo_moves_the_mean_of_each_action_by_a_uniform_number() -> None:
     assert extras is not None
     slow = torch.distributions.Normal(means + mean_moves, extras.exp()).log_prob(columns.actions).sum(1)
     torch.testing.assert_close(algorithm._distribution(means, None).log_probs(moved[0]), slow, atol=1e-5, rtol=1e-4)
-
-
-def test_ppo_without_rpo_draws_no_number() -> None:
-    algorithm = PPO(OBS, ARM, PLAIN, 0)
-    columns = columns_of(algorithm, play(algorithm, 40))
-    assert algorithm._moved(columns) is columns
 
 
 def test_rpo_refuses_discrete_actions() -> None:

@@ -240,15 +240,6 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
     until(lambda: not any(map(is_there, pids)))
 
 
-def test_a_start_that_is_stopped_leaves_no_process() -> None:
-    stopping = threading.Event()
-    stopping.set()
-    _, group = placed(stopping=stopping, learners=2)
-    with pytest.raises(Closed, match="before its ranks were ready"):
-        group.start()
-    assert group.pids == []
-
-
 def test_a_start_is_stopped_while_a_rank_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank is stopped when it is ready, so rank 0 waits for it."""
     stopping, ready = threading.Event(), RankGroup._await_ready

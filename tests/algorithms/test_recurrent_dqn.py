@@ -1,10 +1,9 @@
-"""DQN with a recurrent network: a slow twin of its gradient step, resuming, undoing, and refusals."""
+"""DQN with a recurrent network: a slow twin of its gradient step, its contract, undoing, and refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +29,7 @@ from rl4sys_zmq.replay import StatePiece  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, PolicySnapshot, Segment  # noqa: E402
 
-from .test_resume import OBS, flat_of, segments, through_disk, updates  # noqa: E402
+from .test_resume import OBS, segments, updates  # noqa: E402
 
 FOUR, UNITS = DiscreteSpace(4, 1), 5
 NETWORK = {"kind": "gru", "units": UNITS, "hidden_sizes": [6]}
@@ -225,38 +224,6 @@ def test_the_contract_is_kept(head: str, observations: Any) -> None:
     check_algorithm(ALGORITHMS.get(name), observation_space=observations, action_space=FOUR, parameters=parameters)
 
 
-@pytest.mark.parametrize(
-    ("case", "masked"),
-    [
-        ("plain", False),
-        ("plain", True),
-        ("prioritised", False),
-        ("C51", True),
-        ("burn-in", True),
-        ("not full", False),
-        ("samples per insert", False),
-    ],
-)
-def test_training_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) -> None:
-    given: dict[str, dict[str, Any]] = {
-        "burn-in": {"sequence_length": 4, "burn_in": 6, "overlap": 1, "prioritised": True},
-        "not full": {"buffer_size": 5000, "sequence_length": 8},
-        "samples per insert": {"samples_per_insert": 3.0},
-    }
-    head = case if case in HEADS else "plain"
-    through, resumed = (make(head, seed, **{"buffer_size": 150, **given.get(case, {})}) for seed in (3, 99))
-    source = recurrent(11, masked=masked)
-    updates(through, source, 18)
-    updates(resumed, recurrent(5), 2)  # a history of its own, which `load` must remove
-    resumed.load(through_disk(through, tmp_path))
-    assert resumed.demand() == through.demand() and flat_of(resumed).tobytes() == flat_of(through).tobytes()
-    further = [next(source) for _ in range(60)]
-    one, two = updates(through, iter(further), 8), updates(resumed, iter(further), 8)
-    assert one == two and len({weights for _, weights in one}) > 1
-    assert_same_state(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "two"))
-    assert (through._replay._steps.end > through.parameters.buffer_size) is (case != "not full")
-
-
 def test_a_checkpoint_has_only_new_pieces() -> None:
     algorithm = make(buffer_size=6400, train_frequency=160)
     source = recurrent(1)
@@ -289,13 +256,6 @@ def test_every_weight_moves() -> None:
     updates(algorithm, recurrent(1), 3)
     for name, network in algorithm._networks.items():
         assert (network.flat != before[name]).float().mean() > 0.9, name
-
-
-def test_a_replay_can_be_in_files(tmp_path: Path) -> None:
-    one, other = make(), make(buffer_memory_bytes=0)
-    other.use_folder(tmp_path / "replay")
-    assert updates(one, recurrent(1), 12) == updates(other, recurrent(1), 12)
-    assert (tmp_path / "replay").is_dir() and one._replay.nbytes == other._replay.nbytes > 400 * (3 + UNITS) * 4
 
 
 # ---- undoing
@@ -382,11 +342,6 @@ def test_demonstrations_are_refused() -> None:
     with pytest.raises(ConfigError, match="DQN clones only policies without a recurrent state, not gru") as caught:
         make().clone([segment], CloneOptions(1, 1, 0.1))
     assert caught.value.key == "demonstrations.clone_steps"
-
-
-def test_a_segment_without_its_state_is_named() -> None:
-    with pytest.raises(ConfigError, match="lacks the column 'state'"):
-        make().observe(next(segments(FOUR, 1)))
 
 
 # ---- learning

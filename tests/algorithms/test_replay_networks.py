@@ -1,14 +1,12 @@
-"""Tests of kinds of networks in the replay algorithms: values against a slow twin, actors, resuming, and refusals."""
+"""Tests of kinds of networks in the replay algorithms: values against a slow twin, actors, and refusals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import assert_same_state
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +26,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot  # noqa: E
 from rl4sys_zmq.values.spaces import FlatSpace  # noqa: E402
 
 from .test_cnn import SMALL, image, pictures, slow_convolutions  # noqa: E402
-from .test_resume import flat_of, through_disk, updates  # noqa: E402
+from .test_resume import updates  # noqa: E402
 
 IMAGE, FOUR, BOX = image(6, 6, 2), DiscreteSpace(4, 1), BoxSpace((2,), low=-2.0, high=2.0)
 REPLAY: dict[str, Any] = {
@@ -104,14 +102,6 @@ def test_critics_share_convolutions_and_get_the_action_after_them() -> None:
             np.testing.assert_allclose(network.one(k, x, actions=acted), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gradient_of_one_critic_is_zero_for_the_layers_of_the_other() -> None:
-    network = replay_of(ReplayShape(outputs=(2, 2)))
-    network.initialise(torch.Generator().manual_seed(1), (1.0, 1.0))
-    x = torch.rand(3, IMAGE.size, generator=torch.Generator().manual_seed(2))
-    gradient = network.gradient(network.one(0, x).sum())
-    assert gradient[network.parts[0]].any() and not gradient[network.parts[1]].any()
-
-
 def test_an_action_is_joined_to_the_features_of_a_module() -> None:
     network = ModuleNetworks(pooled, Options(width=4), IMAGE, (1, 1), actions=2)
     network.initialise_uniform(torch.Generator().manual_seed(3))
@@ -165,28 +155,6 @@ def test_an_actor_acts_as_the_networks_in_training(case: str, kind: str, module:
     np.testing.assert_allclose(acted, greedy_by_torch(algorithm, case, images), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_training_goes_on_to_the_last_bit(case: str, tmp_path: Path) -> None:
-    through, same, resumed = make(case, 3), make(case, 3), make(case, 4)
-    assert np.array_equal(flat_of(through), flat_of(same))
-    assert not np.array_equal(flat_of(through), flat_of(resumed))
-    source = pictures(IMAGE, CASES[case][1], 11)
-    updates(through, source, 16)
-    resumed.load(through_disk(through, tmp_path))
-    further = [next(source) for _ in range(6)]
-    assert updates(through, iter(further), 5) == updates(resumed, iter(further), 5)
-    assert_same_state(through_disk(through, tmp_path / "one"), through_disk(resumed, tmp_path / "other"))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_policy_is_loaded_as_it_was_published(case: str) -> None:
-    first, other = make(case, 1), make(case, 2)
-    other.load_policy(first.snapshot())
-    ours, theirs = first.snapshot(), other.snapshot()
-    for name, tensor in ours.items():
-        np.testing.assert_allclose(theirs[name], tensor, atol=1e-6, err_msg=name)
-
-
 def test_images_are_bytes_in_the_replay() -> None:
     algorithm = make("DQN")
     updates(algorithm, pictures(IMAGE, FOUR, 1), 2)
@@ -217,13 +185,3 @@ def test_a_network_that_does_not_fit_is_refused(algorithm: str, given: dict[str,
     assert str(caught.value.key).startswith("algorithm_parameters.")
     with pytest.raises(ConfigError, match=problem):
         make_algorithm(algorithm, IMAGE, FOUR, given, 0)
-
-
-def test_vectors_need_no_convolutions() -> None:
-    with pytest.raises(ConfigError, match=r"needs images.*use mlp"):
-        planned_policy("SAC", BoxSpace((4,)), BOX, {"network": "cnn"})
-
-
-def test_a_state_of_another_network_is_refused() -> None:
-    with pytest.raises(ConfigError, match="parameters; the network has"):
-        make("DQN").load(make("DQN", network={**SMALL, "hidden_sizes": [7]}).state())

@@ -12,7 +12,6 @@ from kit import assert_same_state, manifest, segment_with
 
 from rl4sys_zmq.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
-from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.spaces import FlatSpace
 
@@ -157,31 +156,6 @@ def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
     through: Any = check_resume("DQN", DISCRETE, parameters, 26, tmp_path, masked)
     replay = through._replay
     assert (replay._ring.end > replay.options.capacity) is ("not_wrapped" not in case)
-
-
-def test_dqn_owes_after_a_checkpoint_what_it_owed_before(tmp_path: Path) -> None:
-    """The state of an off-policy algorithm can be taken while updates are due. They are done afterwards."""
-    one, two = (make_algorithm("DQN", OBS, DISCRETE, {**DQN_SMALL, "buffer_size": 100}, seed) for seed in (0, 1))
-    for segment, _ in zip(segments(DISCRETE, 1), range(9), strict=False):
-        one.observe(segment)
-    assert one.update() is not None
-    two.load(through_disk(one, tmp_path))
-    done = [[dict(m) for m in iter(a.update, None)] for a in (one, two)]
-    assert done[0] == done[1] and len(done[0]) > 5
-
-
-@pytest.mark.parametrize("kind", ["onpolicy", "offpolicy"])
-def test_a_fake_goes_on_with_the_keys_of_its_lineage(kind: str, tmp_path: Path) -> None:
-    factory = FakeAlgorithm.factory(kind, steps_per_update=40)
-    one, two = factory(OBS, DISCRETE, {}, 4), factory(OBS, DISCRETE, {}, 4)
-    source = segments(DISCRETE, 2)
-    updates(one, source, 3)
-    updates(two, segments(DISCRETE, 3), 5)
-    two.load(through_disk(one, tmp_path))
-    assert two.keys == one.keys and len(two.keys) == 9 - (kind == "offpolicy") and max(e for e, _ in one.keys) > 2**60
-    further = [next(source) for _ in range(40)]
-    assert updates(one, iter(further), 5) == updates(two, iter(further), 5)
-    assert two.keys == one.keys and len(set(one.keys)) == len(one.keys)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 17])

@@ -18,7 +18,6 @@ from rl4sys_zmq.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, make_al
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.policies.sampler import RandomSource
-from rl4sys_zmq.replay.pace import PaceRule, UnitPace
 from rl4sys_zmq.testing import check_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
 
@@ -258,20 +257,6 @@ def test_a_class_that_cannot_be_used_is_refused_with_the_reason(importable: str)
         build(f"{importable}:Loud", noise=1)
     with pytest.raises(ConfigError, match="train_freq counts episodes"):
         build("stable_baselines3:DQN", train_freq=(1, "episode"))
-
-
-@pytest.mark.parametrize(("learning_starts", "every"), [(100, 256), (1000, 256), (512, 256), (0, 4), (100, 1), (7, 7)])
-def test_an_update_follows_each_multiple_of_train_freq_above_learning_starts(learning_starts: int, every: int) -> None:
-    """This is the rule of `OffPolicyAlgorithm.learn`, which collects `train_freq` steps at a time."""
-    pace = UnitPace(PaceRule(learning_starts=learning_starts, train_frequency=every, rollout_length=1))
-    for step in range(1, 2000):
-        missing = pace.missing(1)
-        pace.steps = step
-        assert pace.due == (step % every == 0 and step > learning_starts) == (missing <= 1)
-        if pace.due:
-            assert pace.next_unit_steps() == step
-            pace.count_unit()
-            assert not pace.due
 
 
 def test_spaces_that_it_cannot_take_are_refused_with_those_that_it_can() -> None:

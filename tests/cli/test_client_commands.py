@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from kit import play as play_episode
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.config import ClientConfig
-from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
+from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -27,8 +27,6 @@ from .conftest import invoke, output
 
 register_algorithm("HOARDS", FakeAlgorithm.factory(steps_per_update=4, rollout_length=16))
 """Four episodes of one step make an update, and the others wait. No change of the generation cuts an episode of one step."""
-
-register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=2, rollout_length=4, fail_after_updates=0))
 
 
 @pytest.fixture(params=["tcp", "ipc"])
@@ -190,16 +188,6 @@ def test_a_journal_in_memory_knows_the_commands_too(stack: ExitStack) -> None:
     assert done(learner.address, "lab", "forget")["pending"] == 3
     play(agent, 1)
     client_of(learner, pending=1)
-
-
-def test_a_client_that_fails_again_is_said_to(stack: ExitStack, tmp_path: Path) -> None:
-    learner = start(stack, tmp_path / "run")
-    agent = join(stack, learner, algorithm_name="BREAKS")
-    with suppress(ClientFailed):  # the failure may be reported before the flush ends
-        play(agent, 2)
-    until(lambda: learner.status()["clients"]["lab"]["state"] == "failed")
-    assert done(learner.address, "lab", "give-up-pending")["rolled_back"] >= 1
-    client_of(learner, pending=0)
 
 
 def test_who_is_not_known_is_told_who_is(stack: ExitStack, tmp_path: Path) -> None:

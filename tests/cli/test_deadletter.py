@@ -107,16 +107,6 @@ def test_each_array_of_a_tree_is_a_column(tmp_path: Path) -> None:
     }
 
 
-def test_a_column_without_a_finite_value_has_no_least_one() -> None:
-    assert module._column(np.full(2, np.nan, np.float32)) == {
-        "dtype": "float32",
-        "shape": [2],
-        "min": None,
-        "max": None,
-        "not_finite": 2,
-    }
-
-
 def frames(*lengths: int) -> bytes:
     return b"".join(struct.pack("<I", n) + bytes(n) for n in lengths)
 

@@ -240,22 +240,6 @@ def test_the_error_about_an_unknown_environment_says_how_to_name_one_of_ones_own
         make_environment({"id": "nowhere:Nothing-v0"})
 
 
-def test_a_summary_has_the_figures() -> None:
-    tally = EpisodeCounts()
-    tally.steps = 1234
-    tally.ended(0, 7.0)
-    assert "1 episodes, 1,234 steps" in tally.summary()
-    assert tally.summary().endswith("mean return of the last 1: 7.0")
-    assert not tally.done
-
-
-def test_verbose_lines_wait_for_their_time(capsys: pytest.CaptureFixture[str]) -> None:
-    EpisodeCounts(every_s=1000.0).print_progress(lambda: 3)
-    assert capsys.readouterr().out == ""
-    EpisodeCounts(every_s=0.0).print_progress(lambda: 3)
-    assert "version 3" in capsys.readouterr().out
-
-
 def recorder(space: Any, act: int = 0) -> Any:
     """Return an agent that always chooses `act`, and whose actions have a copy of the observation."""
 

@@ -71,16 +71,6 @@ def test_a_line_begins_with_the_time_and_is_at_most_100_columns_wide(clock: Cloc
     assert " ".join(" ".join(rest).split()).count("it broke") == 20
 
 
-def test_a_failure_is_shown_at_once(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with make_progress() as shown:
-        shown.show(report(1))
-        clock.now += 0.1
-        shown.show(report(1, "failed", "ValueError: it broke"))
-    text = " ".join(capsys.readouterr().out.splitlines()[1:])
-    assert "state failed" in text
-    assert "ValueError: it broke" in text
-
-
 def test_a_client_that_stops_has_no_rate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with make_progress(every_s=1.0) as shown:
         for second in range(4):

@@ -97,15 +97,6 @@ def test_masks_of_all_parts_hold(inproc_lab: Lab) -> None:
     assert agent.wait_version(1, 20.0)
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_a_greedy_actor_sends_evaluations(inproc_lab: Lab, name: str) -> None:
-    learner = inproc_lab.learner()
-    agent = joined(inproc_lab, learner, SPACES[name], explore=False)
-    play(agent, np.zeros((5, 3), np.float32))
-    verdicts = drained(learner, agent)["verdicts"]
-    assert (verdicts["evaluated"], verdicts["quarantined"], verdicts["refused"]) == (1, 0, 0)
-
-
 @pytest.mark.parametrize(("name", "words"), [("DQN", "DQN needs a Discrete"), ("SAC", "use PPO"), ("TD3", "Box")])
 def test_algorithms_for_one_part_refuse_others(name: str, words: str) -> None:
     for space in SPACES.values():

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.errors import AddressInUse, HandshakeRefused, RunDirectoryError
-from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.errors import HandshakeRefused
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Message, Refused
@@ -94,18 +93,6 @@ def test_a_learner_of_another_version_is_named(inproc_lab: Any) -> None:
                 router.send([frames[0], reply[:4] + b"\x09" + reply[5:]])
         with pytest.raises(HandshakeRefused, match=r"protocol 9\.0; this side speaks 1\.0"):
             actor.result()
-
-
-def test_the_port_is_taken(lab: Any) -> None:
-    learner = lab.learner()
-    with pytest.raises(AddressInUse, match="already in use"):
-        Learner(LearnerConfig(bind=learner.address, run_dir=None)).start()
-
-
-def test_a_run_directory_that_cannot_be_made(tmp_path: Any) -> None:
-    (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(RunDirectoryError, match="cannot be written"):
-        Learner(LearnerConfig(bind="inproc://*", run_dir=tmp_path / "file" / "run")).start()
 
 
 def test_too_many(inproc_lab: Any) -> None:

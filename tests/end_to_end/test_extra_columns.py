@@ -13,7 +13,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run.deadletters import list_letters
 from rl4sys_zmq.ops.requests import request_status
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
+from rl4sys_zmq.testing import FakeParameters, check_algorithm, check_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
@@ -148,17 +148,3 @@ def test_remote_inference_is_refused_in_one_line(inproc_lab: Lab) -> None:
         inproc_lab.agent(learner, algorithm_name="MEMORY", inference="remote")
     assert caught.value.key == "inference"
     assert "\n" not in str(caught.value)
-
-
-def test_a_policy_that_records_nothing_cannot_have_columns(inproc_lab: Lab) -> None:
-    def wrong(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-        spec = FakeAlgorithm.factory()(observation_space, action_space, {}, seed).spec()
-        columns = type(spec)(
-            spec.observation_space, spec.action_space, "layers", dict(spec.document), tensors=spec.tensors, columns=COLUMNS
-        )
-        return FakeAlgorithm(columns, FakeParameters(), seed)
-
-    register_algorithm("WRONG", wrong)
-    learner = inproc_lab.learner()
-    with pytest.raises(Exception, match="the extra columns of a policy of kind 'layers' do not match"):
-        inproc_lab.agent(learner, algorithm_name="WRONG")

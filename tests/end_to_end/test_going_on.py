@@ -145,15 +145,6 @@ def test_a_segment_that_the_algorithm_does_not_take_is_buried(inproc_lab: Lab, t
     assert segment.steps == 3  # type: ignore[union-attr]
 
 
-def test_an_algorithm_that_takes_nothing_has_failed(inproc_lab: Lab, tmp_path: Path) -> None:
-    learner = start(inproc_lab, tmp_path / "run")
-    agent = joined(inproc_lab, learner, algorithm_name="PICKY")
-    for _ in range(4):
-        inproc_lab.episode(agent, 3)
-    with pytest.raises(ClientFailed, match="three steps"):
-        learner.wait(client_id="lab", version=1, timeout_s=20.0)
-
-
 def test_an_entry_that_contradicts_the_run_is_refused(inproc_lab: Lab, tmp_path: Path) -> None:
     first = start(inproc_lab, tmp_path / "run")
     joined(inproc_lab, first).close()

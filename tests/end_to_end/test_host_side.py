@@ -149,23 +149,6 @@ def test_a_stale_policy_is_kept_replaced_or_raised(inproc_lab: Lab, tmp_path: Pa
     assert [a.act for a in actions] == [0, 0, 0]
 
 
-def test_a_step_that_no_policy_chose_parts_the_segment(inproc_lab: Lab) -> None:
-    factory = FakeAlgorithm.factory(steps_per_update=1, rollout_length=16)
-    register_algorithm("PARTED", factory)
-    learner = inproc_lab.learner()
-    agent = agent_of(inproc_lab, learner, algorithm_name="PARTED", on_bad_input="drop")
-    traj = None
-    for value in (0.0, 1.0, np.nan, np.nan, 4.0, 5.0):
-        traj, action = agent.request_for_action(traj, np.full(4, value, dtype=np.float32))
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(1.0)
-    assert traj is not None
-    agent.mark_end_of_trajectory(traj)
-    drained(learner, agent)
-    assert [index for _, index in factory.made[-1].keys] == [0, 2], "two segments, which do not follow one another"
-    assert factory.made[-1].steps == 4
-
-
 @pytest.mark.parametrize("unstored", [(16,), (16, 17), (32,)], ids=str)
 def test_a_step_that_no_policy_chose_leaves_a_gap_between_full_segments(inproc_lab: Lab, unstored: tuple[int, ...]) -> None:
     factory = FakeAlgorithm.factory(steps_per_update=1, rollout_length=16)

@@ -98,17 +98,6 @@ def test_the_learners_answer_is_the_policys(learner: Learner) -> None:
     assert modes["local"] == modes["remote"] == modes["auto"]
 
 
-def test_several_threads_ask_at_once(learner: Learner) -> None:
-    with RL4SysAgent(config=config(learner, inference="remote")) as agent:
-        threads = [threading.Thread(target=play, args=(agent, 50)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert counters(agent) == {"inference.actions": 200}
-        agent.flush(WAIT_S)
-
-
 def hold_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     go, act = threading.Event(), InferenceService._act
 
@@ -227,17 +216,6 @@ def test_a_question_under_way_goes_to_where_the_service_has_moved(transport: Tra
         thread.join(WAIT_S)
         go.set()
     assert [a[3] for a in answers] == [(1, 8)]
-
-
-def test_after_close_nobody_is_asked(transport: TransportUnderTest) -> None:
-    with Server(transport.address(), name="there") as server:
-        server.register(method_of("lab"), answer_to)
-        server.start()
-        with asking() as remote:
-            assert remote.ask(server.address, OBS[None], None) is not None
-        with pytest.raises(CallFailed, match="closed"):
-            remote.ask(server.address, OBS[None], None)
-        remote.close()
 
 
 def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:

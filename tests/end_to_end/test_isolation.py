@@ -8,7 +8,7 @@ import pytest
 
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
+from rl4sys_zmq.testing import FakeAlgorithm
 
 register_algorithm("BRITTLE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, fail_after_updates=2))
 
@@ -57,11 +57,6 @@ def test_a_failed_client_can_be_restarted(lab: Any) -> None:
     assert agent.stats()["error"] == ""
 
 
-def test_restarting_a_client_that_is_not_there(inproc_lab: Any) -> None:
-    with pytest.raises(ConfigError, match="no client 'nobody'"):
-        inproc_lab.learner().restart("nobody")
-
-
 def test_a_client_that_cannot_be_built_fails_by_its_reason(inproc_lab: Any) -> None:
     learner = inproc_lab.learner()
     good = inproc_lab.agent(learner, "good")
@@ -74,27 +69,6 @@ def test_a_client_that_cannot_be_built_fails_by_its_reason(inproc_lab: Any) -> N
     with pytest.raises(HandshakeRefused, match="unknown algorithm"):
         inproc_lab.agent(learner, "unknown", algorithm_name="NO_SUCH")
     inproc_lab.train(good, 16, 1)
-
-
-def test_a_learner_thread_that_ends_without_a_word_is_noticed(inproc_lab: Any) -> None:
-    class Leaves(FakeAlgorithm):
-        """An algorithm that ends its thread with an exception that `except Exception` does not catch."""
-
-        def update(self, *, partial: bool = False) -> Any:
-            if self.steps:
-                raise SystemExit
-            return super().update(partial=partial)
-
-    def leaves(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-        return Leaves(fake_spec(), FakeParameters(rollout_length=16))
-
-    register_algorithm("LEAVES", leaves)
-    learner = inproc_lab.learner()
-    agent = inproc_lab.agent(learner, algorithm_name="LEAVES")
-    inproc_lab.episode(agent, 16)
-    with pytest.raises(ClientFailed, match="without an error"):
-        agent.wait_version(1, 20.0)
-    assert learner.status()["clients"]["lab"]["state"] == "failed"
 
 
 def test_a_batch_of_more_segments_than_the_queue_holds(inproc_lab: Any) -> None:

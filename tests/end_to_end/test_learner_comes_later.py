@@ -141,15 +141,6 @@ def test_random_actions_are_elements_of_the_space_and_respect_masks(inproc_lab: 
         assert {agent.request_for_action(None, OBSERVATION)[1].act for _ in range(100)} == {5, 6, 7}
         assert {agent.request_for_action(None, OBSERVATION, [1, 0, 1])[1].act for _ in range(100)} == {5, 7}
         assert counters(agent)["random_actions"] == 200
-    box = BoxSpace((4,), low=(-1.0, -np.inf, 2.0, -np.inf), high=(1.0, np.inf, np.inf, -3.0))
-    with early(ABSENT, fallback="random", action_space=box) as agent:
-        _, actions = agent.request_for_actions(None, np.zeros((200, 4), dtype=np.float32))
-        acts = np.array([action.act for action in actions])
-        assert acts.shape == (200, 4) and acts.dtype == np.float32 and np.isfinite(acts).all()
-        assert (acts >= box.low_array()).all() and (acts <= box.high_array()).all()
-        assert np.ptp(acts[:, 0]) > 1.5 and (acts[:, 1] < 0).any() and (acts[:, 1] > 0).any()
-        _, action = agent.request_for_action(None, OBSERVATION[None])
-        assert action.act.shape == (1, 4)
 
 
 def test_a_batch_joins_too(inproc_lab: Lab) -> None:
@@ -215,30 +206,6 @@ def test_an_early_actor_survives_bad_input_and_a_silent_learner(inproc_lab: Lab)
         assert action.act == 0
         with pytest.raises(LearnerUnavailable, match="go back"):
             agent.rollback()
-
-
-def test_threads_of_an_early_actor_join_at_different_times(inproc_lab: Lab) -> None:
-    address = inproc_lab.new_address()
-    joined = threading.Event()
-
-    def work(agent: RL4SysAgent) -> int:
-        traj, action = step(agent, None)
-        assert not action.stored
-        assert joined.wait(20.0)
-        for _ in range(20):
-            traj, action = step(agent, traj)
-        agent.mark_end_of_trajectory(traj, action)
-        return len(traj)
-
-    with early(address, Baseline()) as agent, ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(work, agent) for _ in range(4)]
-        until(lambda: counters(agent).get("unrecorded_actions", 0) == 4)
-        inproc_lab.learner(address)
-        agent.wait_version(0, 20.0)
-        joined.set()
-        assert [future.result(20.0) for future in futures] == [20] * 4
-        agent.flush(20.0)
-        assert agent.stats()["accepted"] == agent.stats()["submitted"] >= 8
 
 
 def test_a_learner_that_refuses_later_does_not_stop_the_host(inproc_lab: Lab) -> None:

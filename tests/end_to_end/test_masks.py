@@ -53,8 +53,3 @@ def test_a_host_that_drops_bad_input_goes_on(inproc_lab: Lab) -> None:
 def test_an_agent_that_only_evaluates_may_obey_masks(inproc_lab: Lab) -> None:
     agent = inproc_lab.agent(inproc_lab.learner(), algorithm_name="MASKLESS", explore=False)
     assert {int(agent.request_for_action(None, OBSERVATION, MASK)[1].act) for _ in range(8)} == {0}
-
-
-def test_an_algorithm_that_does_not_declare_it_gets_masks(inproc_lab: Lab) -> None:
-    agent = inproc_lab.agent(inproc_lab.learner())
-    assert int(agent.request_for_action(None, OBSERVATION, MASK)[1].act) == 0

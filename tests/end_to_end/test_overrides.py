@@ -280,27 +280,6 @@ def check_rows(memory: ReplayMemory, log: Log, number_of: Any, n_step: int) -> N
         assert number in log.terminal or (1 <= len(through) <= n_step and all(n in log.actions for n in through))
 
 
-def test_a_plug_in_policy_without_the_method_records_an_unknown_log_probability(inproc_lab: Lab, observed: list[Segment]) -> None:
-    register_algorithm("SOFT", FakeAlgorithm.factory("offpolicy", steps_per_update=4, rollout_length=4))
-    learner = inproc_lab.learner()
-    agent = inproc_lab.agent(learner, algorithm_name="SOFT")
-    stamp = None
-    traj: Any = None
-    for step in range(4):
-        traj, action = agent.request_for_action(traj, np.full(4, step, np.float32))
-        stamp = action.stamp
-        if step == 1:
-            object.__setattr__(stamp, "policy", lambda: None)  # as if the policy had no method `assess`
-            action.override(1, source="rule")
-            assert np.isnan(action.log_prob)
-        agent.add_to_trajectory(traj, action)
-        action.update_reward(0.0)
-    agent.mark_end_of_trajectory(traj, action)
-    drained(learner, agent)
-    assert [(s.source, s.steps) for s in observed] == [("", 1), ("rule", 1), ("", 2)]
-    assert np.isnan(observed[1].log_probs).all()
-
-
 def test_spool_journal_and_counts_keep_overridden_steps_over_a_restart(inproc_lab: Lab, tmp_path: Path) -> None:
     """An on-policy algorithm waits for its batch. After the restart, the segments have their sources and get their verdicts."""
     register_algorithm("WAITS", FakeAlgorithm.factory(steps_per_update=1 << 20, rollout_length=4))

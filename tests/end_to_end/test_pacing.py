@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import until
 
+from rl4sys_zmq.delivery import DataAmount, LearnerThreadBacklog
 from rl4sys_zmq.errors import Closed, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -177,3 +179,24 @@ def test_each_environment_of_a_batch_changes_its_policy_at_its_own_time(inproc_l
     assert [action.stamp.version for action in actions] == [old, 1, old]
     for row, action in zip(observations, actions, strict=True):
         np.testing.assert_array_equal(action.obs, row)
+
+
+def test_credit_that_would_never_come_back_is_corrected(inproc_lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, overflow="wait", rollout_length=4)
+    accept, wrong = LearnerThreadBacklog.accept, [DataAmount(5 * 16, 3, 1000)]
+
+    def miscount(transit: LearnerThreadBacklog, load: DataAmount) -> None:
+        accept(transit, load)
+        if wrong:
+            transit.waiting.add(wrong.pop())
+
+    monkeypatch.setattr(LearnerThreadBacklog, "accept", miscount)
+    for _ in range(200):
+        inproc_lab.episode(agent, 2)  # without a correction, a later call would wait forever
+    learner.wait(client_id="lab", version=20, timeout_s=20.0)
+    alarms = until(lambda: learner.status()["clients"]["lab"]["alarms"], "an alarm")
+    assert set(alarms) == {"credit_corrected"}
+    assert alarms["credit_corrected"]["count"] == 1
+    assert "80 steps in 3 segments" in alarms["credit_corrected"]["text"]
+    assert until(lambda: agent.stats()["alarms"], "the actor's alarm") == {"credit_corrected": 1}

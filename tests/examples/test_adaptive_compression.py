@@ -48,10 +48,6 @@ def test_a_stopped_link_delivers_nothing_and_does_not_hang(blocks: list[bytes]) 
         assert sockets.run(constant(1e-9), blocks, USUAL_S, choose) == 0
 
 
-def test_a_link_that_waits_for_a_slow_sender_ends_with_its_profile(blocks: list[bytes]) -> None:
-    assert sockets.run(constant(1e9, seconds=1.0), blocks, USUAL_S, methods.fixed(5)) > 0
-
-
 def test_blocks_have_the_same_size_are_repeatable_and_all_differ(blocks: list[bytes]) -> None:
     many = data.make_blocks(40, seed=3)
     assert {len(block) for block in many} == {data.BLOCK}
@@ -117,19 +113,6 @@ def test_after_a_stall_the_virtual_link_carries_no_more_than_the_bandwidth(chunk
         assert sender.delivered() * 3e4 <= 1e6 * sender.now_s
     sender.now_s = 4.0
     assert sender.delivered() == pytest.approx(3e6 / 3e4, abs=1.5)
-
-
-def test_a_block_that_the_idle_thread_is_about_to_take_does_not_wait() -> None:
-    """Without this, a sender whose queue is always empty would look like one that the link delays."""
-    with sockets.Link(constant(1e9)) as link:
-        sender = sockets.Sender(link, USUAL_S)
-        sender._queue.put(b"a block")
-        sender._look()
-        assert (sender.view.waiting, sender.view.waiting_bytes, sender.view.sending_s) == (0, 0, 0.0)
-        sender._sending_since_s = link.began_s
-        sender._look()
-        assert (sender.view.waiting, sender.view.waiting_bytes) == (1, 7)
-        assert sender.view.sending_s > 0
 
 
 def test_the_level_that_is_best_has_no_lead_over_itself() -> None:

@@ -99,18 +99,6 @@ def test_agents_of_pettingzoo_have_a_policy_each_or_share_one(learner: Learner, 
         assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == 0
 
 
-def test_copies_with_other_seeds_share_one_client(learner: Learner) -> None:
-    pytest.importorskip("Box2D")
-    common = [EXAMPLES / "lunar_lander.py", "--number-of-iterations", 2, "--number-of-moves", 70, "--address", learner.address]
-    copies = [start([*common, "--seed", seed]) for seed in (1, 2)]
-    for copy in copies:
-        out, err = copy.communicate(timeout=LIMIT_S)
-        assert copy.returncode == 0, out + err
-    client = learner.status()["clients"]["lunar_lander"]
-    assert len(client["actors"]) == 2
-    assert client["accepted"] >= 4
-
-
 def test_lunar_lander_waits_for_its_learner_and_ctrl_c_ends_it() -> None:
     pytest.importorskip("Box2D")
     copy = start([EXAMPLES / "lunar_lander.py", "--address", "tcp://127.0.0.1:1"])

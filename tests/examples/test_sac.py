@@ -1,10 +1,9 @@
-"""Tests of the formulas of `examples/async_learner_actor.py` against slow twins, and of the pace of learner and actor."""
+"""Tests of the formulas of `examples/async_learner_actor.py` against slow twins, and of the pace of the learner."""
 
 from __future__ import annotations
 
 import importlib
 import math
-import threading
 from typing import Any
 
 import numpy as np
@@ -126,49 +125,6 @@ def test_an_actor_takes_the_newest_network_once() -> None:
     networks.put({"k": np.ones(1)})
     assert networks.take(0.0)["k"] == 1.0
     assert networks.take(0.0) is None
-
-
-class Store:
-    """A replay of Python rows, which joins the two loops in one process."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def sample(self, batch_size: int) -> dict[str, np.ndarray]:
-        chosen = [self.rows[k % len(self.rows)] for k in range(batch_size)]
-        return {name: np.stack([row[name] for row in chosen]) for name in chosen[0]}
-
-
-def test_the_two_loops_keep_their_pace_together() -> None:
-    settings = sac.Settings(hidden=(8,), batch_size=8, replay_ratio=0.5, random_steps=50, publish_every=10, max_lead=20)
-    env, store, networks = gym.make("Pendulum-v1"), Store(), sac.Newest()
-    arrived, stop = threading.Event(), threading.Event()
-    learner = sac.Sac(env.observation_space, env.action_space, settings, seed=1)
-    published: list[int] = []
-
-    def insert(row: dict[str, Any]) -> None:
-        store.rows.append(row)
-        arrived.set()
-
-    def publish(params: dict[str, np.ndarray]) -> None:
-        published.append(learner.updates)
-        assert learner.updates <= 0.5 * (len(store.rows) - 50)
-        networks.put(params)
-        if len(published) == 10:
-            stop.set()
-
-    args = (env, settings, insert, networks, stop)
-    actor = threading.Thread(target=sac.run_actor, args=args, kwargs={"seed": 1})
-    actor.start()
-    try:
-        updates = sac.run_learner(learner, settings, store, lambda: len(store.rows), arrived, publish, stop)
-    finally:
-        stop.set()
-        actor.join(30.0)
-    assert not actor.is_alive()
-    assert published == list(range(10, 101, 10))
-    assert updates == learner.updates == 100
-    assert not any(row["terminated"] for row in store.rows)  # Pendulum ends only by its time limit
 
 
 def test_acting_loads_no_torch() -> None:

@@ -121,16 +121,6 @@ def test_numbers_that_json_cannot_say() -> None:
     assert_same_state(state, through_files(state))
 
 
-def test_nan_arrays_keep_their_payload() -> None:
-    array = np.array([0x7F800001, 0xFFC00123], np.uint32).view(np.float32)
-    assert_same_state(array, through_files(array))
-
-
-def test_names_with_dots_do_not_collide() -> None:
-    state = {"a": {"b": np.zeros(2), "b#1": np.ones(1)}, "a.b": np.ones(3), "a.b#1": np.zeros(1)}
-    assert_same_state(state, through_files(state))
-
-
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int64", "bool", "complex64", "uint16", "uint64"]
 )
@@ -276,14 +266,6 @@ def test_a_damaged_one_is_moved_aside_and_its_number_is_not_used_again(tmp_path:
     assert "00000002/manifest.json: No such file" in store.damaged[1]
     assert names(store.folder) == ["00000001", "00000002.damaged", "00000003.damaged"]
     assert store.write(MANIFEST, state_of(4)).number == 4
-
-
-def test_nothing_whole_is_none_and_says_so(tmp_path: Path) -> None:
-    store = store_with(tmp_path / "c", 1)
-    (store.folder / "00000001" / "manifest.json").write_text("{}")
-    assert store.load() is None
-    (words,) = store.damaged
-    assert "manifest.json" in words and names(store.folder) == ["00000001.damaged"]
 
 
 def test_aside_names_do_not_collide(tmp_path: Path) -> None:

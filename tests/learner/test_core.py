@@ -337,32 +337,6 @@ def test_the_blob_of_a_policy_is_sent_to_those_who_do_not_hold_it() -> None:
         assert answer.body == body
 
 
-def test_goodbye_ends_the_session(rig: Rig) -> None:
-    rig.say(Bye())
-    assert not rig.client.table.live()
-    assert rig.core.actor_sessions.sessions == {}
-
-
-def test_a_gap_is_refused_with_the_number_that_is_next(rig: Rig) -> None:
-    rig.say(submit(0))
-    refused = rig.say(submit(3))[0]
-    assert isinstance(refused, Refused)
-    assert (refused.code, refused.expected_seq) == (RefusalReason.GAP, 1)
-    assert rig.client.books.accepted == 1
-
-
-def test_duplicates_and_verdicts_are_counted(rig: Rig) -> None:
-    rig.say(submit(0, 2))
-    rig.say(submit(0, 2))
-    rig.turn()
-    rig.words(
-        SegmentVerdicts("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), SegmentVerdicts("a", 1, [[0, 2]], Verdict.STALE, "", "")
-    )
-    ack = only(rig.turn(), Ack)
-    assert ack.trained == 2
-    assert {v: n for v, n in rig.client.books.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
-
-
 def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor(rig: Rig) -> None:
     rig.words(DataDemand(16, 0, 0))
     rig.say(Heartbeat(16))

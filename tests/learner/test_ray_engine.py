@@ -24,7 +24,7 @@ from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.remote import ray_connection
 from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
-from rl4sys_zmq.remote.ray_process import ENDED, KILL, PLACE, PLACED, WAITING, nodes_text, placement_problem, ray_amounts
+from rl4sys_zmq.remote.ray_process import ENDED, KILL, PLACE, PLACED, WAITING, placement_problem, ray_amounts
 
 from .test_remote_workers import start
 
@@ -68,11 +68,6 @@ def test_amounts_have_rays_names_and_zeros_are_left_out() -> None:
 def test_a_worker_must_fit_on_one_node(wanted: dict[str, float], problem: str) -> None:
     found = placement_problem(wanted, NODES)
     assert problem in found and bool(problem) == bool(found)
-
-
-def test_nodes_are_named_with_what_they_have() -> None:
-    assert nodes_text(NODES) == "10.0.0.1 {CPU: 8, memory: 1000000000}, 10.0.0.2 {CPU: 2, GPU: 1, edge: 4}"
-    assert nodes_text([]) == "no node"
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.run import log_files
 from rl4sys_zmq.learner.run.log_files import EventFileFormat, JsonLineFormat, event_series, log_series, read_log
 from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RecordSeries, list_parts, thin
 
@@ -74,13 +73,6 @@ def test_a_flood_of_one_kind_leaves_the_others_where_they_are() -> None:
     counts = Counter(record.kind for record in kept)
     assert counts["rare"] == 5 and 250 <= counts["flood"] <= 500 and 250 <= counts["metrics"] <= 750
     assert kept[0] is records[0]
-
-
-def test_figures_make_room_for_events_and_not_the_other_way_round() -> None:
-    events = [FileSeriesRecord(f"event {n}", b"x" * 100, lasting=True) for n in range(400)]
-    figures = [FileSeriesRecord("metrics", b"z" * 100) for _ in range(10_000)]
-    kept = thin([*figures, *events], 100_000)
-    assert sum(record.lasting for record in kept) == 400 and 300 <= sum(not record.lasting for record in kept) <= 600
 
 
 # ---- starts and ends
@@ -209,29 +201,6 @@ def test_a_reader_sees_each_record_once_while_they_are_merged(tmp_path: Path) ->
         looks += 1
     writer.join(30.0)
     assert not error and looks >= 3 and steps(tmp_path)[-1] == 24_999
-
-
-def test_a_log_that_becomes_a_part_twice_while_it_is_opened_is_read_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    series = log_series(tmp_path, BOUND)
-    series.open()
-    written = iter(range(100_000))
-    fill(series, itertools.islice(written, 50))
-    series.flush()
-
-    def list_late(*arguments: Any) -> Any:
-        monkeypatch.setattr(log_files, "list_parts", list_parts)
-        before = len(list_parts(*arguments)[0])
-        while len(list_parts(*arguments)[0]) < before + 2:
-            fill(series, itertools.islice(written, 10))
-        series.flush()
-        return list_parts(*arguments)
-
-    monkeypatch.setattr(log_files, "list_parts", list_late)
-    found = steps(tmp_path)
-    assert found == sorted(set(found)) and found[0] == 0
-    series.close()
 
 
 def test_a_directory_without_a_log_is_said(tmp_path: Path) -> None:

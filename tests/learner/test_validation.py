@@ -21,7 +21,6 @@ from rl4sys_zmq.learner.training.validation import (
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, PolicySnapshot, Segment
-from rl4sys_zmq.values.space_conversion import space_from
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Submit
 
@@ -200,23 +199,6 @@ def test_the_tolerance_of_boxes_with_one_bound_with_equal_bounds_and_with_large_
     assert "element 0" in error(-1e16, 3.3, 0.0)
     assert "element 1" in error(0.0, 3.31, 0.0)
     assert "element 2" in error(0.0, 3.3, 1.1e15)
-
-
-def test_a_lander_that_flies_far_above_its_box_is_trained_on() -> None:
-    gymnasium = pytest.importorskip("gymnasium")
-    pytest.importorskip("Box2D")
-    env = gymnasium.make("LunarLanderContinuous-v3")
-    space = space_from(env.observation_space)
-    seen, over = env.reset(seed=4)[0], False
-    while not over:  # all power of the main engine; the side engines hold the lander upright
-        tilt = float(np.clip(0.5 * seen[0] + seen[2], -0.3, 0.3)) - float(seen[4])
-        action = np.array([1.0, np.clip(2.0 * seen[5] - 4.0 * tilt, -1.0, 1.0)], np.float32)
-        seen, _, terminated, truncated, _ = env.step(action)
-        over = terminated or truncated
-    env.close()
-    assert seen[1] > 200.0 and not env.observation_space.contains(seen)
-    given = standard(SegmentSchema(space, DiscreteSpace(3, 1), 9))
-    assert content_error(segment(observations=np.stack([seen] * 3)), given) == ""
 
 
 def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at() -> None:

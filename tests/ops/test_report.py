@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from rl4sys_zmq import __version__
 from rl4sys_zmq.cli.learner import main
-from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, report_lines, span_text
+from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, conservation_error, report_lines
 
 NOW = 1_800_000_000.0
 
@@ -224,28 +223,6 @@ def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
     assert fewer[-1] == f"  and {450 - MAX_ACTORS_SHOWN} more (--json shows 45)"
     assert lines[13].split()[:2] == ["a040", "yes"]
     assert sum(" yes " in line for line in lines) == 5
-
-
-def test_a_real_report_can_be_said() -> None:
-    with Learner(LearnerConfig(bind="inproc://report", run_dir=None)) as learner:
-        lines = report_lines(learner.status(), NOW)
-    assert lines[-1] == "no clients yet"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.04, "0.0 s"), (9.96, "10.0 s"), (59, "59 s"), (119, "119 s"), (600, "10 min"), (7200, "2 h"), (200_000, "2 d")],
-)
-def test_spans(seconds: float, said: str) -> None:
-    assert span_text(seconds) == said
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (5_000_000, "5.0 MB"), (4 << 30, "4.3 GB")],
-)
-def test_sizes(count: int, said: str) -> None:
-    assert byte_text(count) == said
 
 
 ALARM = {"stalled": {"count": 1, "text": "it waits", "first_unix_s": 1.0, "last_unix_s": 1.0}}

@@ -126,22 +126,6 @@ def test_the_greedy_action_is_the_mode_and_the_same_for_one_and_for_many(name: s
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_actions_for_the_environment_fit_the_space(name: str) -> None:
-    space, outputs, _, masks, head = make(name, rows=30)
-    _, env, _ = head.choose_batch(4.0 * outputs, masks, RandomSource(3), True)
-    layout = action_layout(space)
-    for part, column in zip(layout.parts, layout.leaves.flatten(env), strict=True):
-        assert column.dtype == np.dtype(part.space.dtype)
-        assert part.space.mismatch(column, batch=1) == ""
-        if isinstance(part.space, BoxSpace):
-            assert (column >= part.space.low_array()).all()
-            assert (column <= part.space.high_array()).all()
-    for row in outputs[:5]:
-        action = head.choose(row, None, RandomSource(3), True)[1]
-        assert space.mismatch(action) == ""
-
-
-@pytest.mark.parametrize("name", SPACES)
 def test_the_host_can_write_to_its_action(name: str) -> None:
     space, outputs, _, _, head = make(name)
     raw, env, _ = head.choose_batch(outputs, None, RandomSource(1), True)

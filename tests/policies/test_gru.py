@@ -1,4 +1,4 @@
-"""The recurrent policy in numpy: PyTorch's formulas, batches, states, and refused specs and data."""
+"""The recurrent policy in numpy: PyTorch's formulas, states, and refused specs and data."""
 
 from __future__ import annotations
 
@@ -173,20 +173,6 @@ def test_an_episode_of_action_values_is_epsilon_greedy_on_the_values_of_torch(
     assert bool(others) == (explore and "epsilon_ladder" not in form[2])
 
 
-def test_a_batch_is_the_same_as_single_steps() -> None:
-    spec = spec_of(FORMS[1])
-    policy, observations = policy_of(spec), observations_of(spec, 6)
-    states = [None, *(np.random.default_rng(n).uniform(-1, 1, 4).astype(np.float32) for n in range(5))]
-    raws, acts, log_probs, columns, after = policy.step_batch(observations, None, RandomSource(0), False, states)
-    for n, state in enumerate(states):
-        one = policy.step(observations[n], None, RandomSource(0), False, state)
-        np.testing.assert_allclose(raws[n], one[0], atol=1e-5)
-        np.testing.assert_allclose(acts[n], one[1], atol=1e-5)
-        assert log_probs[n] == pytest.approx(one[2], abs=1e-5)
-        np.testing.assert_array_equal(columns[STATE][n], np.zeros(4) if state is None else state)
-        np.testing.assert_allclose(after[n], one[4], atol=1e-6)
-
-
 def test_the_buffers_of_a_bound_step_are_never_handed_out() -> None:
     spec = spec_of(FORMS[1])
     step = policy_of(spec).bind_step(RandomSource(0), False)
@@ -247,6 +233,7 @@ def with_unit(**options: Any) -> dict[str, Any]:
             r"outputs of shape \(5,\)",
         ),
         ({"document": {**document(), "head": "none"}}, "head"),
+        ({"document": {**document(), "more": 1}}, "more"),
         ({"document": document(head="gaussian", squash="tanh"), "action_space": BoxSpace((4,))}, "needs a bounded Box"),
     ],
 )

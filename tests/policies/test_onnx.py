@@ -122,24 +122,6 @@ def test_unbounded_actions_agree() -> None:
     assert_near(out["action"], policy.act_batch(batch(), None, RandomSource(0), False)[1])
 
 
-@pytest.mark.parametrize("normalise", [False, True])
-def test_discrete_observations_agree(normalise: bool) -> None:
-    observed = DiscreteSpace(6, -2)
-    spec = mlp_spec(observed, ACTED, "categorical", hidden_sizes=(4,), normalise_observations=normalise)
-    observations = np.arange(-2, 4)
-    out, policy = run(spec, observations)
-    assert_near(out["logits"], policy._network.batch(observations))
-
-
-@pytest.mark.parametrize("dtype", ["|u1", "<f8", "<i8"])
-def test_observations_of_other_dtypes_and_shapes_agree(dtype: str) -> None:
-    observed = BoxSpace((2, 3), low=0, high=200, dtype=dtype)
-    spec = mlp_spec(observed, ACTED, "categorical", hidden_sizes=(4,), normalise_observations=True)
-    observations = np.random.default_rng(1).integers(0, 3, (16, 2, 3)).astype(dtype)
-    out, policy = run(spec, observations)
-    assert_near(out["logits"], policy._network.batch(observations))
-
-
 def test_the_model_names_its_version() -> None:
     onnx = pytest.importorskip("onnx")
     policy = stored(mlp_spec(OBSERVED, ACTED, "categorical"))

@@ -89,13 +89,6 @@ def test_a_new_version_uses_the_same_session_and_its_own_weights() -> None:
     assert bind(first, RandomSource(0), False)(observation, None)[0] == first.act(observation, None, RandomSource(0), False)[0]
 
 
-def test_the_weights_are_not_copied() -> None:
-    spec = perceptron()
-    policy = build_policy(spec, stored(spec).snapshot)
-    weights = policy._network._weights  # type: ignore[attr-defined]
-    assert all(np.shares_memory(array, policy.snapshot.flat) for array in weights.values())
-
-
 def test_a_policy_folder_keeps_the_graph(tmp_path: Any) -> None:
     pytest.importorskip("safetensors")
     policy = stored(perceptron())

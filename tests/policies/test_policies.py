@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
 from rl4sys_zmq.layers.activation import erf
-from rl4sys_zmq.layers.dense import NumpyDense
 from rl4sys_zmq.layers.normalise import OBS_CLIP
 from rl4sys_zmq.policies import RandomSource, build_policy, register_policy
 from rl4sys_zmq.policies.draws import LOOP_MAX_LOGITS, PYTHON_MAX_ACTIONS, draw
@@ -189,35 +188,6 @@ def test_agrees_with_a_torch_twin(spec: Any, seed: int, count: int, masked: bool
     assert_close([s[2] for s in singles], torch_log_probs(torch, spec, outputs, tensors, raw_1, masks))
 
 
-@given(specs(), st.integers(0, 2**32), st.integers(0, 20), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: int, masked: bool) -> None:
-    policy = policy_of(spec, seed=seed)
-    rng = np.random.default_rng(seed)
-    observations = observations_of(spec.observation_space, count, rng)
-    masks = masks_of(spec, count, rng) if masked and spec.document["head"] != "gaussian" else None
-    raw, env, log_probs = policy.act_batch(observations, masks, RandomSource(0), False)
-    assert len(raw) == len(env) == len(log_probs) == count
-    outputs = policy._network.batch(observations)
-    for i in range(count):
-        one_raw, one_env, one_log_prob = policy.act(observations[i], None if masks is None else masks[i], RandomSource(1), False)
-        assert one_raw.dtype == raw.dtype and np.shape(one_raw) == spec.action_space.shape
-        assert isinstance(one_log_prob, float)
-        if spec.document["head"] == "gaussian":
-            assert_close(one_raw, raw[i])
-            assert_close(one_env, env[i])
-            assert_close(np.ravel(one_raw), outputs[i])
-            assert_close(one_log_prob, log_probs[i])
-        else:
-            assert one_raw == one_env and type(one_raw) is np.int64
-            best = np.sort(outputs[i] if masks is None else outputs[i][masks[i]])
-            if len(best) == 1 or best[-1] - best[-2] > 1e-4:  # near ties, rounding may decide either way
-                allowed = np.ones(len(outputs[i]), bool) if masks is None else masks[i]
-                want = np.where(allowed, outputs[i], FORBIDDEN).argmax() + spec.action_space.start
-                assert one_raw == raw[i] == env[i] == want
-                assert_close(one_log_prob, log_probs[i])
-
-
 @pytest.mark.parametrize("n", [2, 5, PYTHON_MAX_ACTIONS + 3])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 400])
@@ -381,38 +351,6 @@ def test_unbounded_actions_are_the_sample_itself() -> None:
     assert env != raw
 
 
-def test_views_share_the_snapshot_and_never_write_to_it() -> None:
-    for observation_space in (BoxSpace((8,)), DiscreteSpace(5)):
-        spec = mlp_spec(observation_space, DiscreteSpace(4), "categorical", activation="relu")
-        policy = policy_of(spec)
-        before = policy.snapshot.flat.copy()
-        for weight in (layer.weight for layer in policy._network._layers if isinstance(layer, NumpyDense)):
-            assert np.shares_memory(weight, policy.snapshot.flat)
-        observations = observations_of(observation_space, 3, np.random.default_rng(0))
-        policy.act(observations[0], None, RandomSource(0), True)
-        policy.act_batch(observations, None, RandomSource(0), True)
-        assert np.array_equal(before, policy.snapshot.flat)
-        assert (policy.generation, policy.version) == (3, 4)
-        with pytest.raises(AttributeError):
-            policy.version = 5
-
-
-@given(specs(), st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
-def test_a_seed_decides_every_action(spec: Any, seed: int) -> None:
-    policy = policy_of(spec, seed=seed)
-    observations = observations_of(spec.observation_space, 10, np.random.default_rng(0))
-
-    def run() -> Any:
-        sampler = RandomSource(seed)
-        singles = [policy.act(o, None, sampler, True) for o in observations]
-        return np.concatenate(
-            [np.ravel(s[0]) for s in singles] + [np.ravel(policy.act_batch(observations, None, sampler, True)[0])]
-        )
-
-    assert np.array_equal(run(), run())
-
-
 def test_the_sampler_hands_out_each_number_once() -> None:
     sampler = RandomSource(0)
     first = [sampler.uniform() for _ in range(1024)]
@@ -468,12 +406,6 @@ def test_discrete_observations_outside_their_space_are_refused(normalise: bool, 
         policy.act(np.int64(observation), None, RandomSource(0), True)
 
 
-def test_a_snapshot_of_another_size_is_refused() -> None:
-    spec = mlp_spec(BoxSpace((8,)), DiscreteSpace(4), "categorical")
-    with pytest.raises(ConfigError):
-        build_policy(spec, PolicySnapshot(0, 0, 0, np.zeros(spec.size + 1, np.float32)))
-
-
 def test_other_kinds_are_registered_by_name() -> None:
     spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "test-kind", tensors=(TensorSpec("w", (3,)),))
     snapshot = PolicySnapshot(0, 0, 0, np.zeros(3, np.float32))
@@ -493,18 +425,6 @@ def test_other_kinds_are_registered_by_name() -> None:
         register_policy("test-kind", lambda spec, snapshot: logits_policy([0.0]))
     with pytest.raises(ConfigError, match="already"):
         register_policy("layers", factory)
-
-
-@pytest.mark.parametrize("space", [BoxSpace((3,)), DiscreteSpace(3)])
-def test_normalised_observations_are_clipped(space: BoxSpace | DiscreteSpace) -> None:
-    spec = mlp_spec(space, BoxSpace((3,)), "gaussian", hidden_sizes=(), normalise_observations=True)
-    eye = np.eye(3, dtype=np.float32)
-    tensors = {"obs_mean": [1.0, 2.0, 3.0], "obs_scale": [1e3, 2.0, -1e3], "layers.0.weight": eye, "layers.0.bias": 0.0}
-    policy = policy_of(spec, tensors)
-    first = np.array([4.0, 4.0, 4.0], np.float32) if isinstance(space, BoxSpace) else np.int64(1)
-    want = [10.0, 4.0, -10.0] if isinstance(space, BoxSpace) else [-10.0, -2.0, 10.0]
-    assert policy.act(first, None, RandomSource(0), False)[0].tolist() == want
-    assert policy.act_batch(np.stack([first]), None, RandomSource(0), False)[0].tolist() == [want]
 
 
 @pytest.mark.parametrize("shape", [1, 7, (2, 33), (100, 100)])

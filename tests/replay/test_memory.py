@@ -86,15 +86,6 @@ def test_targets_match_the_slow_twin(rewards: list[float], n: int, gamma: float,
     np.testing.assert_allclose(fast, slow, rtol=1e-5, atol=1e-4)
 
 
-def test_a_window_shrinks_at_a_cut_and_at_a_truncation_and_vanishes_at_a_termination() -> None:
-    for end, last in (("cut", (0.9**2, 0.9)), ("truncated", (0.9**2, 0.9)), ("terminated", (0.0, 0.0))):
-        columns = n_step_columns(make_segment([1.0] * 5, end), 3, 0.9)
-        np.testing.assert_allclose(columns.discounts[3:], last, rtol=1e-6)
-        np.testing.assert_allclose(columns.returns[3:], (1.9, 1.0), rtol=1e-6)
-        assert columns.discounts[0] == pytest.approx(0.9**3)
-        assert columns.discounts[2] == pytest.approx(0.0 if end == "terminated" else 0.9**3)
-
-
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), capacity=st.integers(1, 20), end=st.sampled_from(ENDS))
 def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, end: str) -> None:
     replay = make_replay(capacity, n_step=1)
@@ -109,12 +100,6 @@ def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, 
     assert sorted(everything(replay).observations.ravel()) == written[-capacity:]
     boot = batch.discounts > 0
     np.testing.assert_array_equal(batch.successors[boot], batch.observations[boot] + 1)
-
-
-def test_actions_are_counted_from_zero() -> None:
-    replay = make_replay(action=DiscreteSpace(2, start=5))
-    replay.add(make_segment([1.0] * 4, "cut", start=5))
-    assert set(replay.gather(replay.draw(50, draws(0))).actions) == {0, 1}
 
 
 def test_masks_belong_to_the_bootstrap_observation_and_come_late_or_never() -> None:
@@ -242,20 +227,6 @@ def test_nested_observations_come_back_in_their_form_and_through_a_state() -> No
                 np.testing.assert_array_equal(part, whole[rows])
 
 
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), capacity=st.integers(1, 9))
-def test_a_full_replay_comes_back_with_the_same_rows(lengths: list[int], capacity: int) -> None:
-    replay = make_replay(capacity, n_step=2)
-    for index, length in enumerate(lengths):
-        replay.add(make_segment([1.0] * length, "cut", first=100 * index))
-    twin = make_replay(capacity, n_step=2)
-    twin.load(replay.state())
-    for one in (replay, twin):
-        one.add(make_segment([2.0] * 3, "terminated", first=2000))
-    every = np.arange(len(replay))
-    assert len(twin) == len(replay)
-    np.testing.assert_array_equal(replay.gather(every).observations, twin.gather(every).observations)
-
-
 def stacked(first: int, rows: int, shape: str) -> NDArray[np.uint8]:
     """Return successive stacks of 4 frames of 32 x 40 pixels. Frame ``i`` is random, but always the same."""
     frames = np.stack([np.random.default_rng(i).integers(0, 256, (32, 40), np.uint8) for i in range(first, first + rows + 3)])
@@ -289,12 +260,6 @@ def test_images_come_back_and_are_stored_once(
     twin.load(replay.state())
     np.testing.assert_array_equal(twin.gather(rows).successors, batch.successors)
     assert twin.frames <= span
-
-
-def test_small_observations_are_stored_as_they_are() -> None:
-    replay = make_replay(observation=BoxSpace((1,)))
-    replay.add(make_segment([1.0] * 3, "cut"))
-    assert replay.frames == 0
 
 
 def test_removed_images_are_freed() -> None:

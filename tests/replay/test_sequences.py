@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from kit import segment_with
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import PriorityOptions, SequenceMemory, SequenceOptions
-from rl4sys_zmq.replay.n_step import n_step_columns, n_step_sequences
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.segment import ColumnSpec
 
@@ -173,23 +170,6 @@ def test_priorities_of_overwritten_sequences_draw_nothing() -> None:
     drawn = replay.gather(replay.draw(6000, np.random.default_rng(0))).observations[:, 0, 0]
     counts = [np.count_nonzero(drawn == value) for value in everything(replay).observations[:, 0, 0]]
     assert len(counts) == 36 and 100 < min(counts) <= max(counts) < 250
-
-
-def test_n_step_returns_end_with_their_sequence() -> None:
-    """With a whole segment as one sequence, the columns are those of the segment."""
-    rng = np.random.default_rng(0)
-    for end, steps, n_step in product(("cut", "terminated", "truncated"), (1, 2, 7), (1, 3, 20)):
-        segment = replace(make_segment(0, steps, end), rewards=rng.normal(size=steps).astype(np.float32))
-        before, width = 3, 12
-        valid = np.zeros((1, width), np.bool_)
-        valid[0, before : before + steps] = True
-        rewards, terminated = np.full((1, width), np.nan, np.float32), np.zeros((1, width), np.bool_)
-        rewards[valid], terminated[0, before + steps - 1] = segment.rewards, segment.terminated
-        found, wanted = n_step_sequences(rewards, terminated, valid, n_step, 0.9), n_step_columns(segment, n_step, 0.9)
-        np.testing.assert_allclose(found.returns[valid], wanted.returns, rtol=1e-6)
-        np.testing.assert_allclose(found.discounts[valid], wanted.discounts, rtol=1e-6)
-        alive = wanted.discounts > 0
-        np.testing.assert_array_equal(found.reach[valid][alive], wanted.reach[alive] + before)
 
 
 def test_a_replay_that_discard_has_emptied_comes_back_from_its_state() -> None:

@@ -241,30 +241,6 @@ def test_what_of_an_info_cannot_travel_is_left_out_and_counted(trouble: Any, dia
     assert server.status()["counters"]["info.dropped"] == 3
 
 
-class Deep(Counting):
-    """An environment whose infos are nested too deeply for a reply, or contain themselves."""
-
-    def step(self, action: Any) -> Any:
-        info: dict[str, Any] = {"fine": 1}
-        at = info
-        for _ in range(60):
-            at["more"] = {}
-            at = at["more"]
-        if action == 1:
-            at.update(one=info, two=info, lock=threading.Lock())
-            info.update(one=info, two=at, lock=threading.Lock())
-        return *super().step(action)[:4], info
-
-
-@pytest.mark.parametrize("action", [0, 1])
-def test_of_an_info_that_is_too_deep_the_rest_arrives(serve: Any, action: int, dial: Any) -> None:
-    env = dial(serve(Deep), seed=1)
-    info = env.step(action)[4]
-    assert (info["fine"], "lock" in info) == (1, False)
-    assert info["more"]["more"]["more"]
-    env.step(0)
-
-
 NONSENSE = [None, 7, {}, {"token": "x"}, {"token": 1, "count": -3, "index": None}, {"token": 1, "count": 1, "index": "0"}]
 
 
@@ -287,29 +263,6 @@ def test_nonsense_is_refused(trouble: Any, payload: Any, dial: Any) -> None:
                 with raising(CallRefused, code=CallRefusalReason.INVALID):
                     client.call(method, {"token": 5, **more})
     dial(server, seed=1, env_index=1)
-
-
-def play(env: RemoteEnv, over: Any, most: int = 5000) -> tuple[int, int]:
-    """Step until `over` is true. Return the number of steps that returned, and the number of steps without a reply."""
-    returned = lost = 0
-    fresh = True
-    for _ in range(most):
-        if over():
-            break
-        try:
-            if fresh:
-                env.reset()
-                fresh = False
-            else:
-                env.step(0)
-                returned += 1
-        except (CallLost, CallTimeout):
-            lost += not fresh
-            fresh = True
-        except CallRefused as refused:
-            assert refused.code in (CallRefusalReason.GONE, CallRefusalReason.BUSY)
-            fresh = True
-    return returned, lost
 
 
 @pytest.mark.parametrize(
@@ -356,37 +309,6 @@ def test_a_server_that_is_started_again_mid_episode_says_reset_and_goes_on(serve
     env.step(0)
     assert counting.steps == 2
     assert second.status()["taken"] == 1
-
-
-def test_a_server_that_is_started_again_and_again_steps_no_step_twice(serve: Any, dial: Any) -> None:
-    counting = Counting()
-    server = serve(counting)
-    env, address, restarts = dial(server, timeout_s=WAIT_S), server.address, 6
-    done = threading.Event()
-    counts: list[tuple[int, int]] = []
-    player = threading.Thread(target=lambda: counts.append(play(env, done.is_set, 1_000_000)))
-    player.start()
-    try:
-        for _ in range(restarts):
-            before = counting.steps
-            while counting.steps < before + 20:
-                player.join(0.001)
-            server.stop()
-            server = serve(counting, bind=address)
-    finally:
-        done.set()
-        player.join(WAIT_S)
-    ((returned, lost),) = counts
-    assert returned <= counting.steps <= returned + lost
-    assert lost <= restarts
-
-
-def test_a_payload_beyond_the_limit_is_refused(serve: Any, dial: Any) -> None:
-    server = serve(ROOM)
-    env = dial(server, timeout_s=1.0)
-    with raising(CallRefused, "72000000 bytes; the limit is", code=CallRefusalReason.TOO_LARGE):
-        env.reset(options={"at": np.zeros(9_000_000)})
-    env.reset(seed=1)
 
 
 class Stopping(Counting):

@@ -91,15 +91,6 @@ def test_reset_takes_options_and_seeds_of_any_length(serve: Any, dial: Any) -> N
         remote.reset(seed=-1)
 
 
-def test_observations_are_the_users_own(serve: Any, dial: Any) -> None:
-    env = dial(serve(ROOM))
-    first, info = env.reset(seed=1)
-    first["image"][:] = 0
-    first["where"][0][:] = 0
-    info["at"][:] = 0
-    assert env.step(env.action_space.sample())[0] in env.observation_space
-
-
 @pytest.mark.parametrize(("mode", "kind"), [("rgb_array", np.ndarray), ("ansi", str)])
 def test_it_renders_as_the_server_does(serve: Any, dial: Any, mode: str, kind: type) -> None:
     assert isinstance(dial(serve(ROOM, make_kwargs={"render_mode": mode}), seed=1).render(), kind)
@@ -123,23 +114,6 @@ def test_two_clients_never_have_one_environment(serve: Any, dial: Any) -> None:
     third.close()
     second.close()
     assert server.status()["taken"] == 0
-
-
-def test_a_lease_that_ran_out_and_was_taken_is_said_and_reset_asks_anew(serve: Any, dial: Any) -> None:
-    server = serve("CartPole-v1", 1, lease_s=3600)
-    first = dial(server, seed=1)
-    server._leases.lease_s = 0.0  # as if an hour had passed
-    second = dial(server)
-    server._leases.lease_s = 3600.0
-    second.reset(seed=2)
-    with raising(CallRefused, "another caller has taken it", code=CallRefusalReason.OCCUPIED):
-        first.step(0)
-    with pytest.raises(CallRefused, match="1 of 1 environments are taken"):
-        first.reset()
-    second.step(0)
-    second.close()
-    first.reset()
-    first.step(0)
 
 
 def test_silence_is_kept_by_the_client_itself(serve: Any, dial: Any) -> None:

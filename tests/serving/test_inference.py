@@ -163,8 +163,3 @@ def test_payloads_of_one_shape_are_one_call(payloads: list[Any], calls: int) -> 
 
     assert len(batched(first_leaf)(payloads)) == len(payloads) == sum(sizes)
     assert len(sizes) == calls
-
-
-def test_shapes() -> None:
-    assert np.array_equal(stack([[1, 2], [3, 4]]), [[1, 2], [3, 4]])
-    assert stack([[1, [2]], [3, [4]]]) == [[1, [2]], [3, [4]]]

@@ -128,11 +128,6 @@ def test_what_does_not_fit_is_found(space: Any, value: Any) -> None:
     assert ours.mismatch(ours.to_tree(value))
 
 
-def test_bounds_are_not_this_modules_affair() -> None:
-    assert any_space_from(BOX).mismatch(np.full((2, 3), 9.0)) == ""
-    assert any_space_from(spaces.Discrete(3)).mismatch(17) == ""
-
-
 def test_what_cannot_travel_is_named() -> None:
     kept, dropped = drop_unsupported({"a": 1, "b": {"c": object(), "d": [1, object()]}, 3: 3, "e": 1 << 70}, "info")
     assert kept == {"a": 1, "b": {}}

@@ -31,7 +31,7 @@ from rl4sys_zmq.serving import (
     TrajectoryBuffer,
 )
 from rl4sys_zmq.serving import trainer_transfer as transfer_module
-from rl4sys_zmq.serving.data import DataShape, SequenceSampler
+from rl4sys_zmq.serving.data import DataShape
 from rl4sys_zmq.testing.chaos import ChaosProxy
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
@@ -129,17 +129,6 @@ def test_streams_do_not_mix(server: TrainerServer) -> None:
             first.insert("1d")
             assert same.update().items == 1
     assert sorted(items(server)) == ["1a", "1b", "1c", "1d", "2a", "2b", "2c"]
-
-
-def test_trajectories_keep_their_bounds(inproc: TransportUnderTest) -> None:
-    mine, theirs = TrajectoryBuffer(100), TrajectoryBuffer(100)
-    with trainer_at(inproc, stores={"a": theirs}) as server, join(server, "c", data_stores={"a": mine}) as client:
-        for n in range(9):
-            mine.insert({"observations": np.array([n], np.float32)}, end_of_trajectory=n % 3 == 2)
-            client.update()
-    theirs.register_sample_config("pairs", {"observations": SequenceSampler(begin=0, end=2)}, sample_range=(0, 2))
-    data, _ = theirs.sample("pairs", 100)
-    assert set(data["observations"][:, 0, 0].tolist()) == {0.0, 1.0, 3.0, 4.0, 6.0, 7.0}
 
 
 def test_what_the_store_dropped_is_counted(server: TrainerServer) -> None:

@@ -39,10 +39,8 @@ from rl4sys_zmq.serving import (
     TrainerClient,
     TrainerConfig,
     TrainerServer,
-    TrajectoryBuffer,
 )
 from rl4sys_zmq.serving import store_ingest as shelf_module
-from rl4sys_zmq.serving.data import DataShape
 from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
@@ -90,17 +88,6 @@ def test_a_restarted_trainer_has_its_stores_and_marks_again(tmp_path: Path) -> N
     with trainer_on(tmp_path, ("b", QueuedDataStore(100))) as server:  # the journal keeps the items of an unregistered store
         server.register_data_store("a", third := QueuedDataStore(100))
         assert len(third) == 10
-
-
-def test_a_store_on_disk_is_not_filled_twice(tmp_path: Path) -> None:
-    mine = QueuedDataStore(100)
-    for life in range(3):
-        with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
-            mine.batch_insert([step(life * 5 + n) for n in range(5)])
-            assert feed(server, mine)["items"] == 5
-            assert rewards(disk) == list(range(5 * life + 5))
-    with trainer_on(tmp_path / "run", ("a", memory := ReplayBuffer(100))):  # another store in its place gets all items
-        assert len(memory) == 15
 
 
 def step(number: float) -> dict[str, Any]:
@@ -166,19 +153,6 @@ def test_a_store_on_disk_in_place_of_another_is_filled_once(tmp_path: Path) -> N
                 assert rewards(disk) == list(range(number))
                 mine.insert(step(number))
                 feed(server, mine)
-
-
-def test_trajectories_are_apart_where_an_item_was_refused_also_after_a_restart(tmp_path: Path) -> None:
-    mine = QueuedDataStore(100)
-    for lives, numbers in enumerate(([1, 2, 300, 4, 5], [6, 300], [7, 8])):
-        buffer = TrajectoryBuffer(100, [DataShape("n", (), "uint8")])
-        with trainer_on(tmp_path, ("a", buffer)) as server:
-            assert server.status()["counters"].get("refilled", 0) == [0, 4, 5][lives]  # the store refuses 300 again
-            mine.batch_insert([{"n": np.int64(n)} for n in numbers])
-            with contextlib.suppress(CallFailed):
-                feed(server, mine)
-        starts = [int(item["n"]) for item in buffer.get_latest_data(-1) if item["start_of_trajectory"]]
-        assert starts == [[1, 4], [1, 4], [1, 4, 7]][lives]
 
 
 def refuse_sevens(data: int) -> None:

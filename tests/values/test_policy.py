@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.layer_policy import read_network
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, TensorSpec, feature_size
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec, feature_size
 
 FOUR, TWO, ARM = BoxSpace((4,)), DiscreteSpace(2), BoxSpace((3,), low=-1.0, high=1.0)
 
@@ -72,44 +68,6 @@ def test_impossible_specs_of_other_kinds_are_refused(kind: str, document: dict[s
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize(
-    ("document", "key"),
-    [
-        ({}, "layers_version"),
-        ({"head": None}, "head"),
-        ({"head": "other"}, "head"),
-        ({"head": "gaussian"}, "head"),
-        ({"more": 1}, "more"),
-        ({"layers": [{"kind": "dense", "units": 8}, {"kind": "dense", "units": 2}]}, "tensors"),
-        ({"layers": [{"kind": "activation", "function": "os.system"}]}, "function"),
-    ],
-)
-def test_the_document_of_layers_is_checked(document: dict[str, Any], key: str) -> None:
-    whole = mlp_spec(FOUR, TWO, "categorical", (4,))
-    changed = {name: value for name, value in {**whole.document, **document}.items() if value is not None} if document else {}
-    with pytest.raises(ConfigError) as caught:
-        read_network(dataclasses.replace(whole, document=changed))
-    assert caught.value.key == key
-    assert read_network(whole)[1].shapes == ((4,), (4,), (4,), (2,))
-
-
-def test_an_unbounded_action_cannot_be_squashed() -> None:
-    with pytest.raises(ConfigError):
-        mlp_spec(FOUR, BoxSpace((3,)), "gaussian", squash="tanh")
-    assert mlp_spec(FOUR, ARM, "gaussian", squash="tanh").outputs == 3
-
-
-@given(st.lists(st.integers(1, 5), max_size=3), st.booleans(), st.integers(0, 2**32 - 1))
-def test_flat_and_named_are_the_same_numbers(hidden: Any, normalise: bool, fill: int) -> None:
-    spec = mlp_spec(FOUR, TWO, "categorical", tuple(hidden), "relu", normalise)
-    flat = np.random.default_rng(fill).standard_normal(spec.size).astype(np.float32)
-    views = spec.views(flat)
-    assert all(np.shares_memory(v, flat) for v in views.values())
-    again, others = spec.flatten(views)
-    assert np.array_equal(again, flat) and others == b""
-    assert not np.shares_memory(again, flat)
-
-
 def test_wrong_tensors_are_refused() -> None:
     spec = mlp_spec(FOUR, TWO, "categorical", ())
     for bad in (np.zeros(spec.size + 1, np.float32), np.zeros(spec.size, np.float64), np.zeros((spec.size, 1), np.float32)):
@@ -127,15 +85,3 @@ def test_a_snapshot_cannot_be_written_to() -> None:
     snapshot = PolicySnapshot(1, 0, 0, np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="read-only"):
         snapshot.flat[0] = 1
-
-
-@pytest.mark.parametrize(("terminated", "truncated"), [(True, False), (False, True), (False, False)])
-def test_what_a_segment_says(terminated: bool, truncated: bool) -> None:
-    rows = np.zeros(3, np.float32)
-    observations = np.zeros((3 + (not terminated), 2), np.float32)
-    versions, actions = np.zeros(3, np.uint64), np.zeros(3, np.int64)
-    segment = Segment(observations, actions, rows, rows, versions, None, 1, 2, 0, terminated, truncated)
-    assert (segment.steps, segment.ended) == (3, terminated or truncated)
-    assert segment.nbytes == observations.nbytes + 2 * 24 + 2 * 12
-    masked = dataclasses.replace(segment, masks=np.ones((len(observations), 4), np.bool_))
-    assert masked.nbytes == segment.nbytes + 4 * len(observations)

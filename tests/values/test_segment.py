@@ -51,8 +51,3 @@ def test_an_evaluation_is_the_last_step_with_the_return(terminated: bool) -> Non
     assert (found.actions.tolist(), found.rewards.tolist(), found.versions.tolist()) == ([2], [3.0], [5])
     assert found.masks is not None and len(found.masks) == rows - 2
     assert found.extras["value"].tolist() == [9] and found.initial is whole.initial
-
-
-def test_segment_of_wants_every_field() -> None:
-    with pytest.raises(TypeError):
-        segment_of(1, 2, 3)

@@ -94,20 +94,6 @@ def test_infinite_bounds_have_names() -> None:
     assert form == {"type": "Box", "shape": [2], "dtype": "float32", "low": ["-inf", 0.0]}
 
 
-def test_gymnasium_spaces_are_read() -> None:
-    spaces = pytest.importorskip("gymnasium.spaces")
-    assert space_from(spaces.Box(-1, 1, (3,))) == BoxSpace((3,), "<f4", -1.0, 1.0)
-    assert space_from(spaces.Box(0, 255, (2, 2), np.uint8)) == BoxSpace((2, 2), "|u1", 0.0, 255.0)
-    assert space_from(spaces.Box(np.array([0, -1]), np.array([2, 3]), dtype=np.int64)) == BoxSpace(
-        (2,), "<i8", (0.0, -1.0), (2.0, 3.0)
-    )
-    assert space_from(spaces.Box(-np.inf, np.inf, (2,), np.float64)) == BoxSpace((2,), "<f8")
-    assert space_from(spaces.Discrete(3)) == DiscreteSpace(3)
-    assert space_from(spaces.Discrete(3, start=-1)) == DiscreteSpace(3, -1)
-    with pytest.raises(ConfigError, match="Dict"):
-        space_from(spaces.Dict({}))
-
-
 def test_spaces_by_duck_typing_need_no_gymnasium() -> None:
     box = type("Box", (), {"low": np.zeros(2, ">f4"), "high": np.ones(2, ">f4")})
     assert space_from(box()) == BoxSpace((2,), "<f4", 0.0, 1.0)

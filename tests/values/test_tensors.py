@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import MAX_BLOB_BYTES, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec, other_bytes
+from rl4sys_zmq.values import (
+    MAX_BLOB_BYTES,
+    BoxSpace,
+    ColumnSpec,
+    DiscreteSpace,
+    PolicySnapshot,
+    PolicySpec,
+    TensorSpec,
+    other_bytes,
+)
 from rl4sys_zmq.values.policy import TENSOR_DTYPES
 
 FOUR, TWO = BoxSpace((4,)), DiscreteSpace(2)
@@ -108,7 +117,8 @@ def test_an_mlp_has_neither() -> None:
     snapshot = PolicySnapshot(1, 0, 0, np.zeros(spec.size, np.float32))
     build_policy(spec, snapshot)
     halves = tuple(dataclasses.replace(tensor, dtype="float16") for tensor in spec.tensors)
-    for changes, key in (({"blob": b"x"}, "blob"), ({"tensors": halves}, "tensors")):
+    columns = (ColumnSpec("state", (2,)),)
+    for changes, key in (({"blob": b"x"}, "blob"), ({"tensors": halves}, "tensors"), ({"columns": columns}, "columns")):
         with pytest.raises(ConfigError) as caught:
             build_policy(dataclasses.replace(spec, **changes), snapshot)
         assert caught.value.key == key

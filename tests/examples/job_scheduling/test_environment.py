@@ -99,15 +99,6 @@ def test_a_rollout_reward_is_that_of_two_whole_schedules(backfilling: bool) -> N
     assert clipped
 
 
-def test_the_shortest_job_first_is_the_heuristic() -> None:
-    done, rewards = play(
-        SchedulingEnv([TRACE], Scheduling(length=200, reference="SJF", rewards="accrued")), options={"trace": 0, "start": 100}
-    )
-    jobs = TRACE.jobs.take(slice(100, 300))
-    assert done.start_s.tolist() == schedule(jobs, 64, HEURISTICS["SJF"]).start_s.tolist()
-    assert rewards == [0.0] * len(rewards)
-
-
 @pytest.mark.parametrize("backfilling", [False, True])
 def test_the_features_of_a_decision(backfilling: bool) -> None:
     # Job 0 runs alone, from 0 to 1000. At 0 the others wait too.

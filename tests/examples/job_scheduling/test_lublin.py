@@ -34,15 +34,6 @@ def test_the_jobs_are_those_of_the_model() -> None:
     assert np.median(long[long > 7.5]) == pytest.approx(9.36, abs=0.1)
 
 
-def test_larger_jobs_run_longer() -> None:
-    jobs = lublin.generate(20_000, 256, seed=4).jobs
-    long = jobs.run_s > math.exp(7.5)
-    small, large = long[jobs.processors == 1].mean(), long[jobs.processors > 128].mean()
-    # One of 100 short ones is that long; 22 % of jobs with one processor are long, and all with more than 144.
-    assert small == pytest.approx(0.23, abs=0.04)
-    assert large > 0.9
-
-
 def by_half_hours(even_s: np.ndarray, weights: np.ndarray) -> list[float]:
     """Return the times at which a clock with its own rate in each half hour has counted these seconds."""
     times = []

@@ -49,15 +49,6 @@ def test_the_numpy_form_is_the_torch_form() -> None:
         assert policy.scores(observations[row]) == pytest.approx(policy.scores(observations)[row], abs=1e-4)
 
 
-def test_the_order_of_the_jobs_makes_no_difference() -> None:
-    network, observations = make_network(), make_observations(4)
-    order = np.random.default_rng(1).permutation(WINDOW)
-    scores, values = network(torch.from_numpy(observations.reshape(4, -1)))
-    moved, same = network(torch.from_numpy(observations[:, order].reshape(4, -1)))
-    assert moved.detach().numpy() == pytest.approx(scores.detach().numpy()[:, order], abs=1e-4)
-    assert same.detach().numpy() == pytest.approx(values.detach().numpy(), abs=1e-4)
-
-
 def one_by_one(flat: torch.Tensor, observation: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return the scores of the jobs of an observation ``[jobs, features]``, each by itself, and the value."""
     shapes = [tensor.shape for tensor in SPEC.tensors] + [(5, 8), (5,), (5, 5), (5,), (1, 5), (1,)]

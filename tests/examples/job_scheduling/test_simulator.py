@@ -23,12 +23,6 @@ TEN = make_jobs(
 """Ten jobs for a cluster of four processors."""
 
 
-def test_ten_jobs_in_the_order_of_submission() -> None:
-    # Job 1 waits for job 0; jobs 2 and 3 start beside it. Job 4 needs all processors, so it waits for job 3. Then four jobs fit.
-    done = schedule(TEN, 4, HEURISTICS["FCFS"])
-    assert done.start_s.tolist() == [0, 10, 10, 10, 18, 21, 21, 21, 21, 23]
-
-
 def test_ten_jobs_with_backfilling() -> None:
     # Job 1 can start at 10. At 2, job 2 starts, because it ends at 10. Job 4 can start at 18. At 10, job 5 starts (it ends at 18)
     # and job 6 does not (19). At 15, job 1 ends: jobs 7 and 8 start, at 17 job 9. Job 6 is next after job 4.
@@ -43,38 +37,6 @@ def test_backfilling_trusts_the_requested_times() -> None:
     # Job 0 was to end at 2. From then on it may end at any time, so no job starts before job 1.
     jobs = make_jobs((0, 9, 3), (1, 5, 4), (3, 1, 1), requested=[2, 5, 1])
     assert schedule(jobs, 4, HEURISTICS["FCFS"], backfilling=True).start_s.tolist() == [0, 9, 14]
-
-
-def test_a_job_is_backfilled_that_ends_when_the_chosen_one_can_start() -> None:
-    """Job 0 ends at 10 s. Job 1 waits for it; job 2 requests the 10 s until then, job 3 one second more."""
-    columns = np.zeros(4), np.array([10.0, 5.0, 10.0, 11.0]), np.array([10.0, 5.0, 10.0, 11.0]), np.array([2, 4, 1, 1])
-    assert schedule(Jobs(*columns), 4, HEURISTICS["FCFS"], backfilling=True).start_s.tolist() == [0, 10, 0, 15]
-
-
-def test_jobs_that_end_together_free_their_processors_together() -> None:
-    """Jobs 0 and 1 end at 5 s. Then job 4, which needs both of their processors, starts before job 5, which needs one."""
-    run = np.array([5.0, 5.0, 20.0, 1.0, 9.0, 9.0])
-    columns = np.zeros(6), run, run, np.array([1, 1, 2, 4, 2, 1])
-    done = schedule(Jobs(*columns), 4, HEURISTICS["FCFS"], backfilling=True)
-    assert done.start_s.tolist() == [0, 0, 0, 20, 5, 21]
-
-
-def test_the_chosen_job_is_next_even_if_others_fit() -> None:
-    simulator = Simulator(make_jobs((0, 10, 3), (0, 5, 2), (0, 5, 1)), 4)
-    simulator.start(0)
-    simulator.start(1)
-    assert (simulator.now_s, simulator.waiting, simulator.free) == (10, [2], 2)
-
-
-def test_time_moves_to_the_next_submission_if_no_job_waits() -> None:
-    simulator = Simulator(make_jobs((5, 10, 1), (8, 5, 1), (8, 5, 1), (30, 1, 1)), 4)
-    assert (simulator.now_s, simulator.waiting) == (5, [0])
-    simulator.start(0)
-    assert (simulator.now_s, simulator.waiting, simulator.free) == (8, [1, 2], 3)
-    assert simulator.running() == [(15, 1)]
-    simulator.start(2)
-    simulator.start(1)
-    assert (simulator.now_s, simulator.waiting, simulator.free) == (30, [3], 4)
 
 
 def by_seconds(jobs: Jobs, machine: int, order: list[int], *, backfilling: bool) -> list[int]:

@@ -75,16 +75,6 @@ def test_the_episodes_of_a_store_survive_a_copy_and_a_restart(tmp_path: Path) ->
             assert batch["truncated"].tolist() == [True, False]
 
 
-def test_dones_beside_terminated() -> None:
-    store = ReplayBuffer(10)
-    data = transition(1, truncated=True)
-    del data["masks"]
-    store.insert(data | {"terminated": False})
-    assert store.sample(1)["truncated"].tolist() == [True]
-    with pytest.raises(DataError, match="has terminated and masks"):
-        store.insert(transition(1) | {"terminated": False})
-
-
 def test_a_sample_has_the_keys_that_were_requested() -> None:
     plain = ReplayBuffer(10)
     data = transition(1, done=True)

@@ -319,19 +319,6 @@ def test_the_spaces_fix_the_columns_from_the_first_transition_on() -> None:
         ReplayBuffer(10, spaces.Dict({"words": spaces.Text(3)}))
 
 
-def test_an_environment_of_gymnasium_fills_it() -> None:
-    env = pytest.importorskip("gymnasium").make("CartPole-v1")
-    store = ReplayBuffer(100, env.observation_space, env.action_space, seed=0)
-    observation, _ = env.reset(seed=0)
-    for action in [0, 1] * 20:
-        following, reward, terminated, truncated, _ = env.step(action)
-        ends = {"terminated": terminated, "truncated": truncated}
-        store.insert({"observations": observation, "next_observations": following, "actions": action, "rewards": reward, **ends})
-        observation = following if not (terminated or truncated) else env.reset()[0]
-    env.close()
-    assert store.sample(7)["observations"].shape == (7, 4)
-
-
 @pytest.mark.parametrize("images", [(), ("camera",)])
 def test_a_thread_that_samples_sees_whole_transitions(images: tuple[str, ...]) -> None:
     store = ReplayBuffer(40, image_keys=images)

@@ -546,13 +546,6 @@ def test_the_members_of_agentlaces_buffer(history: tuple[TrajectoryBuffer, Twin]
     assert not metadata["trajectory_begin_flag"][list(empty)].any()
 
 
-def test_the_members_of_an_empty_buffer() -> None:
-    buffer = TrajectoryBuffer(3)
-    assert buffer.size == 0 and buffer.dataset == {}
-    assert buffer.metadata["ep_begin"].tolist() == [-1, -1, -1]
-    assert TrajectoryBuffer(3, [DataShape("a", (2,))]).dataset["a"].shape == (3, 2)
-
-
 @given(histories())
 def test_a_sampler_of_the_end_of_trajectories(history: tuple[TrajectoryBuffer, Twin]) -> None:
     buffer, twin = history

@@ -188,19 +188,6 @@ def test_an_actor_leaves_a_relay_that_withholds_versions(site: Site, monkeypatch
     assert agent.stats()["counters"]["relays_left.behind"] >= 1
 
 
-def test_a_learner_that_starts_again_is_followed_in_its_new_generation(site: Site) -> None:
-    learner, relay, driver, agent = site.line(TCP)
-    address = learner.address
-    drive(driver, learner, [agent], 3)
-    generation = agent.stats()["generation"]
-    learner.close()
-    learner = site.learner(address)
-    until(lambda: all(a.stats()["generation"] > generation for a in (driver, agent)), "the new generation")
-    until(lambda: relays_of([agent]) == [relay.address], "the relay again")
-    drive(driver, learner, [agent], 3)
-    assert relay.status()["clients"]["lab"]["generation"] == agent.stats()["generation"]
-
-
 def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
     learner, relay, driver, agent = site.line(TCP, sidecar=True)
     drive(driver, learner, [agent], 4)

@@ -161,15 +161,6 @@ def test_large_messages_both_ways(factory: Any, router: Any) -> None:
     assert [receive_line(factory, dealer)[0] for _ in range(10)] == bodies[:10]
 
 
-def test_unread_messages_stay_in_the_network_and_none_is_lost(factory: Any, router: Any) -> None:
-    dealer, peer = met(factory, router)
-    body = bytes(1_000_000)
-    for n in range(60):
-        assert router.send([peer, b"%d" % n, body])
-    for n in range(60):
-        assert receive_line(factory, dealer) == [b"%d" % n, body]
-
-
 @pytest.mark.parametrize("sent", [40, 2000])
 def test_too_many_frames(factory: Any, router: Any, sent: int) -> None:
     dealer, peer = met(factory, router)

@@ -89,20 +89,6 @@ def test_what_was_seen_is_skipped_and_counted() -> None:
     assert (stream.received, stream.accepted_steps) == (5, 10)
 
 
-def test_a_gap_is_refused_and_moves_nothing() -> None:
-    stream = stream_of()
-    assert code_of(stream.admit, 1, [1]) is RefusalReason.GAP
-    assert stream.received == 0
-
-
-def test_a_number_with_another_content_is_an_equivocation_and_moves_nothing() -> None:
-    stream = stream_of()
-    take(stream, 5)
-    assert code_of(stream.admit, 3, [3, 99]) is RefusalReason.EQUIVOCATION
-    assert code_of(stream.admit, 4, [99, 5, 6]) is RefusalReason.EQUIVOCATION
-    assert (stream.received, stream.pending, stream.verdicts[Verdict.DUPLICATE]) == (5, 5, 0)
-
-
 def test_the_last_contents_are_known_and_older_ones_are_not() -> None:
     stream = stream_of()
     take(stream, CHECKSUMS_KEPT + 3)
@@ -121,23 +107,6 @@ def test_contents_that_this_life_never_saw_are_not_compared() -> None:
     assert stream.admit(2, [9] * 8) == 8
 
 
-def test_marks_follow_the_journal_and_the_verdicts() -> None:
-    stream = stream_of(10)
-    take(stream, 4)
-    assert (stream.received, stream.durable, stream.trained, stream.pending) == (14, 10, 10, 4)
-    stream.commit(14)
-    stream.commit(12)
-    assert stream.durable == 14
-    assert stream.dispose([[11, 13]], Verdict.TRAINED) == 2
-    assert (stream.trained, stream.pending) == (10, 2)
-    assert stream.dispose([[10, 12]], Verdict.STALE) == 1
-    assert (stream.trained, stream.pending) == (13, 1)
-    assert stream.dispose([[0, 99]], Verdict.TRAINED) == 1
-    assert stream.dispose([[0, 99]], Verdict.TRAINED) == 0
-    assert stream.verdicts[Verdict.TRAINED] == 3
-    assert stream.verdicts[Verdict.STALE] == 1
-
-
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=20), st.integers(0, 30))
 def test_no_segment_is_disposed_of_twice(ranges: list[tuple[int, int]], count: int) -> None:
     stream = stream_of()
@@ -147,29 +116,6 @@ def test_no_segment_is_disposed_of_twice(ranges: list[tuple[int, int]], count: i
     assert total == len(covered) == stream.verdicts[Verdict.TRAINED]
     assert stream.pending == count - len(covered)
     assert stream.trained == next(n for n in range(count + 1) if n not in covered)
-
-
-def test_what_the_actor_no_longer_holds_is_not_waited_for() -> None:
-    stream = stream_of()
-    take(stream, 2)
-    assert stream.advance_to(1) == 0
-    assert stream.advance_to(1 << 60) == (1 << 60) - 2
-    assert stream.received == stream.durable == 1 << 60
-    assert (stream.pending, stream.trained) == (2, 0)
-    take(stream, 1)
-    assert stream.pending == 3
-    stream.dispose([[0, 2]], Verdict.TRAINED)
-    assert (stream.pending, stream.trained) == (1, 1 << 60)
-    assert stream.advance_to(1 << 60) == 0
-
-
-def test_a_roll_back_gives_up_what_is_pending() -> None:
-    stream = stream_of()
-    take(stream, 5)
-    stream.dispose([[1, 2]], Verdict.TRAINED)
-    stream.advance_to(9)
-    assert stream.roll_back() == 4
-    assert (stream.pending, stream.trained, stream.received) == (0, 9, 9)
 
 
 def test_an_ack_says_all_of_it() -> None:
@@ -185,34 +131,6 @@ def test_an_ack_says_all_of_it() -> None:
     assert ack.verdicts[Verdict.TRAINED] == 0
 
 
-def test_a_refused_item_is_counted_where_its_verdict_is() -> None:
-    stream = stream_of()
-    take(stream, 1)
-    stream.accept_all(2, [1])
-    stream.refuse()
-    assert (stream.refused, stream.verdicts[Verdict.REFUSED], stream.pending, stream.received) == (1, 1, 1, 2)
-
-
-def test_a_learner_that_goes_back_is_fed_what_its_state_lacks() -> None:
-    stream = stream_of()
-    take(stream, 10)
-    stream.commit(10)
-    stream.dispose([[0, 9]], Verdict.TRAINED)
-    stream.verdicts[Verdict.DUPLICATE] = 3
-    stream.rewind(4, {Verdict.TRAINED: 3, Verdict.STALE: 1})
-    assert (stream.trained, stream.pending, stream.received, stream.durable) == (4, 6, 10, 10)
-    assert {name: count for name, count in stream.verdicts.items() if count} == {"trained": 3, "stale": 1, "duplicate": 3}
-    assert stream.replay(0, 3) is None
-    assert stream.replay(2, 4) is None
-    assert stream.replay(3, 6) == 1
-    assert stream.replay(6, 10) == 0
-    assert stream.replay(6, 10) is None
-    stream.replay_ends()
-    assert stream.pending == 6
-    stream.dispose([[4, 10]], Verdict.TRAINED)
-    assert (stream.trained, stream.pending, stream.verdicts[Verdict.TRAINED]) == (10, 0, 9)
-
-
 def test_what_is_not_committed_yet_is_no_hole() -> None:
     stream = stream_of()
     take(stream, 4)
@@ -224,49 +142,6 @@ def test_what_is_not_committed_yet_is_no_hole() -> None:
     take(stream, 1)
     stream.dispose([[0, 5]], Verdict.TRAINED)
     assert (stream.pending, stream.trained) == (0, 5)
-
-
-def test_a_mark_beyond_what_was_received_is_cut() -> None:
-    """The journal was replaced by a copy that is older than the checkpoint."""
-    stream = stream_of()
-    take(stream, 3)
-    stream.rewind(9, {Verdict.TRAINED: 9})
-    assert (stream.trained, stream.pending) == (3, 0)
-    take(stream, 1)
-    assert stream.pending == 1
-
-
-def test_segments_of_this_life_are_told_from_those_before() -> None:
-    stream = stream_of()
-    take(stream, 3)
-    stream.rewind(0, {})
-    assert not stream.counted(3)
-    take(stream, 1)
-    assert stream.counted(4)
-    assert stream_of().counted(1)
-
-
-def test_a_gap_over_what_is_not_committed_stays_a_gap() -> None:
-    """A correct actor never causes this gap, because it keeps all segments from the durable mark on."""
-    stream = stream_of()
-    stream.rewind(0, {})
-    take(stream, 3)
-    assert stream.advance_to(9) == 6
-    stream.replay_ends()
-    assert (stream.pending, stream.trained) == (0, 9)
-    assert stream.dispose([[0, 3]], Verdict.TRAINED) == 0
-    assert (stream.pending, stream.verdicts[Verdict.TRAINED]) == (0, 0)
-
-
-def test_a_verdict_on_what_is_lost_counts_nothing() -> None:
-    stream = stream_of()
-    take(stream, 6)
-    stream.commit(6)
-    stream.rewind(0, {})
-    assert stream.replay(0, 1) == 0
-    assert stream.replay(4, 6) == 0
-    assert stream.dispose([[2, 5]], Verdict.TRAINED) == 1
-    assert (stream.pending, stream.trained) == (2, 0)
 
 
 @settings(max_examples=300)
@@ -409,18 +284,6 @@ def replayed(stream: SegmentStream, entry: JournalEntry | None) -> tuple[int, in
     return None if again is None else (again.skip, again.load.steps, again.load.items)
 
 
-def test_entries_are_given_back_whole() -> None:
-    taken, stream = entries()
-    assert [(e.first_seq, e.end_seq, e.skip, e.refused) for e in taken] == [(0, 3, 0, 1), (3, 5, 1, 0), (5, 8, 1, 1)]
-    stream.commit(8)
-    stream.rewind(0, {})
-    assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (8, 0)
-    assert [replayed(stream, entry) for entry in taken] == [(0, 4, 2), (1, 4, 2), (1, 9, 2)]
-    stream.replay_ends()
-    assert (stream.pending, stream.verdicts[Verdict.REFUSED], stream.trained) == (6, 2, 0)
-    assert [replayed(stream, entry) for entry in taken] == [None] * 3
-
-
 @pytest.mark.parametrize(
     ("mark", "skips", "refused", "pending"),
     [
@@ -474,18 +337,6 @@ def fence(streams: StreamTable, hello: Hello, now: float) -> int:
     return caught.value.incarnation
 
 
-def test_a_start_with_a_clock_that_went_back_is_told_what_to_exceed() -> None:
-    """A start that was never welcomed is the latest one. It waits, as any other, until the live one has fallen silent."""
-    streams = table()
-    old = streams.open(hello(90), b"p", 0.0).stream
-    take(old, 2)
-    assert fence(streams, hello(4), 1.0) == 90
-    assert code_of(streams.open, hello(91), b"q", 1.0) is RefusalReason.CONFLICT
-    assert fence(streams, hello(4), 99.0) == 90  # numbers must grow, even after the lease
-    opened = streams.open(hello(91), b"q", 4.0)
-    assert (opened.fresh, opened.stream.key, opened.gap) == (True, ("a", 91), 0)
-
-
 @pytest.mark.parametrize("make", [hello, spooled])
 def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_for_a_lease(make: Callable[..., Hello]) -> None:
     streams = table()
@@ -524,15 +375,6 @@ def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back() -> None:
     assert fence(streams, spooled(3, 1, origin=3), 1e6) == 4  # a new start may take a higher number
 
 
-def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin() -> None:
-    streams = table()
-    streams.open(hello(3), b"p", 0.0)
-    streams.open(hello(8), b"q", 9.0)
-    assert [s.key for s in streams.expire(10.0, lambda s: True)] == [("a", 3)]
-    raised = hello(11, 2, origin=3, journal_id=OURS, previously_welcomed=True)
-    assert code_of(streams.open, raised, b"z", 99.0) is RefusalReason.EXPIRED
-
-
 def test_two_starts_with_one_number_are_told_apart() -> None:
     """Two starts have the same incarnation by chance, on a clock that stands still."""
     streams = table()
@@ -565,53 +407,6 @@ def test_the_same_incarnation_takes_up_its_stream_again() -> None:
     assert streams.peer_of(first.stream) == b"q"
 
 
-def test_a_spooled_stream_goes_on_under_a_higher_incarnation() -> None:
-    streams = table()
-    stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
-    take(stream, 5)
-    stream.commit(5)
-    stream.dispose([[0, 2]], Verdict.TRAINED)
-    assert code_of(streams.open, spooled(4, origin=3), b"q", 1.0) is RefusalReason.CONFLICT
-    streams.close_session(stream)
-    opened = streams.open(spooled(4, 2, origin=3, journal_id=OURS), b"q", 1.0)
-    assert opened.stream is stream
-    assert (opened.fresh, opened.gap, opened.previous_peer) == (False, 0, None)
-    assert (stream.incarnation, stream.origin, stream.key) == (4, 3, ("a", 3))
-    assert (stream.received, stream.durable, stream.trained, stream.pending) == (5, 5, 2, 3)
-    assert stream.verdicts[Verdict.TRAINED] == 2
-    assert code_of(streams.open, spooled(3, origin=3), b"p", 99.0) is RefusalReason.FENCED
-
-
-def test_a_spool_that_was_made_anew_begins_anew() -> None:
-    streams = table()
-    old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
-    take(old, 2)
-    streams.close_session(old)
-    opened = streams.open(spooled(4, origin=4), b"p", 1.0)
-    assert opened.fresh
-    assert (opened.stream.received, opened.stream.key) == (0, ("a", 4))
-    assert streams.get("a", 3) is old
-    assert (streams.current(), streams.pending) == ([opened.stream], 2)
-
-
-def test_a_start_without_a_spool_begins_anew_and_what_is_pending_stays() -> None:
-    streams = table()
-    old = streams.open(hello(1), b"p", 0.0).stream
-    take(old, 2)
-    streams.close_session(old)
-    new = streams.open(hello(2), b"q", 1.0).stream
-    assert (new.received, new.pending, new.key) == (0, 0, ("a", 2))
-    assert streams.pending == 2
-    assert set(streams.all()) == {old, new}
-    assert streams.is_live(new)
-    assert not streams.is_live(old)
-    assert streams.expire(1.0, lambda stream: True) == []
-    old.dispose([[0, 2]], Verdict.TRAINED)
-    assert streams.expire(1.0, lambda stream: False) == []
-    assert streams.expire(1.0, lambda stream: True) == [old]
-    assert streams.all() == [new]
-
-
 def test_two_numberings_of_one_incarnation_are_not_mixed() -> None:
     streams = table()
     stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
@@ -621,18 +416,6 @@ def test_two_numberings_of_one_incarnation_are_not_mixed() -> None:
     opened = streams.open(spooled(3, origin=2), b"q", 1.0)
     assert (opened.stream.key, opened.stream.received) == (("a", 2), 0)
     assert streams.pending == 2
-
-
-def test_an_old_copy_of_a_spool_goes_on_with_its_own_marks() -> None:
-    """The actor used another stream meanwhile. The segments that the copy sends again must still be known."""
-    streams = table()
-    old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
-    take(old, 4)
-    streams.open(spooled(5, origin=5), b"p", 9.0)
-    opened = streams.open(spooled(6, 1, origin=3), b"p", 99.0)
-    assert opened.stream is old
-    assert (opened.gap, old.incarnation, streams.pending) == (0, 6, 4)
-    assert [s.key for s in streams.current()] == [("a", 3)]
 
 
 def test_a_hello_says_what_will_never_come() -> None:
@@ -652,16 +435,6 @@ def test_acknowledged_by_another_journal_is_a_gap(make: Callable[..., Hello], jo
     opened = table().open(make(1, 7, journal_id=journal_id), b"p", 0.0)
     assert (opened.gap, opened.fresh) == (7, True)
     assert (opened.stream.received, opened.stream.durable, opened.stream.pending) == (7, 7, 0)
-
-
-@pytest.mark.parametrize("make", [hello, spooled])
-def test_a_journal_that_was_put_back_has_a_gap(make: Callable[..., Hello]) -> None:
-    streams = table()
-    streams.restore([row(5, spooled=make is spooled)], 0.0)
-    streams.rewind({("a", 1): (3, {Verdict.TRAINED: 3})})
-    opened = streams.open(make(1, 9, journal_id=OURS, previously_welcomed=True), b"p", 1.0)
-    assert (opened.gap, opened.fresh, opened.stream.received) == (4, False, 9)
-    assert streams.pending == 2
 
 
 def test_a_mark_that_ran_out_is_never_begun_again() -> None:
@@ -689,37 +462,6 @@ def test_numbers_that_an_actor_left_out_are_no_entries_of_the_journal() -> None:
     take(stream, 3)
     stream.advance_to(50)
     assert (stream.received, stream.accepted_end) == (50, 10)
-
-
-def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before() -> None:
-    """A start that a learner welcomed, but did not record before it died, is not expired either."""
-    streams = table()
-    streams.close_session(streams.open(hello(1), b"p", 0.0).stream)
-    assert streams.open(hello(2), b"p", 1.0).fresh
-    streams = table()
-    streams.restore([row(3, incarnation=1)], 0.0)
-    streams.expired = 1
-    assert streams.open(hello(2, journal_id=OURS), b"p", 1.0).fresh
-
-
-def test_a_stream_with_a_spool_does_not_expire() -> None:
-    streams = table()
-    stream = streams.open(spooled(), b"p", 0.0).stream
-    streams.close_session(stream)
-    assert streams.expire(1e9, lambda s: True) == []
-    assert streams.open(spooled(2, 0, journal_id=OURS), b"p", 1e9).stream is stream
-    assert table().open(spooled(2, 4, journal_id=OURS), b"p", 0.0).gap == 4
-
-
-def test_a_lease_does_not_end_while_something_is_pending_or_somebody_speaks() -> None:
-    streams = table()
-    stream = streams.open(hello(), b"p", 0.0).stream
-    assert streams.expire(99.0, lambda s: True) == []
-    take(stream, 1)
-    streams.close_session(stream)
-    assert streams.expire(99.0, lambda s: True) == []
-    stream.dispose([[0, 1]], Verdict.STALE)
-    assert streams.expire(99.0, lambda s: True) == [stream]
 
 
 def test_places_are_for_those_who_are_live_or_within_their_lease() -> None:
@@ -795,16 +537,6 @@ def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending() -> 
     assert fresh is not old and streams.pending == 2
     old.dispose([[0, 2]], Verdict.TRAINED)
     assert streams.expire(9.0, lambda s: True) == [old]
-
-
-def test_an_actor_that_is_dropped_goes_on_where_it_was_if_it_comes_back_in_time() -> None:
-    streams = table()
-    stream = streams.open(hello(9), b"p", 0.0).stream
-    take(stream, 2)
-    streams.close_session(stream)
-    streams.retire("a")
-    opened = streams.open(hello(9, 1, journal_id=OURS), b"q", 1.0)
-    assert (opened.stream, opened.gap, opened.fresh, stream.received, stream.incarnation) == (stream, 0, False, 2, 9)
 
 
 def test_a_spool_whose_actor_was_dropped_begins_where_it_is() -> None:

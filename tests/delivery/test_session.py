@@ -20,14 +20,13 @@ from rl4sys_zmq.delivery import (
     SessionRefused,
     SessionState,
     SessionTemporarilyRefused,
-    StreamRestarted,
 )
 from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import REFUSED_RETRY_S
 from rl4sys_zmq.wire import PackedSegment, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Submit, Verdict, Welcome
+from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Verdict, Welcome
 
 HELLO = Hello("c", "a", 1, 0, 0, 0)
 LEDGER, OTHER = 77, 78
@@ -148,18 +147,6 @@ def test_a_client_that_starts_is_asked_for_again_on_the_same_sockets(joining: Ac
     assert joining.state is SessionState.JOINED
 
 
-def test_it_says_hello_until_it_is_answered(counters: Counters) -> None:
-    session = ActorSession(HELLO, counters, random.Random(1))
-    assert sent(session.open(0.0, (4, 2))) == [Hello("c", "a", 1, 0, 4, 2)]
-    assert session.tick(0.1, (4, 2)) == []
-    assert isinstance(sent(session.tick(session.next_deadline(), (4, 2)))[0], Hello)
-    assert not session.can_take()
-    (joined,) = session.on_message(1.0, welcome())
-    assert isinstance(joined, SessionJoined)
-    assert (joined.welcome.gap, session.state) == (0, SessionState.JOINED)
-    assert session.journal_id == LEDGER
-
-
 def test_no_credit_no_segment(session: ActorSession) -> None:
     assert session.can_take()
     session.on_message(0.0, ack(credit_steps=0))
@@ -200,18 +187,6 @@ def test_a_message_asks_for_the_credit_of_the_next(session: ActorSession) -> Non
     assert session.want(0.0, 6) == []
     session.on_message(0.0, ack(2, 2, accepted_steps=4, credit_steps=6))
     assert session.can_take()
-
-
-def test_the_window_is_kept_until_it_is_durable(session: ActorSession) -> None:
-    (submit,) = sent(session.take(0.0, [packed(), packed(3)]))
-    assert isinstance(submit, Submit)
-    assert (submit.first_seq, submit.count, session.sent_steps) == (0, 2, 5)
-    session.on_message(0.1, ack(2, 0, accepted_steps=5))
-    assert (session.in_flight, session.received) == (2, 2)
-    session.on_message(0.1, ack(2, 1, accepted_steps=5))
-    assert session.in_flight == 1
-    session.on_message(0.1, ack(2, 2, accepted_steps=5))
-    assert (session.in_flight, session.unreceived, session.accepted) == (0, 0, 2)
 
 
 def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session: ActorSession) -> None:
@@ -380,12 +355,6 @@ def test_another_journal_counts_from_zero_and_what_was_before_stays(session: Act
     assert (session.verdicts[Verdict.TRAINED], law(session)) == (5, 9)
 
 
-def test_the_next_hello_names_the_journal_that_welcomed_it(session: ActorSession) -> None:
-    session.on_message(0.0, refused("no_session"))
-    (hello,) = sent(session.tick(0.0, (0, 0)))
-    assert (hello.journal_id, hello.incarnation, hello.spooled) == (LEDGER, 1, False)
-
-
 def test_verdicts_that_are_no_numbers_are_left_out(session: ActorSession) -> None:
     session.take(0.0, [packed()])
     session.on_message(0.0, ack(1, 1, trained="many", stale=-3, quarantined=True, refused=None))
@@ -460,16 +429,6 @@ def forgotten(session: ActorSession) -> ActorSession:
     return session
 
 
-def test_a_forgotten_incarnation_begins_anew(forgotten: ActorSession, counters: Counters) -> None:
-    assert law(forgotten) == 9
-    assert forgotten.on_message(1.0, refused("expired")) == [StreamRestarted(2)]
-    assert (forgotten.in_doubt, forgotten.in_flight, forgotten.unreceived) == (2, 0, 0)
-    assert (counters.get("expired"), counters.get("refused_by_learner.expired")) == (1, 1)
-    (hello,) = sent(forgotten.tick(1.0, (0, 0)))
-    assert (hello.incarnation, hello.origin, hello.first_seq, hello.journal_id) == (2, 2, 0, 0)
-    assert forgotten.state is SessionState.JOINING
-
-
 def test_what_was_accepted_before_stays_so(forgotten: ActorSession) -> None:
     forgotten.on_message(1.0, refused("expired"))
     assert (forgotten.accepted, forgotten.verdicts[Verdict.TRAINED], forgotten.verdicts[Verdict.REFUSED]) == (5, 4, 2)
@@ -509,27 +468,6 @@ def test_what_is_in_a_spool_is_never_given_up(counters: Counters, journal_id: in
     assert session.on_message(0.0, refused("expired")) == []
     (hello,) = sent(session.tick(1.0, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.first_seq, session.in_doubt) == (4, 2, 5, 0)
-
-
-def test_a_start_with_a_spool_learns_how_far_it_had_come(counters: Counters) -> None:
-    session = spooled(5, counters)
-    assert (session.accepted, session.unreceived) == (5, 0)
-    actions = session.on_message(0.0, welcome(9, 7, 18))
-    assert [type(a) for a in actions] == [SessionJoined]
-    session.recover([packed(), packed(3)])
-    assert (session.received, session.durable, session.in_flight, session.unreceived) == (9, 7, 2, 0)
-    assert session.sent_steps == 18
-    session.want(0.0, 100)
-    assert not session.can_take()
-    session.on_message(0.0, ack(9, 7, accepted_steps=18, trained=6, refused=1))
-    assert (session.accepted, session.verdicts[Verdict.TRAINED], law(session)) == (8, 6, 9)
-    assert session.can_take()
-    (submit,) = sent(session.take(0.0, [packed(4)]))
-    assert (submit.first_seq, session.sent_steps, session.unreceived) == (9, 22, 1)
-    session.on_message(0.0, ack(9, 8, accepted_steps=18))
-    assert (session.in_flight, session.sent_steps) == (2, 22)
-    session.on_message(0.0, ack(10, 10, accepted_steps=22))
-    assert session.in_flight == 0
 
 
 def test_bytes_of_what_was_recovered_are_not_in_flight(counters: Counters) -> None:

@@ -92,7 +92,6 @@ class Lab(Resource):
         address: str | None = None,
         algorithm: Mapping[str, Any] | None = None,
         max_queued: int = 1_000_000,
-        env: str | None = None,
         **config: Any,
     ) -> Child:
         """Return an actor process that is not started yet.
@@ -110,7 +109,6 @@ class Lab(Resource):
             "max_queued": max_queued,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
             **(algorithm or {}),
-            **({"env": env} if env is not None else {}),
         }
         return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_actor.py"), json.dumps(options)], env=ENV)
 

@@ -16,7 +16,7 @@ from kit import play, until
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.ops.requests import request_status
 
-from .conftest import PATIENCE_S, SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, check_law, join
+from .conftest import PATIENCE_S, SOAK, Child, Report, Spawn, StartLearner, Tier, agent_options, join
 
 LEARNER_S = 1.5
 """The default of `LearnerConfig.shutdown_timeout_s`."""
@@ -184,22 +184,6 @@ def test_an_agent_that_cannot_send_says_at_the_exit_what_is_lost(spawn: Spawn, l
     guest.ask("play", 50)
     guest.end(0, expect="was not closed; the process exits with 50 segments undelivered")
     process.signal(signal.SIGCONT)
-
-
-def test_threads_submit_each_segment_once(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:
-    threads, episodes = 8, tier.size(100, 25_000)
-    process, address = learner(steps_per_update=64, rollout_length=1)
-    options = agent_options(address, queue_items=1_000_000, send_frequency=16)
-    guest = spawn("guest", {"agent": options, "ending": "nothing"})
-    guest.hear()
-    done = guest.ask("in_threads", threads, episodes, timeout_s=5 * PATIENCE_S)
-    assert done["failed"] == []
-    assert done["submitted"] == done["accepted"] == threads * episodes
-    check_law(done)
-    assert observed(process, threads * episodes) == {"observed": threads * episodes, "different": threads * episodes}
-    assert guest.ask("close_twice")
-    guest.end()
-    report(segments=threads * episodes, per_second=round(threads * episodes / done["took_s"]), errors=process.errors)
 
 
 def test_a_fork_while_an_agent_runs(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:

@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import play, until
+from kit import until
 
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.wire.messages import Refused, StatusReply, StatusRequest
+from rl4sys_zmq.wire.messages import Refused
 
 from .conftest import PATIENCE_S, Child, Report, Spawn, Tier, agent_options, join, resident_kib
-from .siege import ALGORITHM, Attacker, GoodClient, hello, segment, submit
-from .test_credit import rates as rates_of
+from .siege import ALGORITHM, Attacker, GoodClient, hello
 from .test_malicious import endless
 from .zmtp import dial, frame, greeting, hear_ready, ready
 
@@ -84,70 +81,17 @@ def rate(flood: Child, good: Child, kind: str, window_s: float) -> float:
     flood.ask("change", kind)
     pause = threading.Event()
     pause.wait(0.5 if kind == "busy" else 1.0)  # until the rest of the last flood is read, and the burst of this one is over
-    return rates_of(good, window_s)[0]
+    (before,), began = good.ask("steps"), time.monotonic()
+    pause.wait(window_s)
+    (after,), took_s = good.ask("steps"), time.monotonic() - began
+    return float(after - before) / took_s
 
 
-RECORDS = 1000
 NEW_CLIENT: dict[str, Any] = {
     "algorithm_name": ALGORITHM,
     "observation_space": space_to_json(BoxSpace((4,))),
     "action_space": space_to_json(DiscreteSpace(2)),
 }
-
-
-def test_a_thousand_records_slow_nothing(report: Report) -> None:
-    register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
-    with Learner(LearnerConfig(bind="inproc://fair", run_dir=None)), Caller("inproc://fair") as good:
-        good.join(actor_id="good", **NEW_CLIENT)
-        few_s = good.time_submits()
-        with contextlib.ExitStack() as stack:
-            for number in range(RECORDS):  # each of them is live, but one connection carries the messages of one actor
-                if number % 10 == 0:
-                    crowd = stack.enter_context(Caller("inproc://fair"))
-                crowd.join(actor_id=f"crowd-{number}", **NEW_CLIENT)
-            good.join(actor_id="good", previously_welcomed=True, **NEW_CLIENT)  # the session may have expired in the silence
-            many_s = good.time_submits()
-            status = good.ask_status()
-            began = time.monotonic()
-            for _ in range(50):
-                good.ask_status()
-            status_s = (time.monotonic() - began) / 50
-        lab = status["clients"]["lab"]
-    report(submit_ms_few=round(1e3 * few_s, 3), submit_ms_many=round(1e3 * many_s, 3), status_ms=round(1e3 * status_s, 3))
-    assert (lab["actors_total"], len(lab["actors"])) == (RECORDS + 1, 100)
-    assert 1 <= lab["actors_live"] <= 1 + RECORDS // 10, "a connection speaks for one actor"
-    assert many_s < 10 * few_s + 2e-3
-    assert status_s < 20e-3
-
-
-class Caller(Attacker):
-    """A DEALER that waits for replies."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address, None)
-        self._seq = 0
-
-    def __enter__(self) -> Caller:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def time_submits(self) -> float:
-        """Return the seconds until a segment is acknowledged: the 10th percentile, which other load hardly affects."""
-        took = []
-        for _ in range(100):
-            began = time.monotonic()
-            self.send(submit(self._seq, segment(3)))
-            self._seq += 1
-            self.acked(lambda ack: ack.received >= self._seq)
-            took.append(time.monotonic() - began)
-        return sorted(took)[len(took) // 10]
-
-    def ask_status(self) -> dict[str, Any]:
-        self.say(StatusRequest())
-        document: dict[str, Any] = self.hear(StatusReply).report
-        return document
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
@@ -158,7 +102,7 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Repo
         pass  # torch is imported now, and its memory is no longer counted
     before_kib, peak_kib = resident_kib(process.pid), [0]
     began = time.monotonic()
-    with Caller(address) as caller, sampled(process, peak_kib):
+    with contextlib.closing(Attacker(address, None)) as caller, sampled(process, peak_kib):
         sizes = {"hidden_sizes": [30_000, 30_000]}
         caller.say(hello(client_id="huge", **{**NEW_CLIENT, "algorithm_name": name}, algorithm_parameters=sizes))
         refused = caller.hear(Refused)
@@ -253,26 +197,6 @@ def empty_frames(address: str) -> int:
 
 
 ATTACKS = {"half-sent frames": half_sent, "a message without end": endless, "empty frames without end": empty_frames}
-
-
-def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway.connections.TIDY_S", 0.05)
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway.connections.IDLE_CONNECTION_S", 2.5)
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.05)
-    register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
-    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as learner:
-        with join(learner.address, algorithm_name=ALGORITHM) as agent, dial(learner.address) as half:
-            half.sendall(greeting() + ready())
-            assert hear_ready(half)
-            half.sendall(frame(bytes(1000), declared=1 << 20))
-            half.settimeout(PATIENCE_S)
-            with contextlib.suppress(ConnectionError):
-                while half.recv(1 << 16):
-                    pass
-            play(agent, 16)
-            agent.flush(PATIENCE_S)
-            assert agent.stats()["counters"]["joined"] == 1
-        assert learner.status()["counters"]["connections.cut"] == 1
 
 
 def test_a_learner_that_cannot_shed_memory_ends_and_says_why(tmp_path: Path, report: Report, spawn: Spawn) -> None:

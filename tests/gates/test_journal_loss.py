@@ -154,35 +154,6 @@ def test_checkpoints_without_journal_and_marks(folder: Path, seed: int, report: 
         report(gap=numbers["gap"], trained=numbers["verdicts"]["trained"], said=said.partition(": ")[2][:200])
 
 
-def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int, report: Report) -> None:
-    """An older journal with the newer marks file is behind the marks. With its own marks file, it is behind the checkpoints."""
-    lost = {}
-    for with_marks in (False, True):
-        with living(folder / str(with_marks), seed, 50) as (lab, actors):
-            lab.learner.kill()
-            old = contents(lab.run_dir)
-            lab.serving()
-            more(lab, 100)
-            newest = checkpoints(lab)[-1].name
-            lab.loop.until(lambda lab=lab, n=newest: checkpoints(lab)[-1].name > n, DEADLINE_S, "a newer checkpoint")  # type: ignore[misc]
-            lab.learner.kill()
-            for path in lab.run_dir.glob("journal.*"):
-                if with_marks or path.suffix != ".marks":
-                    path.unlink()
-            for name, data in old.items():
-                if with_marks or not name.endswith(".marks"):
-                    (lab.run_dir / name).write_bytes(data)
-            said = refusal(lab.run_dir)
-            lab.reconfigure(resume="accept-loss")
-            lab.serving()
-            more(lab, 50)
-            numbers = lab.finish(*actors)["clients"]["on"]
-            assert numbers["pending"] == 0
-            assert numbers["accepted"] == numbers["verdicts"]["trained"] + numbers["rolled_back"]
-            lost[with_marks] = numbers["rolled_back"], said.partition(": ")[2][:120]
-    report(beside_newer_marks=lost[False], beside_newer_checkpoints=lost[True])
-
-
 def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None:
     with living(folder, seed, 50) as (lab, actors):
         lab.stop(*actors)

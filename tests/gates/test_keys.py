@@ -143,17 +143,6 @@ def test_an_admin_of_one_client_sees_its_status_alone(siege: Siege) -> None:
         assert set(warden.hear(StatusReply).report["clients"]) == seen
 
 
-def test_a_session_is_its_keys_alone(siege: Siege) -> None:
-    """A session is bound to its key. Case 8 of test_malicious.py tests a stolen routing id. Here the actor is not live."""
-    first = siege.attacker("victim")
-    first.join(actor_id="theirs")
-    first.say(Bye())
-    until(lambda: not siege.status()["clients"]["lab"]["actors"]["theirs"]["live"], "the end of it")
-    assert siege.attacker("mallory").refused(hello(actor_id="theirs", incarnation=99)) == "identity"
-    siege.attacker("victim").join(actor_id="theirs", incarnation=6)
-    siege.check({"refused.identity": 1})
-
-
 def test_a_restarted_learner_knows_whose_an_actor_is(tmp_path: Path, stack: ExitStack) -> None:
     with ExitStack() as first:
         siege = Siege(tmp_path, first, keys=True, run_dir=tmp_path / "run")
@@ -200,17 +189,6 @@ def test_actors_of_a_key_are_counted(siege: Siege) -> None:
     siege.check({"refused.quota": AtLeast(1)}, besides=["refused.no_session"])  # actors that end may have messages on their way
 
 
-def test_a_segment_that_is_too_long_for_a_key(siege: Siege) -> None:
-    """The learner refuses the segment while the quota is in force."""
-    agent = streams(siege, "lengthy", 1, steps=12)
-    until(lambda: agent.stats()["counters"].get("refused_by_learner.quota"), "a refusal")
-    assert agent.stats()["accepted"] == 0
-    ring(siege).allow("lengthy", quota={"segment_steps": 20})
-    reload(siege)
-    settled(agent)
-    siege.check({"refused.quota": AtLeast(1)})
-
-
 def test_fetches_are_counted(siege: Siege) -> None:
     """A peer that fetches again and again is refused. An actor of the same key that needs weights gets them a little later."""
     ring(siege).allow("fetcher", quota={"fetches_per_min": 60})
@@ -225,18 +203,6 @@ def test_fetches_are_counted(siege: Siege) -> None:
     play(agent, 3)
     settled(agent)
     siege.check({"refused.quota": AtLeast(5)})
-
-
-def test_a_key_is_added(siege: Siege) -> None:
-    with pytest.raises(HandshakeRefused, match="have it listed"):
-        siege.agent("new")
-    ring(siege).allow("new")
-    reload(siege)
-    agent = siege.agent("new")
-    play(agent, STEPS)
-    settled(agent)
-    expected = {"connections.handshake_failed.auth": AtLeast(1), "security.denied.unlisted": AtLeast(1)}
-    siege.check(expected, besides=HUNG_UP)
 
 
 def test_a_key_is_added_for_an_actor_that_waits(siege: Siege, tmp_path: Path) -> None:
@@ -312,24 +278,6 @@ def test_a_key_is_replaced_under_its_name(siege: Siege) -> None:
     reload(siege)
     assert until(lambda: old.refused(hello(actor_id="theirs")) == "forbidden", "the refusal")
     siege.attacker("victim").join(actor_id="theirs", incarnation=6)
-    good_goes_on(siege)
-
-
-def test_a_role_is_taken_away(siege: Siege) -> None:
-    """Without ``submit``, the actor is refused and keeps its segments. It sends them when the role is given back."""
-    ring(siege).allow("worker")
-    reload(siege)
-    agent = siege.agent("worker", actor_id="worker")
-    play(agent, STEPS)
-    settled(agent)
-    ring(siege).allow("worker", roles=["read_weights"])
-    reload(siege)
-    play(agent, 3)
-    until(lambda: agent.stats()["counters"].get("refused_by_learner.forbidden"), "the refusal")
-    until(lambda: "not have the role submit" in agent.stats()["error"], "the error in stats", 0.3)
-    ring(siege).allow("worker")
-    reload(siege)
-    settled(agent)
     good_goes_on(siege)
 
 
@@ -559,12 +507,3 @@ def test_a_sidecar_has_the_keys(siege: Siege) -> None:
     agent.wait_version(agent.version + 2, PATIENCE_S)
     settled(agent)
     assert agent.digest == siege.learner.digest("lab", agent.version)
-
-
-def test_a_sidecar_without_the_right_keys_gets_nowhere(siege: Siege) -> None:
-    """The reason is known at the learner only."""
-    for timeout_s in (0.5, 2.0, 20.0):
-        if "denied.unlisted" not in siege.status()["security"]:
-            with pytest.raises((HandshakeRefused, LearnerUnavailable)):
-                siege.agent("nobody", sidecar=True, connect_timeout_s=timeout_s)
-    assert siege.status()["security"]["denied.unlisted"] >= 1

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit import play
@@ -90,10 +88,6 @@ class Lives:
         self.accepted[name] = self.accepted.get(name, 0) + episodes
 
 
-def events_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
-    return [found for line in (run_dir / "log.jsonl").read_text().splitlines() if (found := json.loads(line))["event"] == event]
-
-
 def test_a_run_starts_again_whatever_its_clients_are_called(
     spawn: Spawn, run_dir: Path, tier: Tier, seed: int, report: Report
 ) -> None:
@@ -122,20 +116,3 @@ def test_a_run_starts_again_whatever_its_clients_are_called(
         folders = [path.name for path in (run_dir / folder).iterdir()]
         assert len({name.lower() for name in folders}) == len(folders) == len(names)
     report(names=len(names), segments=sum(lives.accepted.values()), lost=0, lives=3)
-
-
-def test_what_stands_in_the_way_is_moved_and_said(spawn: Spawn, run_dir: Path, report: Report) -> None:
-    lives = Lives(spawn, run_dir)
-    lives.start()
-    lives.play("luna")
-    lives.child.end()
-    (run_dir / "journal.db-shm").mkdir()
-    (run_dir / "journal.db-shm" / "note").write_text("somebody's")
-    (run_dir / "dead").write_text("somebody's")
-    lives.start()
-    lives.play("luna", 1)
-    lives.child.end()
-    assert [path.read_text() for path in run_dir.glob("before-*/journal.db-shm/note")] == ["somebody's"]
-    assert [path.read_text() for path in run_dir.glob("before-*/dead")] == ["somebody's"]
-    assert {event["source"] for event in events_of(run_dir, "moved")} == {"dead", "journal.db-shm"}
-    report(moved=2, lost=0)

@@ -37,7 +37,7 @@ BEYOND = [
 WITHIN = ["log_probs -99"]
 """Within all bounds. With a negative advantage, the probability ratio exceeds float32."""
 
-LEGAL = ["observations subnormal", "rewards subnormal", "observations flipped", "rewards flipped"]
+LEGAL = ["observations subnormal", "rewards subnormal"]
 
 
 class Run:
@@ -128,7 +128,7 @@ def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
     spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Report
 ) -> None:
     target = TARGET if tier.long else QUICK_TARGET
-    groups = [[*BEYOND, *WITHIN, *LEGAL[:2]]] if not tier.long else [[kind] for kind in (*BEYOND, *WITHIN, *LEGAL[:2])]
+    groups = [[*BEYOND, *WITHIN, *LEGAL]] if not tier.long else [[kind] for kind in (*BEYOND, *WITHIN, *LEGAL)]
     for number, kinds in enumerate(groups):
         run = Run(spawn, tmp_path / str(number), seed, "PPO", kinds, 0.05, target)
         until(lambda run=run: run.actor.ask("status")["done"], f"a mean return of {target:g}", 10 * PATIENCE_S, every_s=0.2)  # type: ignore[misc]
@@ -156,7 +156,7 @@ def test_a_replay_with_poison_in_it_teaches_cartpole_too(
     spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Report
 ) -> None:
     """DQN reaches the target in the long tier only."""
-    run = Run(spawn, tmp_path / "run", seed, "DQN", [*BEYOND, *LEGAL[:2]], 0.05, 1e9)
+    run = Run(spawn, tmp_path / "run", seed, "DQN", [*BEYOND, *LEGAL], 0.05, 1e9)
     mean = 0.0
     if tier.long:
         mean = until(lambda: (m := greedy_return(run.address, 20, seed)) >= TARGET and m, "475 without exploration", 900.0, 5.0)
@@ -199,17 +199,3 @@ def test_one_poison_at_a_time_that_no_bound_stops(
     report(algorithm=algorithm, poisons=len(kinds), quarantined=quarantined, undone=undone(client), mean=round(played["mean"], 1))
     assert quarantined == sum(found) <= len(kinds) and undone(client) <= len(kinds)
     assert quarantined >= 1, "a poison that makes an update not finite is found"
-
-
-@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
-def test_subnormal_and_flipped_numbers_are_trained_on(
-    algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Report
-) -> None:
-    run = Run(spawn, tmp_path / "run", seed, algorithm, LEGAL, 0.2, 1e9)
-    until(lambda: run.actor.ask("status")["steps"] > tier.size(3000, 60_000), "some training", 10 * PATIENCE_S, every_s=0.1)
-    played, client = run.finish()
-    report(
-        algorithm=algorithm, spoilt=sum(played["spoilt"].values()), trained=client["verdicts"]["trained"], steps=played["steps"]
-    )
-    assert sum(played["spoilt"].values()) > 10 and played["beyond"] == 0
-    assert client["verdicts"]["quarantined"] == undone(client) == 0 and client["updates"] > 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,25 +105,6 @@ def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) ->
         assert status["counters"]["checkpoints_damaged"] == newest
         lost = assert_exact(lab, status, actors, gap=False)
         assert lost == 0 or newest == 2
-
-
-def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    with living(folder, seed, checkpoint_every_s=600.0) as (lab, actors):
-        lab.learner.kill()
-        with closing(sqlite3.connect(lab.run_dir / "journal.db")) as db:
-            rows = db.execute("SELECT row, end_seq - first_seq - refused, frames FROM entries").fetchall()
-            damaged = rng.sample(rows, 3)
-            for row, _, frames in damaged:
-                bad = bytearray(frames)
-                bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
-                db.execute("UPDATE entries SET frames = ? WHERE row = ?", (bytes(bad), row))
-            db.commit()
-        lab.serving()
-        more(lab, 50)
-        status = lab.finish(*actors)
-        assert status["counters"]["entries_damaged"] == status["journal"]["damaged"] == len(damaged)
-        assert assert_exact(lab, status, actors, gap=False) == sum(count for _, count, _ in damaged)
 
 
 def test_resume_never(folder: Path, seed: int) -> None:

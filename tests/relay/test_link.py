@@ -131,17 +131,6 @@ def test_after_long_service_the_other_relays_are_tried_at_once() -> None:
     assert network.open == [f"tcp://{RELAYS[0]}"]
 
 
-def test_a_relay_that_sends_too_much_is_at_fault() -> None:
-    network: Any = FakeNetwork()
-    link = linked(network, RELAYS[0])
-    for _ in range(MAX_IDLE_MESSAGES):
-        link.received(1, 1.2)
-    assert link.fault(1.2) is None
-    link.received(1, 1.2)
-    fault = link.fault(1.2)
-    assert fault is not None and fault[0] == "flood"
-
-
 def test_a_slow_stream_of_messages_is_no_fault() -> None:
     network: Any = FakeNetwork()
     link = linked(network, RELAYS[0])

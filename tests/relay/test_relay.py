@@ -33,10 +33,9 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.relay import Relay
 from rl4sys_zmq.relay.relay import RelayThread
-from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import read_learner_public, read_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.transports import MAX_FRAMES, Address, Poller, SendResult, Socket, subscribed_topics
+from rl4sys_zmq.transports import MAX_FRAMES, Address, SendResult, Socket, subscribed_topics
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import WeightsHeader, digest, encode_update
 from rl4sys_zmq.wire import decode, encode
@@ -143,23 +142,6 @@ def test_actors_of_a_relay_that_ends_go_on_and_return(site: Site) -> None:
     assert agent.stats()["counters"]["relays_left.silent"] >= 1
 
 
-def test_another_relay_is_used_before_the_learner(site: Site) -> None:
-    learner = site.learner()
-    relays = [site.relay(learner.address) for _ in range(2)]
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=[relay.address for relay in relays])
-    drive(driver, learner, [agent], 3)
-    relays[0].close()
-    until(lambda: relays_of([agent]) == [relays[1].address], "the second relay")
-    drive(driver, learner, [agent], 3)
-
-
-def test_an_actor_starts_without_any_of_its_relays(site: Site) -> None:
-    learner = site.learner()
-    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=("inproc://nobody-binds-this",))
-    drive(driver, learner, [agent], 2)
-    assert relays_of([agent]) == [""]
-
-
 def forged(header: Frame, payload: Frame) -> tuple[bytes, bytes | memoryview]:
     """Return forged weights for the same version, whole and with a right digest. Without the key, a relay can do no more."""
     head = WeightsHeader.unpack(header)
@@ -206,19 +188,6 @@ def test_an_actor_leaves_a_relay_that_withholds_versions(site: Site, monkeypatch
     assert agent.stats()["counters"]["relays_left.behind"] >= 1
 
 
-def test_a_learner_that_starts_again_is_followed_in_its_new_generation(site: Site) -> None:
-    learner, relay, driver, agent = site.line(TCP)
-    address = learner.address
-    drive(driver, learner, [agent], 3)
-    generation = agent.stats()["generation"]
-    learner.close()
-    learner = site.learner(address)
-    until(lambda: all(a.stats()["generation"] > generation for a in (driver, agent)), "the new generation")
-    until(lambda: relays_of([agent]) == [relay.address], "the relay again")
-    drive(driver, learner, [agent], 3)
-    assert relay.status()["clients"]["lab"]["generation"] == agent.stats()["generation"]
-
-
 def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
     learner, relay, driver, agent = site.line(TCP, sidecar=True)
     drive(driver, learner, [agent], 4)
@@ -239,47 +208,6 @@ def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.
     assert read.wait(PATIENCE_S)
     play(driver, 1)
     assert learner.wait(client_id="lab", version=driver.version + 1, timeout_s=PATIENCE_S) > driver.version
-
-
-class FloodingRelay(Worker):
-    """A relay that sends endless junk to each peer after its first message."""
-
-    def __init__(self) -> None:
-        super().__init__("flooding-relay")
-        self.address = f"inproc://relay-{uuid.uuid4().hex}"
-        self._over, self._open = threading.Event(), threading.Event()
-
-    def run(self) -> None:
-        """Send junk until the relay is stopped."""
-        with Socket.router(self.address) as router, Poller() as poller:
-            poller.register(router)
-            self._open.set()
-            peers: set[bytes] = set()
-            while not self._over.is_set():
-                poller.poll(0.0 if peers else 0.1)
-                while (frames := router.recv()) is not None:
-                    peers.add(bytes(frames[0]))
-                for peer in list(peers):
-                    if router.send([peer, b"junk"]) is SendResult.GONE:
-                        peers.discard(peer)
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def wait_open(self) -> None:
-        assert self._open.wait(PATIENCE_S)
-
-
-def test_a_relay_that_floods_its_actor_stops_nothing(site: Site, stack: ExitStack) -> None:
-    flood = FloodingRelay()
-    flood.start()
-    stack.callback(lambda: flood.join(PATIENCE_S))
-    stack.callback(flood.stop)
-    flood.wait_open()
-    learner = site.learner()
-    driver = site.agent(learner, drives=True, relays=(flood.address,))
-    drive(driver, learner, [], 5)
-    assert relays_of([driver]) == [""] and driver.stats()["counters"]["relays_left.flood"] >= 1
 
 
 def test_messages_of_the_upstream_with_too_many_frames_are_counted(site: Site, stack: ExitStack) -> None:

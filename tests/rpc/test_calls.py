@@ -7,11 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     PayloadError,
 )
-from rl4sys_zmq.rpc import BatchLimits, Caller, CallRefusedByCallback, Server, executor
+from rl4sys_zmq.rpc import BatchLimits, Caller, CallRefusedByCallback, Server
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.transports.context import open_sockets
 
@@ -216,22 +214,6 @@ def test_a_callback_that_blocks_holds_up_its_own_lane_alone(server: Server, bloc
         assert (blocked.result(WAIT_S), beside.result(WAIT_S)) == (1, 2)
         assert client.call("quick", 4) == 4
     assert server.counters.get("takeovers") >= 1
-
-
-def test_what_its_caller_gave_up_is_not_run(server: Server, block: Blocker, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.register("block", block)
-    server.start()
-    with client_of(server) as client:
-        first = client.submit("block", "first")
-        assert block.entered.wait(WAIT_S)
-        with pytest.raises(CallTimeout):
-            client.call("block", "given up", timeout_s=0.05)
-        # The server counts from the arrival of the call, which can be later than the caller does.
-        monkeypatch.setattr(executor, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 0.05))
-        block.leave.set()
-        first.result(WAIT_S)
-        client.call("block", "last")
-    assert block.ran == ["first", "last"]
 
 
 def test_too_many_waiting_calls_are_refused(server: Server, block: Blocker) -> None:

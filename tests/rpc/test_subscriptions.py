@@ -45,17 +45,6 @@ def test_a_subscriber_finds_a_server_that_publishes_elsewhere(tmp_path: Path) ->
             assert got.get(timeout=WAIT_S) == 3
 
 
-def test_a_server_is_busy_while_beacons_are_due(tmp_path: Path) -> None:
-    with Server(f"ipc://{tmp_path}/server", name="busy", pub=f"ipc://{tmp_path}/pub") as server:
-        server.register("echo", lambda payload: payload)
-        server.start()
-        with Caller(server.address, timeout_s=WAIT_S) as client:
-            deadline = time.monotonic() + 0.5  # several beacons
-            while time.monotonic() < deadline:
-                assert client.call("echo", 1) == 1
-        server.raise_if_dead()
-
-
 def test_a_message_with_too_many_frames_at_the_publisher_is_counted(tmp_path: Path) -> None:
     with Server(f"ipc://{tmp_path}/server", name="calm", pub=f"ipc://{tmp_path}/pub") as server:
         server.start()

@@ -21,7 +21,6 @@ from rl4sys_zmq.security.keys import curve_server
 from rl4sys_zmq.security.zap import Denied, register_domain
 from rl4sys_zmq.testing import TransportUnderTest
 from rl4sys_zmq.transports import MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
-from rl4sys_zmq.transports.peers import MAX_UNGRANTED
 
 PATIENCE_S = 10.0
 
@@ -161,18 +160,6 @@ def test_who_does_not_get_in_is_counted_and_told(house: Any, case: Any) -> None:
     if there.is_final:
         until(lambda: bad.send([b"x"]) is SendResult.FULL, "libzmq giving up")
     assert router.recv() is None and house.domain.alive
-
-
-def test_a_learner_without_keys_and_an_actor_with(house: Any) -> None:
-    router = house.stack.enter_context(Socket.router("tcp://127.0.0.1:0", watch=True))
-    bad = house.dealer(router, house.actor("arm"), watch=True)
-    good = house.stack.enter_context(Socket.dealer(router.bound))
-    assert good.send([b"x"]) and receive(router)[1] == b"x"
-    for socket, side in ((bad, "actor"), (router, "learner")):
-        event = failure(socket)
-        assert (event.name, event.detail, event.is_final) == ("handshake_failed.protocol", 0x11000002, True)
-        assert "keys" in explain(event, side)
-    assert router.recv() is None
 
 
 def test_good_connections_have_their_events(house: Any) -> None:
@@ -317,12 +304,6 @@ def test_one_handler_for_all_domains(house: Any) -> None:
     for name in ("", "x" * 256):
         with pytest.raises(ConfigError, match="not a ZAP domain"):
             register_domain(name, house.check)
-
-
-def test_domains_come_and_go(house: Any) -> None:
-    house.domain.close()
-    for _ in range(50):
-        register_domain("data", house.check).close()
 
 
 def test_a_check_that_waits_does_not_hang_close(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,26 +508,3 @@ def test_notices_name_their_user(house: Any) -> None:
     assert notice(publisher) == (False, b"arm") and publisher.user == "arm"
     subs["leg"].close()
     assert notice(publisher) == (False, b"leg") and publisher.user == "", "libzmq wrote this one"
-
-
-def test_who_asks_in_vain_too_often_is_cut_off(house: Any) -> None:
-    publisher = house.stack.enter_context(Socket.xpub("tcp://127.0.0.1:0", secure=house.secure(), grants=True, watch=True))
-    good = house.stack.enter_context(Socket.sub(publisher.bound, secure=curve_client(house.actor("good"))))
-    good.subscribe(b"w")
-    assert notice(publisher) == (True, b"w")
-    publisher.grant(b"w")
-    keys = house.actor("rude")
-    rude = house.stack.enter_context(Socket.sub(publisher.bound, secure=curve_client(keys), watch=True))
-    for number in range(MAX_UNGRANTED + 20):
-        rude.subscribe(number.to_bytes(4, "little"))
-    until(lambda: publisher.recv() and publisher.user == "rude")
-    del house.users[keys.own.public]
-
-    def out() -> Any:
-        while publisher.recv() is not None:
-            pass
-        return any(event.name == "handshake_failed.auth" for event in rude.events())
-
-    until(out, "the end of the rude one")
-    publisher.send([b"w", b"x"])
-    assert receive(good) == [b"w", b"x"]

@@ -84,17 +84,6 @@ def python(code: Any, **kwargs: Any) -> Any:
 
 
 @NETWORKS
-def test_echo(make: Any, router: Any) -> None:
-    with make() as network, network.dealer(router.bound) as dealer:
-        assert dealer.recv() is None
-        assert dealer.send([b"one", b"", memoryview(b"three")])
-        peer, *frames = receive(router)
-        assert frames == [b"one", b"", b"three"]
-        assert router.send([peer, *frames])
-        assert receive_line(network, dealer) == frames
-
-
-@NETWORKS
 def test_sub(make: Any) -> None:
     with Socket.xpub("tcp://127.0.0.1:0") as xpub, make() as network, network.sub(xpub.bound) as sub:
         sub.subscribe(b"a")
@@ -170,15 +159,6 @@ def test_large_messages_both_ways(factory: Any, router: Any) -> None:
         assert router.send([peer, body])
     assert [carried(factory, router)[1] for _ in range(10)] == bodies[10:]
     assert [receive_line(factory, dealer)[0] for _ in range(10)] == bodies[:10]
-
-
-def test_unread_messages_stay_in_the_network_and_none_is_lost(factory: Any, router: Any) -> None:
-    dealer, peer = met(factory, router)
-    body = bytes(1_000_000)
-    for n in range(60):
-        assert router.send([peer, b"%d" % n, body])
-    for n in range(60):
-        assert receive_line(factory, dealer) == [b"%d" % n, body]
 
 
 @pytest.mark.parametrize("sent", [40, 2000])
@@ -281,18 +261,6 @@ def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: 
         poller.close()
     with SidecarSocketFactory() as factory:
         met(factory, router)
-
-
-def test_a_kill_amid_large_messages(router: Any) -> None:
-    with SidecarSocketFactory() as factory:
-        dealer, _ = met(factory, router)
-        for _ in range(5):
-            assert dealer.send([bytes(4_000_000)])
-        os.kill(factory.pid, signal.SIGABRT)
-        with pytest.raises(TransportError, match="signal 6"), factory.poller() as poller:
-            poller.register(dealer)
-            while True:
-                poller.poll(DEADLINE_S)
 
 
 def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, router: Any) -> None:

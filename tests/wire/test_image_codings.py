@@ -137,15 +137,6 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> 
         batch.segments()
 
 
-@pytest.mark.parametrize("codec", [PNG, JPEG])
-def test_a_poisoned_image_costs_its_segment_alone(codec: Any) -> None:
-    sent = [segment(seed=n, masks=n == 2) for n in range(4)]
-    poisoned = forged(submit(sent, codec), 3, b"\x10\0\0\0not an image, no")
-    batch = SegmentBatchReader(poisoned)
-    assert batch.errors(SCHEMA) == {}
-    assert list(batch.decode_images()) == [3 if submit(sent, codec).layouts[0].endswith("m") else 2]
-
-
 def test_released_images_are_decoded_again() -> None:
     batch = SegmentBatchReader(submit([segment(seed=n) for n in range(3)], PNG))
     first = [np.array(one.observations) for one in batch.segments()]

@@ -633,24 +633,6 @@ def test_a_tree_of_observations_has_a_column_for_each_array_in_sorted_order(make
         assert same(SegmentBatchReader(batch.alone(0), TREES).segments()[0], sent)
 
 
-def test_versions_of_a_tree_of_observations(make_segment: Any) -> None:
-    mixed = dataclasses.replace(with_tree(make_segment(3)), versions=np.array([4, 2, 9], np.uint64))
-    batch = SegmentBatchReader(join_submit(0, 0, [pack_segment(with_tree(make_segment(3))), pack_segment(mixed)]), TREES)
-    assert batch.oldest(1_700_000_000_000, 0) == [3, 2]
-    assert batch.segments()[1].versions.tolist() == [4, 2, 9]
-
-
-@pytest.mark.parametrize("size", [LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
-def test_large_leaves_travel_in_frames_of_their_own(make_segment: Any, size: int) -> None:
-    big = dataclasses.replace(
-        make_segment(), observations=(np.ones((2, size // 2), "|u1"), np.zeros(2), np.full((2, size // 8), 3.0, "<f4"))
-    )
-    packed = pack_segment(big)
-    assert len(packed.large) == 2 * (size >= LARGE_BYTES)
-    back = read_submit(decode(encode(join_submit(0, 0, [pack_segment(make_segment()), packed, packed]))))  # type: ignore[arg-type]
-    assert all(same(a, b) for a, b in zip((make_segment(), big, big), back, strict=True))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
-from typing import Any
 
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io.segment_queue import BatchSender
 
-GREEDY_STEPS = 10**6
 CATCH_UP_S = 0.05
 
 given = options()
@@ -22,11 +19,8 @@ over, going = threading.Event(), threading.Event()
 class Member:
     """One actor that tries to collect `hz` steps per second, as many as possible with 0."""
 
-    def __init__(self, agent: RL4SysAgent, hz: float, episode: int = 50, *, greedy: bool = False) -> None:
+    def __init__(self, agent: RL4SysAgent, hz: float, episode: int = 50) -> None:
         self.agent, self.hz, self.episode = agent, hz, episode
-        if greedy:
-            sender: Any = agent._io._batch_sender
-            sender.__class__ = Greedy
 
     def act(self) -> None:
         """Play episodes while the crew goes, until the process ends."""
@@ -45,13 +39,6 @@ class Member:
                 self.agent.add_to_trajectory(traj, action)
             if traj is not None:
                 self.agent.mark_end_of_trajectory(traj, action)
-
-
-class Greedy(BatchSender):
-    """A sender that always requests a million steps."""
-
-    def wanted_steps(self, now: float, asked_steps: int) -> int:
-        return super().wanted_steps(now, asked_steps) + GREEDY_STEPS
 
 
 def begin() -> bool:

@@ -32,41 +32,12 @@ def play(player: RL4SysAgent, episodes: int | None) -> None:
         player.mark_end_of_trajectory(traj, action)
 
 
-def in_threads(count: int, episodes: int) -> dict[str, Any]:
-    failed: list[str] = []
-
-    def one() -> None:
-        try:
-            play(agent, episodes)
-        except Exception as exc:
-            failed.append(repr(exc))
-
-    threads = [threading.Thread(target=one) for _ in range(count)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    agent.flush(120.0)
-    return {"took_s": time.monotonic() - began, "failed": failed, **agent.stats()}
-
-
 def in_background(count: int) -> bool:
     before = agent.stats()["submitted"]
     for _ in range(count):
         threading.Thread(target=play, args=(agent, None), daemon=True).start()
     while agent.stats()["submitted"] < before + 1000:
         time.sleep(0.001)
-    return True
-
-
-def close_twice() -> bool:
-    threads = [threading.Thread(target=agent.close) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    agent.close()
     return True
 
 
@@ -121,9 +92,7 @@ obey(
     play=lambda episodes: play(agent, episodes),
     flush=lambda: agent.flush(60.0),
     stats=stats,
-    in_threads=in_threads,
     in_background=in_background,
-    close_twice=close_twice,
     fork_with_its_own=fork_with_its_own,
     fork_with_inherited=fork_with_inherited,
 )

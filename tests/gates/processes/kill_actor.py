@@ -39,11 +39,6 @@ class ActionSelector:
         self._latencies: list[float] = []
         self._law_at = 0.0
         self.stopping = threading.Event()
-        self._environment: Any = None
-        if "env" in options:
-            import gymnasium  # only where an environment is played
-
-            self._environment = gymnasium.make(options["env"])
         self._spooled = "spool" in options.get("config", {})
         if self._spooled:
             self._watch_spool()
@@ -92,7 +87,7 @@ class ActionSelector:
         period_s, due = 1.0 / self._options["rate"], time.monotonic()
         while not self.stopping.is_set():
             if self.agent.stats()["in_actor"] < self._options["max_queued"]:
-                (self._episode if self._environment is None else self._play)()
+                self._episode()
             self._note_acks()
             self._note_law()
             due = max(due + period_s, time.monotonic() - 0.1)
@@ -112,23 +107,6 @@ class ActionSelector:
             began = time.perf_counter()
             self.agent.mark_end_of_trajectory(traj, action)
             self._latencies.append(time.perf_counter() - began)
-
-    def _play(self) -> None:
-        """Play an episode of the environment. End it early if the learner is absent for too long."""
-        environment, traj, action = self._environment, None, None
-        observation, _ = environment.reset(seed=self._rng.randrange(1 << 31))
-        ended = capped = False
-        try:
-            while not (ended or capped or self.stopping.is_set()):
-                traj, action = self.agent.request_for_action(traj, observation)
-                observation, reward, ended, capped, _ = environment.step(action.act)
-                action.update_reward(float(reward))
-                self.agent.add_to_trajectory(traj, action)
-                self._note_acks()
-        except LearnerUnavailable:
-            self._trace.note("waited_too_long")
-        if traj is not None:
-            self.agent.mark_end_of_trajectory(traj, action, truncated=not ended, final_obs=observation)
 
     def _note_acks(self) -> None:
         stats = self.agent.stats()

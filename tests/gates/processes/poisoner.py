@@ -53,8 +53,6 @@ KINDS: dict[str, Callable[[Segment], Segment]] = {
     "return 1e30": lambda s: dataclasses.replace(s, episode_return=1e30) if s.episode_return is not None else s,
     "observations subnormal": lambda s: scale(s, "observations", 1e-40),
     "rewards subnormal": lambda s: scale(s, "rewards", 1e-40),
-    "observations flipped": lambda s: scale(s, "observations", -1.0),
-    "rewards flipped": lambda s: scale(s, "rewards", -1.0),
     "rewards late": lambda s: s,  # `Poisoned.add_to_trajectory` does this
 }
 

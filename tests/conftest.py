@@ -1,7 +1,5 @@
 """Fixtures for every test: a leak check, a printed seed, and Hypothesis without deadlines."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

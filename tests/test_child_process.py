@@ -1,7 +1,5 @@
 """Child processes: their exit status, their process group, and their end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

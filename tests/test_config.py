@@ -1,7 +1,5 @@
 """The configuration: both of RL4Sys's forms, synonyms, and an error that names the key for each mistake."""
 
-from __future__ import annotations
-
 import builtins
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Counters that several threads increment."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -1,7 +1,5 @@
 """Repeated messages: the mark of a stream and the window of calls recognise them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

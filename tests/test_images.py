@@ -1,7 +1,5 @@
 """Images as files: coded images are decoded again, and invalid files are refused before Pillow decodes them."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

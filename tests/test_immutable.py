@@ -1,7 +1,5 @@
 """Classes made by `immutable` behave as dataclasses with ``frozen=True, slots=True``."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, replace

@@ -1,7 +1,5 @@
 """The words of the package and its tests: replaced terms do not come back, and docstrings begin as the style guide requires."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import io

@@ -1,7 +1,5 @@
 """The timers of the protocol: pauses between attempts, deadlines, and the relations between timeouts."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

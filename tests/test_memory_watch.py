@@ -1,7 +1,5 @@
 """Memory that large messages have freed is used again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

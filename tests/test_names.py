@@ -1,7 +1,5 @@
 """Names from outside the program, and the parts of paths that are made from them."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import unquote
 

@@ -1,7 +1,5 @@
 """The contents of a wheel: everything that users need, and nothing that only this package's own tests use."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import importlib.util

@@ -1,7 +1,5 @@
 """Registries: the sources of entries, their precedence, and a broken entry, which fails alone."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

@@ -1,7 +1,5 @@
 """Text from a peer can neither control a terminal nor forge a log line."""
 
-from __future__ import annotations
-
 import io
 import logging
 from pathlib import Path

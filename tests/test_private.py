@@ -1,7 +1,5 @@
 """Private folders: their mode, and what a loss of power leaves of them."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

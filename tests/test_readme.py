@@ -1,7 +1,5 @@
 """The README and the how-to pages run: each Python block and each command unchanged, on a port of its own."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

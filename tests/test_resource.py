@@ -1,7 +1,5 @@
 """The threads of the package run in programs that give all their threads small stacks."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """A learner that keeps the segments of its clients, and agents that join it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """A fast host sends its newest segments. Segments beyond the learner's request are dropped, oldest versions first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 

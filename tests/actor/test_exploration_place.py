@@ -1,7 +1,5 @@
 """The place of an actor on the ladder of epsilons depends only on its name, and is the same at each start."""
 
-from __future__ import annotations
-
 from math import exp
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Policies with extra columns in an actor: trajectories carry the state, and a segment begins where the state breaks off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

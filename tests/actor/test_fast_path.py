@@ -1,7 +1,5 @@
 """The fast path of an ordinary step has the same results as the full path, for all inputs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

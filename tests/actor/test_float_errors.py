@@ -1,7 +1,5 @@
 """A host that makes NumPy raise on float errors, or makes exceptions of warnings, gets actions as any other host does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A child that is forked while another thread of its parent holds a lock of the agent does not wait for that lock."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

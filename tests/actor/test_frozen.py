@@ -1,7 +1,5 @@
 """`FrozenAgent`: a host's loop runs unchanged, every action comes from the policy, and nothing is stored."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The log handlers of a host neither raise nor wait in the calls of an agent, and do not end its I/O thread."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

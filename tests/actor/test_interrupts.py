@@ -1,7 +1,5 @@
 """A signal handler of the host raises, or calls the agent, in the middle of the agent's calls."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The wait of an agent's constructor for a learner that starts a client, and the measurement of waits, on a simulated clock."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The forms of action masks that an agent takes, for actions of one part and of several parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

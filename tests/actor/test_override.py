@@ -1,7 +1,5 @@
 """`RL4SysAction.override`: what the host did is what is recorded, or the call says why it cannot be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cached policy is loaded bit for bit, or not at all."""
 
-from __future__ import annotations
-
 import os
 import random
 import stat

@@ -1,7 +1,5 @@
 """Actions of an actor without a policy: random ones, of which every element of a Box can occur, and the idle action."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

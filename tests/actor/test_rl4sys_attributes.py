@@ -1,7 +1,5 @@
 """The attributes and methods that programs for RL4Sys use beside the documented calls: of agents, actions and trajectories."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

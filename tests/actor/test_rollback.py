@@ -1,7 +1,5 @@
 """A host goes back from a version of a policy: it gives up one version, also by several threads, and uses the next one."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import deque

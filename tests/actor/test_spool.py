@@ -1,7 +1,5 @@
 """Segments in a spool reach each learner's journal once and in order, at whatever time the process dies."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

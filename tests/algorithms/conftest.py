@@ -1,7 +1,5 @@
 """One thread of torch for all tests of algorithms."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The network of a described policy in torch: the reference for the learner's networks and the actor's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

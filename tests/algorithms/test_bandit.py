@@ -1,7 +1,5 @@
 """Tests of the linear bandit: its posterior against a slow twin, its regret against uniform choices, and a learner with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

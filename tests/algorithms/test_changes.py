@@ -1,7 +1,5 @@
 """Laws of every algorithm: a change of parameters is a restart with the new values, and training starts from a policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the network ``cnn``: its layers by the size of images, torch and onnxruntime against a slow twin, and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Demonstrations in the replay of off-policy algorithms, and behaviour cloning."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Tests of a client's device: the error for a wrong one names the available ones, and a GPU computes what the CPU computes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

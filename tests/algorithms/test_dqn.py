@@ -1,7 +1,5 @@
 """Tests of DQN: its targets against a slow twin, its exact schedule, and its state bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of training with a recurrent network: PyTorch's gradients, recorded states, minibatches of sequences, resuming."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

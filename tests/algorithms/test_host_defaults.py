@@ -1,7 +1,5 @@
 """Algorithms in a program that changes torch's default dtype and device: nothing depends on them."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

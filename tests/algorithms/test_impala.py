@@ -1,7 +1,5 @@
 """Tests of IMPALA: an update is one gradient step on the losses of the paper, with weights for the age of the data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

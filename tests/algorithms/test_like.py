@@ -1,7 +1,5 @@
 """Tests of the parameter ``like``: an update with a library's values is that library's update, name by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of torch modules of a user as networks: the graph that actors get, training, and refused modules."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of the parameter ``network``: kinds by name, their options, the short form for MLPs, and refused values."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

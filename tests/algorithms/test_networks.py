@@ -1,7 +1,5 @@
 """Tests of the flat perceptrons against torch's own modules, of Adam against torch's Adam, and of the policy twin."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 

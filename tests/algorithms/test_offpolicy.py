@@ -1,7 +1,5 @@
 """Tests of the common parts of DQN, SAC, TD3 and DDPG: schedule, state, changes, devices, ranks, and removal of bad data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of parameters: each name of four projects has one meaning, and an error names the wrong parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of PPO as the learner thread uses it: its demand, its updates, its results, and exact resuming."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of A2C, A3C, REINFORCE and RPO: PPO with their settings agrees with their papers and with RL4Sys's programs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

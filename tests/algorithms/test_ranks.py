@@ -1,7 +1,5 @@
 """Tests of ranks, processes that train one policy together: their result is that of one process, and they end together."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

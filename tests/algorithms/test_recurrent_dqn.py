@@ -1,7 +1,5 @@
 """DQN with a recurrent network: a slow twin of its gradient step, its contract, undoing, and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace

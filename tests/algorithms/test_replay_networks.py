@@ -1,7 +1,5 @@
 """Tests of kinds of networks in the replay algorithms: values against a slow twin, actors, and refusals."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of algorithms that continue from a checkpoint on disk as without a restart, and of the last part of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Advantages and targets against twins that loop over time as the papers write them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

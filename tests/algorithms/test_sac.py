@@ -1,7 +1,5 @@
 """Tests of SAC's formulas against slow twins, and against the results of Stable-Baselines3 in the same order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the adapters of Stable-Baselines3: they train on segments and resume exactly, and actors act as in the library."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tests of the formulas of TD3 and DDPG against slow twins, and of the exploration of their actors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the adapter of TorchRL's losses: it trains on segments and resumes exactly, and actors act as its networks."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import fields
 from typing import Any

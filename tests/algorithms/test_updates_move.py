@@ -1,7 +1,5 @@
 """Tests that each update of each algorithm that trains by gradients moves a weight, unless the learning rate is 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of DQN's dueling, categorical and quantile heads against slow twins of their papers, and of the published policy."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arithmetic of benchmarks. No test asserts a measured figure."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

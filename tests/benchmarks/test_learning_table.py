@@ -1,7 +1,5 @@
 """The table of learning: equal greedy episodes on both sides, rows with their commit, and a page that agrees with the record."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """The benchmarks report their measurements beside a baseline, with the machine. No test asserts a figure."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

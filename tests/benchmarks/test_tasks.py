@@ -1,7 +1,5 @@
 """The small tasks of the learning table: their best returns, their policies, and actors that keep to masks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the file of the constants: each user has one, it is private and replaced as a whole, and damage is detected."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

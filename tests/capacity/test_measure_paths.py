@@ -1,7 +1,5 @@
 """The duration of a measurement of ingress, and the threads in it. No test asserts a measured figure."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

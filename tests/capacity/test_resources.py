@@ -1,7 +1,5 @@
 """Tests of the predictions: each formula against a slow twin, and the rules for all of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

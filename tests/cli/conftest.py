@@ -1,7 +1,5 @@
 """Commands in this process, and as processes. Each wait has a time limit, and no process is left behind."""
 
-from __future__ import annotations
-
 import os
 import queue
 import re

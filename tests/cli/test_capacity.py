@@ -1,7 +1,5 @@
 """The capacity command reports the sources of its numbers, the first limit, and the changes that would help."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

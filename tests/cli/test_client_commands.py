@@ -1,7 +1,5 @@
 """``rl4sys-learner client``: the commands of operators for a client, of a running learner and of a run directory."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Usage, configuration and exit codes, without processes."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

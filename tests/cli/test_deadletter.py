@@ -1,7 +1,5 @@
 """Dead letters as the command shows them, intact and damaged."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The doctor and the status of real learners, with the faults that an operator may cause."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

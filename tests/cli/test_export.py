@@ -1,7 +1,5 @@
 """``rl4sys-learner export`` and ``rl4sys-actor evaluate``: from a run directory to a policy that acts without a learner."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``rl4sys-actor run --num-actors``: a fleet as a user runs it, and the options that it passes to its actors."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

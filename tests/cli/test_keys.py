@@ -1,7 +1,5 @@
 """The command that makes keys, and the access list that a running learner follows."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

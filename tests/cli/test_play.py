@@ -1,7 +1,5 @@
 """The loop of ``rl4sys-actor run``: ends, truncations, resets and masks, with an agent that records its calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

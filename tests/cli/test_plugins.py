@@ -1,7 +1,5 @@
 """Algorithms and policies of plug-ins: the example of docs/howto/plugins.md, installed by pip, and as modules."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

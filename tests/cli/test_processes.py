@@ -1,7 +1,5 @@
 """The commands as a user runs them: processes, signals and exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The output that an operator sees while a learner runs."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """`rl4sys-learner relay`: every option of a relay can be given, and its connections have descriptors."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import fields
 from typing import Any

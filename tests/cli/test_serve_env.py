@@ -1,7 +1,5 @@
 """``rl4sys-actor serve-env`` as a user runs it."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

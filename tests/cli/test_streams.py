@@ -1,7 +1,5 @@
 """Commands whose standard streams are lost: the reader has gone, the disk is full, or a stream was closed before the start."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

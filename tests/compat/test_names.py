@@ -1,7 +1,5 @@
 """The names that programs for RL4Sys import: their files have RL4Sys's columns, and no cell is empty."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

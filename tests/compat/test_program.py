@@ -1,7 +1,5 @@
 """A program in the form of RL4Sys's examples runs with its imports alone changed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A journal under test: its entries, pages and state."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

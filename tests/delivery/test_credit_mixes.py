@@ -1,7 +1,5 @@
 """Actors of different speeds share a learner thread: each gets what it can use, and none slows the fast ones down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

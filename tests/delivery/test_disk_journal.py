@@ -1,7 +1,5 @@
 """A journal reports committed entries once and in order, and what it has reported survives."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable, Iterator

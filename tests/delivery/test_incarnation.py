@@ -1,7 +1,5 @@
 """Tests of incarnations: they are unique although the clock stands still, and within their bounds for any clock."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import given

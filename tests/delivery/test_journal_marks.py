@@ -1,7 +1,5 @@
 """Tests of the file of marks: its content, the detection of losses with it, and a journal without it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Tests of the learner's side: streams, the table of a client's streams, credit and the journal in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import math

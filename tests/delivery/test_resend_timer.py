@@ -1,7 +1,5 @@
 """Tests of `ResendTimer`: its estimate against a slow twin of RFC 6298, Karn's algorithm, its limits, and a slow learner."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 

@@ -1,7 +1,5 @@
 """Tests of `ActorSession`, the actor's side of the protocol, message by message on a virtual clock."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Simulations with random faults, in which no guarantee breaks, and with planted bugs, which the rules detect."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

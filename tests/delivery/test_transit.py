@@ -1,7 +1,5 @@
 """Tests of the counts of data on the way to a learner thread, and of the detection of stalled clients."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

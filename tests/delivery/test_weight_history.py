@@ -1,7 +1,5 @@
 """Tests of `WeightHistory`, the versions that a gateway keeps of a policy: its replies, its limits and its beacons."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The recipes in examples/deploy: their commands exist, and each system's own tools accept them if the tools are installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

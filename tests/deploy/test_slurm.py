@@ -1,7 +1,5 @@
 """A run of the batch script of examples/deploy in a Slurm cluster of one node, which the test starts and ends."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """A player for documents: it writes their files and runs their commands, in order, in one shell."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

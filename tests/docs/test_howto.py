@@ -1,7 +1,5 @@
 """The code blocks of how-to pages without their own tests run unchanged, with stand-ins for the reader's names."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

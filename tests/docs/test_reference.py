@@ -1,7 +1,5 @@
 """The reference pages list every option, code, command, key and counter that the code has."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

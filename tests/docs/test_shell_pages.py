@@ -1,7 +1,5 @@
 """The shell blocks of all pages run as typed, from the clone, in order; pages that cannot run here say why."""
 
-from __future__ import annotations
-
 import configparser
 import importlib.util
 import re

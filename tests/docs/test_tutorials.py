@@ -1,7 +1,5 @@
 """The tutorials and the page about deployment run unchanged: each file is written, each command is executed."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Learners and agents with a fake algorithm, and the small loops that drive them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Helpers for tests with a process per client or for the learner: they wait for processes and for values of the status."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A plug-in: a recurrent policy with extra columns, and an algorithm that recomputes all of them from the observations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import exp, log
 from typing import Any

@@ -1,7 +1,5 @@
 """Actions with several parts: from the policy through the actor and real sockets into the built-in algorithms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Algorithms of other libraries train in worker processes, with actors in real environments."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

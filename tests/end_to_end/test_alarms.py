@@ -1,7 +1,5 @@
 """Alarms of a learner thread appear in the status, in log.jsonl, in the Python log, on the actors and in the commands."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

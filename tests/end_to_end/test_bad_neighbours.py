@@ -1,7 +1,5 @@
 """Garbage, unknown peers and other versions: the learner counts refusals, the actor raises typed errors, and both continue."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """With ``like: sb3``, PPO trains on the sample of a plain Gaussian, and the environment gets the sample clipped to its bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An actor that sends compressed bodies. The learner trains on exactly the recorded data, also after it was replaced."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counts of episodes. No episode is lost or counted twice when the learner or a learner thread restarts."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Learners whose clients are trained in processes: crashes, stopped processes, errors, and the end of the learner."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """A learner evaluates the versions that it publishes, keeps the best one, and still knows it after a restart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Properties of each engine with a process per client, on the learner's machine and on another one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

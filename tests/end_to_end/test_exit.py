@@ -1,7 +1,5 @@
 """A program ends without a hang, an abort or a traceback, in each of the ways in which it can end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

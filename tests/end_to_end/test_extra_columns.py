@@ -1,7 +1,5 @@
 """A plug-in policy with extra columns: from the actor over real sockets to the algorithm, and through the journal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

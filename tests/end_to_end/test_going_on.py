@@ -1,7 +1,5 @@
 """A learner that continues: no acknowledged segment is lost or trained twice when it or its learner threads restart."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Reliability on the host's side: spools, cached and stale policies, a return to an older version, forks and sidecars."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Actors that send images as files. The learner trains on the recorded images. A damaged image costs only its own segment."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The learner chooses the actions of its actors, over each transport. The learner is also absent, slow or killed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

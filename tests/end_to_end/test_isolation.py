@@ -1,7 +1,5 @@
 """The failure of one client is reported, does not affect other clients, and can be fixed without a restart of the learner."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An actor that starts before its learner. It acts by its baseline or at random, and joins when the learner comes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

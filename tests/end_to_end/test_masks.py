@@ -1,7 +1,5 @@
 """Action masks that an algorithm would ignore. The first one is refused, with the algorithms that take masks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

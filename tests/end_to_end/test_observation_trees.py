@@ -1,7 +1,5 @@
 """Observations that are trees of arrays: from the host's dicts through the actor and real sockets to a plug-in algorithm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients that are forgotten during an update, and clients that are idle."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

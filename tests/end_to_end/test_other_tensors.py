@@ -1,7 +1,5 @@
 """A policy kind of a plug-in, with an int64 tensor, a float16 tensor and a blob. Actors get exactly the learner's bytes."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

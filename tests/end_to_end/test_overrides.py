@@ -1,7 +1,5 @@
 """Random take-overs and skipped actions: what the learner sees is what the environment's own log has."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections import deque

@@ -1,7 +1,5 @@
 """Credit: simulators wait for it, hosts never wait. Segments that are too old are dropped or corrected, and counted."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

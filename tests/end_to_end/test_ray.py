@@ -1,7 +1,5 @@
 """The engine ray with real clusters: lost nodes, stopped workers, the end of a driver and of a learner, missing resources."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -1,7 +1,5 @@
 """A fleet on the nodes of a Ray cluster, started by the command line. The nodes are processes of this machine."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

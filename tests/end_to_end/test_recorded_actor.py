@@ -1,7 +1,5 @@
 """An actor that sends recorded segments. A learner trains on each of them once, and no policy acts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

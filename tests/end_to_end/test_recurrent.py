@@ -1,7 +1,5 @@
 """A recurrent policy from the actor to the learner."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Workers on "other machines": processes that use only tcp with CURVE to the learner, and none of the learner's files."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

@@ -1,7 +1,5 @@
 """RL4Sys's eleven algorithms train from the blocks of its own ``config.json``, with clients that use RL4Sys's own files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

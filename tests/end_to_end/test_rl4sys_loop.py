@@ -1,7 +1,5 @@
 """A program that was written for RL4Sys trains here, with RL4Sys's documented calls, tensors and configuration."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Times to wait that are no finite number, or negative. Every call refuses them in the same way, as configuration files do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A PPO client and a DQN client on one learner. The DQN client is made to fail."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack

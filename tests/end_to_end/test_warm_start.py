@@ -1,7 +1,5 @@
 """A client without a checkpoint starts with the given weights. A client with a checkpoint does not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """For each wire dtype: actors that follow, lose messages, lag or join late hold the learner's last version, bit for bit."""
 
-from __future__ import annotations
-
 import random
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values that depend on a clock: generations, the age of a cached policy, the age of segments in a spool."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

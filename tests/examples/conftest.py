@@ -1,7 +1,5 @@
 """Fixtures for the tests of programs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

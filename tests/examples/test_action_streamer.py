@@ -1,7 +1,5 @@
 """Tests of the video example in a small form: both roles in one process, and two processes that Ctrl-C ends."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

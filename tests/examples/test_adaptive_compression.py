@@ -1,7 +1,5 @@
 """The example of adaptive compression in a short form: its link, its model of the link, and a training with a comparison."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of `examples/async_learner_actor.py` as its users start it: SAC through a trainer, in threads and in processes."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

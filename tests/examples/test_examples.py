@@ -1,7 +1,5 @@
 """Tests of the examples. Each runs as a user would start it, several of them against a learner of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

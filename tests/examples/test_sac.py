@@ -1,7 +1,5 @@
 """Tests of the formulas of `examples/async_learner_actor.py` against slow twins, and of the pace of the learner."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The example of a store with late rewards in a short form: its store, the order of its rewards, and a whole run."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

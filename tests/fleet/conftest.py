@@ -1,7 +1,5 @@
 """The report of an actor for the tests of fleets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rl4sys_zmq.fleet import ActorReport

@@ -1,7 +1,5 @@
 """The engine for processes, with real processes that misbehave in many ways."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The fleet's connection to Ray, with drivers that the test scripts, and the object in a Ray actor, without Ray."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

@@ -1,7 +1,5 @@
 """The report line of an actor."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rule that resizes a fleet, with models of a learner: it finds a size, keeps it, and stays within its bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The decisions of a fleet, with an engine and a clock that the test controls."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -5,8 +5,6 @@ and asserts times as well. RL4SYS_SOAK_REPORT names a file to which each gate ap
 RL4SYS_SOAK_SCALE (default: 1) reduces the long sizes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A malicious learner for one actor. It sends the messages that the test chooses."""
 
-from __future__ import annotations
-
 import queue
 import struct
 import threading

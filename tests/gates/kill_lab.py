@@ -1,7 +1,5 @@
 """One learner process, its actors and their traces, for the tests that kill them."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """A learner under attack: its keys, a good client that trains beside it, attackers that can send anything, and all counters."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Actors that connect, send one segment and disconnect, ten thousand times."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -1,7 +1,5 @@
 """A control loop of 1 kHz with an actor in it is not affected by any fault of the learner."""
 
-from __future__ import annotations
-
 import signal
 from statistics import median
 from typing import Any

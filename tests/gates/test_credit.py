@@ -1,7 +1,5 @@
 """A full spool drains beside busy actors. tests/delivery/test_credit_mixes.py has actors of different speeds."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

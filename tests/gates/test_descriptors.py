@@ -1,7 +1,5 @@
 """Descriptors run out in ten ways. Nothing ends, nothing is lost, and service is back when the cause ends."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Signals under load, ends without a close, forks and threads: no hang, no abort, and the intended exit code."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

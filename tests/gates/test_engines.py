@@ -1,7 +1,5 @@
 """The kill gate for workers in processes, here and on "another machine": they and their learner are killed or stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

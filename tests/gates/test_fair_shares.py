@@ -1,7 +1,5 @@
 """A peer that floods a learner without keys gets no more than a share of its time, its memory and its training data."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import threading

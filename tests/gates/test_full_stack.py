@@ -1,7 +1,5 @@
 """All faults together: keys, a bad network, and a learner that is killed every ten seconds."""
 
-from __future__ import annotations
-
 import random
 import time
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ After each kill the learner starts again on the remaining files. The conservatio
 segment is lost without being counted and reported, and none is trained on twice.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

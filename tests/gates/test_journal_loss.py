@@ -6,8 +6,6 @@ No acknowledged segment may be lost without a report: it is in the lineage that 
 an operator has accepted the loss.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Keys, rights and quotas: access, the reasons of refusals, and changes without a restart. No user loses data."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The kill gates: no kill at any time loses an acknowledged segment, or causes one to be trained on twice."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

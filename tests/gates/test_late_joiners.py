@@ -1,7 +1,5 @@
 """Two hundred actors join at once while versions follow without a pause. All end with the same weights, to the bit."""
 
-from __future__ import annotations
-
 import time
 
 from .conftest import Report, Spawn, StartLearner, Tier, agent_options, join

@@ -1,7 +1,5 @@
 """Ranges of numbers, owners of files, and one rule for loopback. An invalid value is refused by its name, or reported."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

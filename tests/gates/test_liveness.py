@@ -4,8 +4,6 @@ A checkpoint's mark often lies inside a message with many short segments. A lear
 that message. It must not treat the rest as data that are still to arrive: learner and actors would wait for each other.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ the case is about the protocol alone. After each case, only the counters that th
 received new versions meanwhile, and all of its segments are trained on. Case 23 is in test_fair_shares.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import socket

@@ -1,7 +1,5 @@
 """Names from outside never collide with the library's files: a run directory starts again with any client names."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An operator's command that was confirmed survives kill -9 right after the reply, and the counters are then exact."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A learner that sends false tensors of other dtypes, or a false blob. The actor refuses them and keeps its policy."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Poisoned data: a segment that is out of bounds or makes an update not finite is quarantined, and CartPole is learned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A segment that ends the learner's process each time it is trained on is found, and only that one is quarantined."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

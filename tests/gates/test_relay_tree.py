@@ -1,7 +1,5 @@
 """A tree of relays with one kill: every subscriber has the learner's weights, and the learner sends to its children only."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

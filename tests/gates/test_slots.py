@@ -1,7 +1,5 @@
 """No peer can occupy all slots permanently: idle clients expire, and actor records without data are evicted."""
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 from pathlib import Path

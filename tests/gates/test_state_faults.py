@@ -1,7 +1,5 @@
 """The state on disk is replaced by an old copy, damaged, or not to be used. Every loss is counted exactly."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

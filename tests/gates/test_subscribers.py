@@ -1,7 +1,5 @@
 """A frozen subscriber and one with a slow connection cost the publisher a bounded queue. Other subscribers are not affected."""
 
-from __future__ import annotations
-
 import signal
 import time
 

@@ -1,7 +1,5 @@
 """A thousand actors at one gateway: no segment is lost, each actor costs little memory, and acks arrive soon."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

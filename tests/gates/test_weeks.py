@@ -1,7 +1,5 @@
 """Three weeks of metrics of a busy learner in limited files: all new records, fewer old ones, and all important events."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Connections that break ZMTP in many ways, against a learner that serves a good client meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

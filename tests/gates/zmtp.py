@@ -1,7 +1,5 @@
 """A hand-written ZMTP 3.1, for connections that send exactly the wrong bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

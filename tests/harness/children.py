@@ -1,7 +1,5 @@
 """A child process that a test kills, stops and restarts, with a check of every exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

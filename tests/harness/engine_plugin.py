@@ -1,7 +1,5 @@
 """Algorithms that a worker process can import: one that trains, and one that causes harm at certain rewards."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

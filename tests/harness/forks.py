@@ -1,7 +1,5 @@
 """Forked children: one that lives as long as a test wants, and one that does some work and ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import traceback

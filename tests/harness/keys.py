@@ -1,7 +1,5 @@
 """A folder of keys with its access list, for tests that add, change and remove users."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

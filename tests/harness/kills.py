@@ -1,7 +1,5 @@
 """A test loop that kills child processes at random moments while they work."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

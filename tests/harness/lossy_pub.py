@@ -1,7 +1,5 @@
 """A relay in front of a publisher that loses single messages. A TCP proxy that loses bytes loses the connection."""
 
-from __future__ import annotations
-
 import random
 import threading
 

@@ -3,8 +3,6 @@
 Run as a program, this module owns the cluster. It writes a line of JSON for each command, and ends with its stdin.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

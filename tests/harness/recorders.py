@@ -1,7 +1,5 @@
 """Fake algorithms whose state names the segments that they have learned from. A worker process can import them as a plugin."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

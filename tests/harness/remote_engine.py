@@ -3,8 +3,6 @@
 Environment variables of the learner's process that begin with ``RL4SYS_`` reach the worker.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

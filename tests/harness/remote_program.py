@@ -3,8 +3,6 @@
 RL4SYS_FAULT=version gives it another version of the library. RL4SYS_DIE_AT=PART:N kills it before part N of the checkpoints.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

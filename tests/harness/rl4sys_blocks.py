@@ -1,7 +1,5 @@
 """The blocks of algorithms in RL4Sys's ``config.json``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig

@@ -1,7 +1,5 @@
 """A wrong wall clock for this process: a day ahead, a day behind, or at the beginning of time."""
 
-from __future__ import annotations
-
 import time
 
 

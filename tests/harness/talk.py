@@ -1,7 +1,5 @@
 """The protocol between a process of a gate and its test: lines of JSON, with a reply to each command, until stdin ends."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tests of `KillLoop` and `Child`: they wait for progress, check each exit code, and leave no process behind."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of traces and their check: it names each planted mistake, and a history without a mistake passes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

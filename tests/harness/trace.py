@@ -6,8 +6,6 @@ of its state (`applied`). `check_trace` in `harness.trace_check` compares these 
 as its name, so that the check does not depend on the library's own numbers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

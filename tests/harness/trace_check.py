@@ -1,7 +1,5 @@
 """A check of traces: each segment has exactly one place, and the conservation laws hold. Pure functions of events."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

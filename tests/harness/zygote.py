@@ -10,8 +10,6 @@ programs are started as usual if RL4SYS_SOAK or RL4SYS_REAL_CHILDREN is set, und
 x86-64.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

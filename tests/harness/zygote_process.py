@@ -5,8 +5,6 @@ forked as a sibling of this process, so that the tests' process is its parent, a
 the number of entries of ``PYTHONPATH``. FILLER makes room for the command lines of the children.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import gc

@@ -1,7 +1,5 @@
 """A list of layers computes the same in numpy, torch and ONNX, also with a kind that a plugin adds; what is wrong is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Tests of alarms by kind: they are counted and bounded. The log has the first alarm at once, and then one line a minute."""
 
-from __future__ import annotations
-
 from rl4sys_zmq.learner.alarms import LOG_EVERY_S, MAX_KINDS, OTHER, Alarms
 
 

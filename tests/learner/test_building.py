@@ -1,7 +1,5 @@
 """The start of a client's algorithm in its learner thread."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of checkpoints that share the files of pieces: complete folders, lost and damaged files, and incremental states."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests of checkpoints: a state is restored bit for bit, a crash leaves the old set or the new one, and damage is detected."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Tests of the learner's core without sockets. They deliver messages of actors and learner threads, and check the answers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

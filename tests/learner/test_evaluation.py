@@ -1,7 +1,5 @@
 """Tests of the evaluation of a client's policy: its options, its thread and process, and the best policy that it keeps."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

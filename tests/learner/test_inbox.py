@@ -1,7 +1,5 @@
 """Tests of the messages to a learner thread in the gateway's process: their order, the wake-up, and the limit."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the lags of training data: their histogram, and trainings with a forced lag."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators' commands on the files of a learner that is not running."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

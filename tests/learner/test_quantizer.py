@@ -1,7 +1,5 @@
 """Only weights are rounded to a wire dtype. The other numbers of a policy, such as statistics, are sent as they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tests of the gateway's fair rate limits, and of the steps of the memory watch."""
 
-from __future__ import annotations
-
 import pytest
 
 from rl4sys_zmq import memory_watch

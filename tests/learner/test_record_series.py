@@ -1,7 +1,5 @@
 """Tests of record series that are thinned out with age: remaining records, crashes, and readers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests of the log of refused actors: each reason is logged once, and the log and its memory are bounded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of single parts of remote workers: the thread that keeps checkpoints, the storage of a worker, and the start data."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import queue

@@ -1,7 +1,5 @@
 """Tests of the reports of a learner thread, which are collected unless an actor may wait for them."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

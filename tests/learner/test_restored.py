@@ -1,7 +1,5 @@
 """The settings with which a client continues, made from its saved settings and from the learner's file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A client that resumes from its checkpoint with parameters that were changed while it did not run."""
 
-from __future__ import annotations
-
 import importlib.util
 import threading
 from pathlib import Path

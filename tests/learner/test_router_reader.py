@@ -1,7 +1,5 @@
 """The reader of the learner's ROUTER: for how long its messages can have waited."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Tests of a run directory: what stands in the way moves once and whole, and the recorder survives errors of the disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Tests of the check of a learner's configuration, which finds what can never be built before an actor joins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the segments in training when a process crashes: they are suspected, and later quarantined or cleared."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

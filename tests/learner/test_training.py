@@ -1,7 +1,5 @@
 """Tests of updates that are undone: the segments that made them fail are found, and the state is as if they had never come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

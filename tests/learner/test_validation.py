@@ -1,7 +1,5 @@
 """Tests of the validation of segments: the check of a whole message finds what the check of each segment finds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learning curves: the moving mean, the values that are read from a log, and the picture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A status report as text: the important values in 80 columns, and clear marks at faults."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

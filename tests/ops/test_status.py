@@ -1,7 +1,5 @@
 """A learner's status, as the reply to a request and as rows."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from collections.abc import Iterator

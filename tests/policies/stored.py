@@ -1,7 +1,5 @@
 """Policies with random weights, in the form in which a learner stores them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The action heads compute the same as a slow twin and their torch twins, for every kind of action space."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

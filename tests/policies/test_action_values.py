@@ -1,7 +1,5 @@
 """Epsilon-greedy policies: the means of distributions, and the ladder of epsilons."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

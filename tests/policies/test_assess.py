@@ -1,7 +1,5 @@
 """The log-probability of an action that the policy did not choose: that of its own choices, and of those that it never makes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, cast
 

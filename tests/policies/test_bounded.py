@@ -1,7 +1,5 @@
 """The heads of off-policy algorithms for bounded actions."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

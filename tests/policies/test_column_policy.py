@@ -1,7 +1,5 @@
 """The default batch of a policy with extra columns: as many steps, joined for actions of every space."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A policy folder is loaded bit for bit or not at all, appears as a whole, and is not replaced without a request."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The recurrent policy in numpy: PyTorch's formulas, states, and refused specs and data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

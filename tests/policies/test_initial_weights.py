@@ -1,7 +1,5 @@
 """Initial weights: named tensors that fit, torch's names for a Sequential, and no file that would be unpickled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The policy of the linear bandit: scores equal to slow twins, probabilities equal to frequencies, and errors."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

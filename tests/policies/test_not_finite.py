@@ -1,7 +1,5 @@
 """A policy whose network gives numbers that are not finite says so: the log-probability is not finite either."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Estimates of a policy's value from another policy's decisions: slow twins, a known value, and invalid input."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ONNX form of a policy has the same results in onnxruntime as the policy itself."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Policies that act by an ONNX graph: the weights are inputs, the heads are those of the MLP, and unsafe graphs are refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Numpy policies act as their torch twins do and with their stated probabilities, and never take a masked action."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

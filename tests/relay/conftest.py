@@ -1,7 +1,5 @@
 """Fixtures for relays: an upstream without a learner, and the core of a relay without sockets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

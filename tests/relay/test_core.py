@@ -1,7 +1,5 @@
 """Tests of a relay's core without sockets: the messages that it passes on, those that it refuses, and its state."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

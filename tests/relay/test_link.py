@@ -1,7 +1,5 @@
 """Tests of an actor with relays and a learner, without sockets: its choice of a relay, and the source of its weights."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Sequence

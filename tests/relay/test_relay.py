@@ -1,7 +1,5 @@
 """Tests of learners, relays and actors over real sockets: the weights are identical everywhere, also after faults of relays."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import struct

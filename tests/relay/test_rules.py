@@ -1,7 +1,5 @@
 """Tests of the learner's choice of a relay for each actor: the rules of the configuration, and the spread of the actors."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

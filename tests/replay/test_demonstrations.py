@@ -1,7 +1,5 @@
 """Tests of files of demonstrations: written episodes are read again, and the error for an invalid file names the reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

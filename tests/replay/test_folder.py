@@ -1,7 +1,5 @@
 """The folder of a data store and the children that its process forks."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

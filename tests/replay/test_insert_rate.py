@@ -1,7 +1,5 @@
 """Tests of the ratio of samples to inserted steps against a slow simulation of both sides."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Tests of the replay against a slow twin that walks each window step by step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

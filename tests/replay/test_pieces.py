@@ -1,7 +1,5 @@
 """Tests of the state in pieces: new pieces are copied, known pieces are named, and any history is restored bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

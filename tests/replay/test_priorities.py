@@ -1,7 +1,5 @@
 """Tests of draws by priority against a slow form of the paper's formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Tests of a replay in files: it equals one in memory, is private, is removed with its process, and must fit on the disk."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

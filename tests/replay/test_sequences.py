@@ -1,7 +1,5 @@
 """Tests of sequences against a slow twin that cuts each segment step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the sum tree against a list of numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A callback that blocks as long as a test wants."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

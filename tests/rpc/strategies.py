@@ -1,7 +1,5 @@
 """Strategies that draw trees and messages for the tests of calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

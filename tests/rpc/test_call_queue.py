@@ -1,7 +1,5 @@
 """The times at which the call queue starts a batch, and the callers that it waits for. The clock is simulated."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Uses of a caller: a call in a future's callback, a start before the server, invalid names, a fork, Ctrl-C."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from pathlib import Path

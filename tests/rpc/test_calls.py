@@ -1,7 +1,5 @@
 """Calls over real sockets: replies, errors, deadlines, batches, calls that run at most once, publications, stopping."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import subprocess

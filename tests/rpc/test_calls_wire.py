@@ -1,7 +1,5 @@
 """The three messages of services are equal after encoding and decoding."""
 
-from __future__ import annotations
-
 import os
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Threads that take turns as the leader: quick jobs, long jobs, stuck jobs, and a leader that dies."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Errors of a server and its caller: messages that are too large, stuck callbacks, unequal terms, invalid subscriptions."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from pathlib import Path

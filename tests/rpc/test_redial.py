@@ -1,7 +1,5 @@
 """A dead connection is replaced by a new one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The session of a caller without sockets: HELLOs, calls that are lost with a server, calls in transit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

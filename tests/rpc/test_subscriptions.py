@@ -1,7 +1,5 @@
 """Subscribers after a server has returned at another address, and after a right was revoked."""
 
-from __future__ import annotations
-
 import queue
 import time
 from pathlib import Path

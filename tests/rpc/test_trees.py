@@ -1,7 +1,5 @@
 """Trees: a decoded tree equals the encoded tree to the bit, and values that cannot be sent are refused by their path."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import enum

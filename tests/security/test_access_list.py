@@ -1,7 +1,5 @@
 """The access list of a running learner, and its log lines when the file changes."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Authorization: one object serves learners and services, and refuses with a code and a text."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

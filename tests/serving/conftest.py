@@ -1,7 +1,5 @@
 """Fixtures for the tests of served environments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any

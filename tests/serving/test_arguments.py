@@ -1,7 +1,5 @@
 """Arguments of the wrong type. The constructors of servers and clients refuse them as configuration files do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Faulty environments, invalid input and bad networks: typed errors, and each step is executed once."""
 
-from __future__ import annotations
-
 import fractions
 import threading
 from contextlib import suppress

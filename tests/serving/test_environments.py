@@ -1,7 +1,5 @@
 """Remote environments behave like local ones: spaces, checker, results, leases."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import warnings

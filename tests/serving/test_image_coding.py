@@ -1,7 +1,5 @@
 """Images under some keys are sent as files, in both directions. Invalid files are refused."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

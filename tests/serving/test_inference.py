@@ -1,7 +1,5 @@
 """Inference as a service, over each transport."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

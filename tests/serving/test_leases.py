@@ -1,7 +1,5 @@
 """The table of the leases of environments, without sockets."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages about serving: their blocks run, and they name what there is."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import threading

@@ -1,7 +1,5 @@
 """Remote environments as one vector environment behave like `SyncVectorEnv`, step for step."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import closing

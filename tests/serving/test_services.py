@@ -1,7 +1,5 @@
 """The life of a server and its clients, the same for robots, trainers and inference."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gymnasium's spaces and their elements are equal after a round trip."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A trainer and its clients: agentlace's documented usage, updates that are inserted once, and invalid input."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

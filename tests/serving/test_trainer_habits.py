@@ -1,7 +1,5 @@
 """A trainer client in a loop without ``try``, as in agentlace's programs, and the networks that these publish."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A trainer and its actors in one process."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parameters of any framework as arrays, and items as columns."""
 
-from __future__ import annotations
-
 import sys
 from collections import OrderedDict, namedtuple
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Trainers and their clients for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

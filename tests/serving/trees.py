@@ -1,7 +1,5 @@
 """The equality of trees of arrays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Environments that the tests serve: one with a Dict observation, one that counts its steps, one that fails on demand."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -7,8 +7,6 @@ A *lineage* is what a journal has written. A lineage in memory ends with the pro
 the disk, the lineage returns to its state at that copy. An empty disk begins a new one.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from itertools import islice

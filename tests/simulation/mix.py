@@ -1,7 +1,5 @@
 """A simulation of actors of different speeds that share one learner thread, with the production cores on a virtual clock."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

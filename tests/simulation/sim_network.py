@@ -1,7 +1,5 @@
 """The clock of a simulation, and the network between its learner and its actors."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The queue of a simulated actor: a FIFO in which a number is a position, as in the spool of `actor.io.spool`."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 

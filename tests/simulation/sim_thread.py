@@ -1,7 +1,5 @@
 """A simulated learner thread. Its state is the list of the segments with their verdicts; its marks and messages are real."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable

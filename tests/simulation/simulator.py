@@ -10,8 +10,6 @@ after those of its successor. Within a connection a schedule may lose, repeat an
 reorder them. TCP does none of this.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tests of the proxy with plain sockets, which show every byte and every error."""
 
-from __future__ import annotations
-
 import socket as plain
 import time
 from typing import Any

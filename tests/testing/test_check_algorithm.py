@@ -1,7 +1,5 @@
 """Tests of the conformance checks: the algorithms and policies of this package pass them, and each planted fault is found."""
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Mapping

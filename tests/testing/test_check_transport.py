@@ -1,7 +1,5 @@
 """Tests of the contract tests for transports: for each planted defect, the error names its clause."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

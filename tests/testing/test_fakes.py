@@ -1,7 +1,5 @@
 """The algorithm and the environment that users have in their tests."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Limits on descriptors: which connections are closed to keep some free, and how the limit is raised."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """Tests of the check of a peer's greeting, with real listeners that send nothing, or another protocol."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Tests of exit and fork with open sockets, each in a separate process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

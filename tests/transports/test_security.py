@@ -1,7 +1,5 @@
 """Tests of authentication and topic grants with real sockets and keys: accepted and refused peers, events and messages."""
 
-from __future__ import annotations
-
 import socket as plain
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of sockets in a sidecar, with real processes."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

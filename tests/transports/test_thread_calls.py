@@ -1,7 +1,5 @@
 """Tests of the call queue, with which one thread calls functions for others: results, exceptions and the end."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

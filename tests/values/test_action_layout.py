@@ -1,7 +1,5 @@
 """The layout of actions: the order of their parts, and the forms of masks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Arrays of other libraries, read by their methods, and bfloat16."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

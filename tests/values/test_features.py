@@ -1,7 +1,5 @@
 """The features of observations of every kind of space."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The comparison of a configured space with that of an environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, MultiBinarySpace, MultiDiscreteSpace, Space, TupleSpace

@@ -1,7 +1,5 @@
 """Policy specs derive their tensors, and snapshots never change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

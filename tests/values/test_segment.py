@@ -1,7 +1,5 @@
 """The fast constructor of segments gives the same segments as the class."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Documents that are not spaces are refused.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from math import prod

@@ -1,7 +1,5 @@
 """Spaces: the elements that they accept, their texts, and the conversion of Gymnasium's spaces."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

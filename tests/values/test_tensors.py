@@ -1,7 +1,5 @@
 """Tensors of all dtypes: their bytes, their positions, and the errors of a spec."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

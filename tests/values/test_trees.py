@@ -1,7 +1,5 @@
 """Functions on trees: to split a tree into leaves and join them again, to copy it, and to change each leaf."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, namedtuple
 from typing import Any
 

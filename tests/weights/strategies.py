@@ -1,7 +1,5 @@
 """Strategies that draw states: unrelated bits, special values, small moves, of any size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The bit writers equal slow twins that write one bit after the other, and the reader refuses invalid data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The coder is exact for every bit pattern and in every form, its output never grows, and it refuses foreign data."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 import tracemalloc

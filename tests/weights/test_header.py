@@ -1,7 +1,5 @@
 """The header of 72 bytes: its layout, and the error code of each invalid header."""
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors that are not float32, or exact, arrive bit for bit, for every encoding of the others, or the update is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 from typing import Any

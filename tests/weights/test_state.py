@@ -1,7 +1,5 @@
 """An update is applied as a whole and verified, or not at all."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

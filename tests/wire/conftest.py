@@ -1,7 +1,5 @@
 """One fixed message of each kind, for the golden vectors and the fuzzer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

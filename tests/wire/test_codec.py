@@ -1,7 +1,5 @@
 """Messages to frames and back. Everything that is not exactly a message is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct

@@ -1,7 +1,5 @@
 """Compressed bodies: the same segments in fewer bytes. Invalid bodies cost no more than a refusal."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

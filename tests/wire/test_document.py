@@ -3,8 +3,6 @@
 The messages between a gateway and its workers are described by their docstrings.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

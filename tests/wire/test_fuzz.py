@@ -1,7 +1,5 @@
 """Valid messages with small changes: the decoder returns a message or raises a ProtocolError."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

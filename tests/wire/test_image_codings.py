@@ -1,7 +1,5 @@
 """Columns of images in a message: they are read unchanged, and no pixel is decoded where sizes are enough."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

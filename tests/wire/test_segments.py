@@ -1,7 +1,5 @@
 """Segments to columns and back, and heads that do not fit their columns."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Specs with tensors of all dtypes and a blob are equal after a round trip. Specs that contradict their bytes are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Header values: the output of msgpack-numpy is read, and values that it would execute are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """The environment: features, mask, rewards that add up, and bad input."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The classic schedulers: their formulas on round numbers, and the order in which each starts ten jobs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tests of the generator of workloads: the shares and the hours of the model, and the requested load."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

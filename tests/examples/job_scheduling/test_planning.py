@@ -1,7 +1,5 @@
 """Plans of the known jobs: hand-worked costs, and the scheduler that takes the best plan."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The policy that scores jobs: the contract of policies, its torch form, and PPO with it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Schedules that a classic scheduler completes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The simulated cluster: schedules worked by hand, a twin that looks at every second, and the measures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The reader of traces: fields, repairs that are counted, and errors that name the line."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A short training through the learner, also in RL4Sys's form, and the comparison with the classic schedulers."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Traces as files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from job_scheduling.trace import Trace

@@ -1,7 +1,5 @@
 """Tests of the live scheduler: its journal, its processes, and the daemon when it is stopped, killed and started again."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A bare ROUTER and XPUB, or many bare DEALERs and SUBs: the connections of actors without the rest of the library."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

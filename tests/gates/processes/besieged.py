@@ -1,7 +1,5 @@
 """A learner with a run directory and a memory limit: `spare_bytes` above its memory at the start."""
 
-from __future__ import annotations
-
 import threading
 
 from harness.talk import obey, options, say

@@ -1,7 +1,5 @@
 """An actor that plays CartPole at a given pace for a number of steps, and answers commands."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

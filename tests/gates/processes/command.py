@@ -1,7 +1,5 @@
 """One of the command line programs, with the fake algorithm registered."""
 
-from __future__ import annotations
-
 import sys
 
 from harness.talk import options

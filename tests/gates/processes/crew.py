@@ -1,7 +1,5 @@
 """Actors with a rate each, in one process. It reports the steps of whole episodes that the learner has accepted from each."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import ExitStack

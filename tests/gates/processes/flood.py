@@ -1,7 +1,5 @@
 """A process that floods a learner from many sockets, or is just as busy and sends nothing."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

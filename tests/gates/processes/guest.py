@@ -1,7 +1,5 @@
 """A host program that uses its agent in difficult ways, and ends as the test requests."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

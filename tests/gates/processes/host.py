@@ -1,7 +1,5 @@
 """A program with a control loop of 1 ms and, if the test requests it, an agent in the loop."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

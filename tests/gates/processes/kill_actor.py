@@ -4,8 +4,6 @@ It records each segment in its trace before the agent receives it, and again whe
 standard input are commands. ``stop`` ends the episodes, delivers everything, records the last counters and ends the process.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -8,8 +8,6 @@ live again (``returned``), when the client had accepted and judged new segments 
 time without progress), and the alarms.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -1,7 +1,5 @@
 """A learner with the fake algorithm, of any policy size. It waits while its addresses are in use, and answers commands."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

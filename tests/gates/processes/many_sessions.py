@@ -1,7 +1,5 @@
 """Many simulated actors without threads. They join, send at a rate, pause, and report their counters."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

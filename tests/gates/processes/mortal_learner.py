@@ -1,7 +1,5 @@
 """A learner with a run directory whose algorithm crashes the process when it trains on a segment with the reward 666."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

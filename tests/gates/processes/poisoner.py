@@ -1,7 +1,5 @@
 """An actor that plays CartPole in several environments. It corrupts a share of its segments, or one on request."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random

@@ -1,7 +1,5 @@
 """A learner with few file descriptors, or a relay of another one. It can also use up the descriptors itself."""
 
-from __future__ import annotations
-
 import os
 import resource
 from contextlib import ExitStack

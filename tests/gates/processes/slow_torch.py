@@ -1,7 +1,5 @@
 """A learner beside a torch module that loads slowly. It reports whether a client that is created meanwhile works."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import threading

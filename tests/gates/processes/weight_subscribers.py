@@ -1,7 +1,5 @@
 """A given number of agents that only subscribe to the policy. They all join at once, at the test's command."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The contract of data stores, with every store of this package, one that a user would write, and some that break it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count

@@ -1,7 +1,5 @@
 """Stores in a folder: they are opened again, also after a killed process, and are refused if they have changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The conventions of jaxrl and SERL: their transition, the names and arguments of their stores, and their samples."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

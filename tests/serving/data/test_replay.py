@@ -1,7 +1,5 @@
 """The replay buffer behaves like a plain list of transitions."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The trajectory buffer behaves like a plain list of steps with their trajectories."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter

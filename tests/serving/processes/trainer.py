@@ -5,8 +5,6 @@ each store. With ``die_at`` it kills itself after the N-th ``commit``, when no s
 ``insert``, before the client gets its reply.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

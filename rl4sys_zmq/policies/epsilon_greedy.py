@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, isfinite, log, nan
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
-from rl4sys_zmq.policies.action_heads import CategoricalHead
+from rl4sys_zmq.policies.action_heads import action_scalars
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.draws import allowed_rows
 from rl4sys_zmq.policies.head_parameters import HeadParameters
@@ -18,7 +17,6 @@ from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class EpsilonGreedyHead:
     """The head for action values of a Discrete space, or for distributions of the return. It implements `ActionHead`.
 
@@ -30,23 +28,16 @@ class EpsilonGreedyHead:
     replay). The exponent depends on the actor's place, not on its number among all actors, which no actor knows.
     """
 
-    _actions: tuple[np.int64, ...]
-    _epsilon: float
-    _ladder: float
-    _means: _DistributionMeans | None
-
-    @classmethod
-    def of(cls, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot) -> EpsilonGreedyHead:
-        """Return the head that `parameters` describe, with the epsilon of these weights."""
+    def __init__(self, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot) -> None:
         assert isinstance(spec.action_space, DiscreteSpace)
-        epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
-        means = _DistributionMeans.of(parameters) if parameters.head == "q_distribution" else None
-        return cls(CategoricalHead.of(spec.action_space).actions, epsilon, parameters.epsilon_ladder, means)
+        self._actions = action_scalars(spec.action_space)
+        self._epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
+        self._ladder = parameters.epsilon_ladder
+        self._means = _DistributionMeans(parameters) if parameters.head == "q_distribution" else None
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Choose one action, as `ActionHead.choose` describes."""
         values = outputs if self._means is None else self._means.single(outputs)
         if mask is None:
             allowed, count = None, len(self._actions)
@@ -67,7 +58,6 @@ class EpsilonGreedyHead:
         return action, action, log(probability) if isfinite(values.item(greedy)) else nan
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
         values = outputs if self._means is None else self._means.single(outputs)
         allowed = np.arange(len(values)) if mask is None else mask.nonzero()[0]
         greedy, epsilon = int(allowed[values[allowed].argmax()]), self._epsilon_of(rng)
@@ -77,7 +67,6 @@ class EpsilonGreedyHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
         values = outputs if self._means is None else self._means.batch(outputs)
         epsilon = self._epsilon_of(rng)
         allowed = allowed_rows(masks, values.shape)
@@ -103,17 +92,14 @@ class EpsilonGreedyHead:
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _DistributionMeans:
     """A function from the logits of distributions over `atoms` values to the means of the distributions."""
 
-    _atoms: int
-    _sums: NDArray[np.float32]  # [atoms, 2], the values and ones: one product gives the weighted values and the weights
-
-    @classmethod
-    def of(cls, parameters: HeadParameters) -> _DistributionMeans:
+    def __init__(self, parameters: HeadParameters) -> None:
         values = np.linspace(parameters.v_min, parameters.v_max, parameters.atoms, dtype=np.float32)
-        return cls(parameters.atoms, np.stack([values, np.ones_like(values)], axis=1))
+        self._atoms = parameters.atoms
+        # [atoms, 2], the values and ones: one product gives the weighted values and the weights
+        self._sums = np.stack([values, np.ones_like(values)], axis=1)
 
     def single(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the means ``[n]`` for logits ``[n * atoms]``."""

@@ -153,7 +153,6 @@ class LinearBanditPolicy:
         self._epsilon = min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
-        """Choose one action, as `Policy.act` describes."""
         masks = None if mask is None else mask[None]
         raw, _, log_probs = self.act_batch(self._leaves.stack([observation]), masks, rng, explore)
         return raw[0], raw[0], float(log_probs[0])
@@ -161,7 +160,6 @@ class LinearBanditPolicy:
     def act_batch(
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `Policy.act_batch` describes."""
         features = context_features(self._space, observations, self._document.intercept)
         allowed = allowed_rows(masks, (len(features), self._count))
         if explore:
@@ -183,7 +181,6 @@ class LinearBanditPolicy:
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the action and its log-probability, as `AssessingPolicy.assess` describes."""
         chances = self.probabilities(self._leaves.stack([observation]), None if mask is None else mask[None])
         probability = chances[0, act - self._start]
         return act, float(np.log(probability)) if probability else -inf

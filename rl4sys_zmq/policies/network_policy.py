@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,18 +20,10 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetworkPolicy:
-    """A network and an action head. It implements `Policy` and `AssessingPolicy`. Built by `NetworkPolicy.of`."""
+    """A network and an action head. It implements `Policy` and `AssessingPolicy`."""
 
-    snapshot: PolicySnapshot
-    generation: int
-    version: int
-    _network: OutputNetwork
-    _head: ActionHead
-
-    @classmethod
-    def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
+    def __init__(self, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> None:
         """Build the policy that `spec` describes.
 
         Args:
@@ -41,10 +32,11 @@ class NetworkPolicy:
             snapshot: The weights, from which `network` was built.
             network: The network, with as many outputs as the head needs.
         """
-        return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
+        self.snapshot = snapshot
+        self.generation, self.version = snapshot.generation, snapshot.version
+        self._network, self._head = network, policy_head(spec, head, snapshot)
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
-        """Choose one action, as `Policy.act` describes."""
         return self._head.choose(self._network.single(observation), mask, rng, explore)
 
     def bind(self, rng: RandomSource, explore: bool) -> Act:
@@ -58,13 +50,11 @@ class NetworkPolicy:
     def act_batch(
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Tree, Tree, NDArray[np.float32]]:
-        """Choose ``N`` actions, as `Policy.act_batch` describes."""
         return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
 
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
         return self._head.assess(act, self._network.single(observation), mask, rng)
 
 
@@ -72,11 +62,11 @@ def policy_head(spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySn
     """Return the head that `parameters` describe for the action space of `spec`, with the weights in `snapshot`."""
     match parameters.head:
         case "squashed_gaussian":
-            return SquashedGaussianHead.of(spec, parameters)
+            return SquashedGaussianHead(spec, parameters)
         case "deterministic":
-            return DeterministicHead.of(spec, snapshot)
+            return DeterministicHead(spec, snapshot)
         case "q_values" | "q_distribution":
-            return EpsilonGreedyHead.of(spec, parameters, snapshot)
+            return EpsilonGreedyHead(spec, parameters, snapshot)
         case _:
             return action_head(spec.action_space, parameters.squash, spec.views(snapshot.flat).get("log_std"))
 
@@ -94,10 +84,10 @@ def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     if not all(layer.in_numpy for layer in layers.layers):
         from rl4sys_zmq.policies.graphs.layers import onnx_network  # the actor of a small network does not import it
 
-        return NetworkPolicy.of(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
+        return NetworkPolicy(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
     network = LayerNetwork(spec.observation_space, layers, [tensors[name] for name in names])
     if not layers.state_size:
-        return NetworkPolicy.of(spec, head, snapshot, network)
+        return NetworkPolicy(spec, head, snapshot, network)
     from rl4sys_zmq.policies.recurrent_policy import RecurrentPolicy
 
     return RecurrentPolicy(spec.observation_space, snapshot, network, layers.state_size, policy_head(spec, head, snapshot))

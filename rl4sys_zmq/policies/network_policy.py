@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,18 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetworkPolicy:
-    """A network and an action head. It implements `Policy` and `AssessingPolicy`."""
+    """A network and an action head. It implements `Policy` and `AssessingPolicy`. Built by `NetworkPolicy.of`."""
 
-    def __init__(self, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> None:
+    snapshot: PolicySnapshot
+    generation: int
+    version: int
+    _network: OutputNetwork
+    _head: ActionHead
+
+    @classmethod
+    def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
         """Build the policy that `spec` describes.
 
         Args:
@@ -32,9 +41,7 @@ class NetworkPolicy:
             snapshot: The weights, from which `network` was built.
             network: The network, with as many outputs as the head needs.
         """
-        self.snapshot = snapshot
-        self.generation, self.version = snapshot.generation, snapshot.version
-        self._network, self._head = network, policy_head(spec, head, snapshot)
+        return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
         return self._head.choose(self._network.single(observation), mask, rng, explore)
@@ -84,10 +91,10 @@ def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     if not all(layer.in_numpy for layer in layers.layers):
         from rl4sys_zmq.policies.graphs.layers import onnx_network  # the actor of a small network does not import it
 
-        return NetworkPolicy(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
+        return NetworkPolicy.of(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
     network = LayerNetwork(spec.observation_space, layers, [tensors[name] for name in names])
     if not layers.state_size:
-        return NetworkPolicy(spec, head, snapshot, network)
+        return NetworkPolicy.of(spec, head, snapshot, network)
     from rl4sys_zmq.policies.recurrent_policy import RecurrentPolicy
 
     return RecurrentPolicy(spec.observation_space, snapshot, network, layers.state_size, policy_head(spec, head, snapshot))

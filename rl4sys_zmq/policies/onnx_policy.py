@@ -90,7 +90,7 @@ def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     session = load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
     views = spec.views(snapshot.flat, snapshot.others)
     network = OnnxNetwork(session, spec.observation_space, {value.name: views[value.name] for value in weights})
-    return NetworkPolicy(spec, head, snapshot, network)
+    return NetworkPolicy.of(spec, head, snapshot, network)
 
 
 ENTRY = PolicyEntry(

@@ -100,8 +100,7 @@ class HeadParameters:
             and (f.name not in _LEFT_OUT or getattr(self, f.name) != f.default)
         ]
         used.sort(key=lambda name: name in _HEADS_WITH)
-        values = {name: getattr(self, name) for name in used}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: getattr(self, name) for name in used}
 
     def outputs(self, action_space: Space) -> int:
         """Return the number of outputs of the network for an action space.

@@ -8,7 +8,7 @@ the mean ``x . means[a]``. The standard error of that mean is ``|factors[a] @ x|
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf, nan
 from typing import Any
 
@@ -100,8 +100,8 @@ def linear_bandit_spec(
         ConfigError: If a value is invalid, or the policy cannot act in these spaces.
     """
     document = LinearBanditDocument(strategy=strategy, intercept=intercept, samples=samples)
-    plain = {"strategy": strategy, "intercept": intercept, "samples": samples}
-    return PolicySpec(observation_space, action_space, "linear_bandit", plain, document.tensors(observation_space, action_space))
+    tensors = document.tensors(observation_space, action_space)
+    return PolicySpec(observation_space, action_space, "linear_bandit", asdict(document), tensors)
 
 
 def linear_bandit_document(spec: PolicySpec) -> LinearBanditDocument:

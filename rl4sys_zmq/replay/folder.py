@@ -129,7 +129,7 @@ class StoreFolder:
                 header = {"descr": leaf.dtype.str, "fortran_order": False, "shape": leaf.shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 file.flush()
-                os.posix_fallocate(file.fileno(), file.tell(), max(leaf.dtype.itemsize * prod(leaf.shape), 1))
+                os.posix_fallocate(file.fileno(), file.tell(), max(leaf.nbytes, 1))
             return self.open(name, leaf)
         except BaseException:
             self._remove(name)
@@ -143,8 +143,8 @@ class StoreFolder:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 start = file.tell()
-            stored, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
-            if stored != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
+            stored = ArraySpec(shape, dtype)
+            if stored != leaf or path.stat().st_size < start + leaf.nbytes:  # numpy would extend a short file
                 raise StoreFileError(path, f"holds {stored} or less, not {leaf}; it is damaged; delete the folder to start again")
             array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
         self._maps.append(array)
@@ -277,7 +277,7 @@ class ScratchArrays:
             raise ConfigError(f"{problem}; use a smaller buffer_size, or a run directory on a larger disk", key="buffer_size")
 
     def __call__(self, leaf: ArraySpec) -> NDArray[Any]:
-        size = max(1, leaf.dtype.itemsize * prod(leaf.shape))
+        size = max(1, leaf.nbytes)
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 os.posix_fallocate(file.fileno(), 0, size)

@@ -183,9 +183,8 @@ def zeros(leaf: ArraySpec) -> NDArray[Any]:
     try:
         return np.zeros(leaf.shape, leaf.dtype)
     except (MemoryError, ValueError) as exc:
-        size = leaf.dtype.itemsize * prod(leaf.shape)
         raise ConfigError(
-            f"{size:,} bytes do not fit in memory; use a smaller capacity, or path= for disk; for an algorithm, a smaller "
+            f"{leaf.nbytes:,} bytes do not fit in memory; use a smaller capacity, or path= for disk; for an algorithm, a smaller "
             "buffer_size, or a run directory and a smaller buffer_memory_bytes",
             key="capacity",
         ) from exc

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -172,6 +172,14 @@ class Registry(Generic[E]):
             self.require(name)
             entry = self._load(key)
         return entry
+
+    def loadable(self) -> Iterator[tuple[str, E]]:
+        """Yield the name and the entry of each that can be loaded, sorted. `faults` lists the others."""
+        for name in self.names():
+            try:
+                yield name, self.get(name)
+            except ConfigError:
+                continue
 
     def faults(self) -> list[str]:
         """Load the entry points (plugins) of installed distributions, and return a message for each that cannot be used."""

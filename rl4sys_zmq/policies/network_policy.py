@@ -33,14 +33,7 @@ class NetworkPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
-        """Build the policy that `spec` describes.
-
-        Args:
-            spec: The description of the policy.
-            head: The parameters of the action head. The action space must fit them.
-            snapshot: The weights, from which `network` was built.
-            network: The network, with as many outputs as the head needs.
-        """
+        """Build the policy that `spec` describes, with a network that was built from the weights in `snapshot`."""
         return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:

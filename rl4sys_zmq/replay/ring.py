@@ -114,12 +114,9 @@ class RowRingBuffer:
         indices[order] = np.arange(len(order))
         return columns[0].pool.gather(slots[order]), list(indices[inverse.reshape(used.shape)])
 
-    def frames_per_value(self, name: str) -> int:
-        return self._shared[name].frames_per_value
-
-    def from_frames(self, name: str, frames: NDArray[Any], indices: NDArray[np.int32]) -> NDArray[Any]:
-        """Return values of a shared column, given frames and indices as `frames` returns them."""
-        return self._shared[name].join(frames[indices])
+    def shared_column(self, name: str) -> FrameColumn:
+        """Return a column that `share` has created."""
+        return self._shared[name]
 
     def skip_to(self, number: int) -> None:
         """Drop all rows, and set the number that the next row will get."""

@@ -65,14 +65,7 @@ def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace,
 def export_module(
     name: str, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: int
 ) -> tuple[tuple[TensorSpec, ...], bytes]:
-    """Return the parameters of a module, and its ONNX graph with these parameters as inputs.
-
-    Args:
-        name: The name of the kind of network, for error messages.
-        build: The function that builds the module.
-        options: Its options, a frozen dataclass.
-        space: The space of observations.
-        outputs: The number of outputs.
+    """Return the parameters of a module, and its ONNX graph with these parameters as inputs. `name` is that of its kind.
 
     Raises:
         ConfigError: If the package ``onnx`` is missing, torch cannot export the module, or actors would refuse the graph.

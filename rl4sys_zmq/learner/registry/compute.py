@@ -92,17 +92,15 @@ class _OneRank:
 
     rank = 0
     size = 1
-    _WHOLE = RowShare(slice(None), 1.0)
-    _NOTHING = nullcontext()
 
     def share(self, rows: int) -> RowShare:
-        return self._WHOLE
+        return RowShare(slice(None), 1.0)
 
     def add_up(self, tensor: Tensor) -> None:
         pass
 
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
-        return self._NOTHING
+        return nullcontext()
 
     def differ(self) -> None:
         pass

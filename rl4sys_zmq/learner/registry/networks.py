@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rl4sys_zmq.config.options import InvalidValue, mapping, parse_options
-from rl4sys_zmq.errors import ConfigError, config_error
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntry, PolicyRequirements
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import PolicySpec
@@ -59,14 +59,7 @@ def register_network(entry: NetworkEntry) -> None:
 
 def network_names(*forms: str) -> list[str]:
     """Return the names of the kinds with one of these forms (`NetworkEntry.serves`), sorted; not those that cannot be loaded."""
-    names = []
-    for name in NETWORKS.names():
-        try:
-            if NETWORKS.get(name).serves(*forms):
-                names.append(name)
-        except ConfigError:  # `Registry.faults` reports it
-            continue
-    return names
+    return [name for name, entry in NETWORKS.loadable() if entry.serves(*forms)]
 
 
 def network_option(value: object) -> dict[str, object]:

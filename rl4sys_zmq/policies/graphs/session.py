@@ -49,13 +49,8 @@ def observation_inputs(space: ObservationSpace) -> tuple[OnnxValue, ...]:
 def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
     """Return the session of a graph: the one that this process has already, or a new one after all checks.
 
-    The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here.
-
-    Args:
-        blob: The ONNX model.
-        observations: The result of `observation_inputs`.
-        weights: The inputs for weights.
-        outputs: The number of outputs of the network.
+    The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here. Its inputs must be
+    those of `observation_inputs` and the weights.
 
     Raises:
         ConfigError: If onnxruntime is not installed, or the graph breaks a rule or cannot be run.

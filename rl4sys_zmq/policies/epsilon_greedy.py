@@ -33,12 +33,16 @@ class EpsilonGreedyHead:
         self._actions = action_scalars(spec.action_space)
         self._epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
         self._ladder = parameters.epsilon_ladder
-        self._means = _DistributionMeans(parameters) if parameters.head == "q_distribution" else None
+        self._atoms: NDArray[np.float32] | None = None
+        if parameters.head == "q_distribution":
+            atoms = np.linspace(parameters.v_min, parameters.v_max, parameters.atoms, dtype=np.float32)
+            # [atoms, 2], the values and ones: one product gives the weighted values and the weights
+            self._atoms = np.stack([atoms, np.ones_like(atoms)], axis=1)
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        values = outputs if self._means is None else self._means.single(outputs)
+        values = outputs if self._atoms is None else _means(outputs, self._atoms)
         if mask is None:
             allowed, count = None, len(self._actions)
             index = greedy = int(values.argmax())
@@ -58,7 +62,7 @@ class EpsilonGreedyHead:
         return action, action, log(probability) if isfinite(values.item(greedy)) else nan
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        values = outputs if self._means is None else self._means.single(outputs)
+        values = outputs if self._atoms is None else _means(outputs, self._atoms)
         allowed = np.arange(len(values)) if mask is None else mask.nonzero()[0]
         greedy, epsilon = int(allowed[values[allowed].argmax()]), self._epsilon_of(rng)
         probability = epsilon / len(allowed) + (1.0 - epsilon if act - self._actions[0] == greedy else 0.0)
@@ -67,7 +71,7 @@ class EpsilonGreedyHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        values = outputs if self._means is None else self._means.batch(outputs)
+        values = outputs if self._atoms is None else _means(outputs.reshape(-1), self._atoms).reshape(len(outputs), -1)
         epsilon = self._epsilon_of(rng)
         allowed = allowed_rows(masks, values.shape)
         counts = allowed.sum(axis=1)
@@ -92,22 +96,9 @@ class EpsilonGreedyHead:
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
 
 
-class _DistributionMeans:
-    """A function from the logits of distributions over `atoms` values to the means of the distributions."""
-
-    def __init__(self, parameters: HeadParameters) -> None:
-        values = np.linspace(parameters.v_min, parameters.v_max, parameters.atoms, dtype=np.float32)
-        self._atoms = parameters.atoms
-        # [atoms, 2], the values and ones: one product gives the weighted values and the weights
-        self._sums = np.stack([values, np.ones_like(values)], axis=1)
-
-    def single(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the means ``[n]`` for logits ``[n * atoms]``."""
-        table = logits.reshape(-1, self._atoms)
-        sums = np.exp(table - table.max(1, keepdims=True)).dot(self._sums)
-        means: NDArray[np.float32] = sums[:, 0] / sums[:, 1]
-        return means
-
-    def batch(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the means ``[N, n]`` for logits ``[N, n * atoms]``."""
-        return self.single(logits).reshape(len(logits), -1)
+def _means(logits: NDArray[np.float32], atoms: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the means ``[n]`` of distributions over the atoms, for logits ``[n * atoms]``."""
+    table = logits.reshape(-1, len(atoms))
+    sums = np.exp(table - table.max(1, keepdims=True)).dot(atoms)
+    means: NDArray[np.float32] = sums[:, 0] / sums[:, 1]
+    return means

@@ -102,7 +102,7 @@ class RowRingBuffer:
     def reserve(self) -> None:
         """Create the arrays of shared columns now. The ring must be empty."""
         for column in self._shared.values():
-            column.reserve()
+            column.pool.reserve()
 
     def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
         """Return the frames of rows in the columns of one call of `share`, each once, and the indices of each row's frames."""

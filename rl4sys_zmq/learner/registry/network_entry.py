@@ -166,10 +166,6 @@ class NetworkChoice:
     entry: NetworkEntry
     options: Any
 
-    def plan(self, requirements: PolicyRequirements) -> PolicySpec:
-        """Return the specification of a policy with this network."""
-        return self.entry.plan(self.options, requirements)
-
     def actor_critic(self, spec: PolicySpec) -> ActorCriticNetwork:
         """Build the networks of an actor-critic for a policy that `plan` has described."""
         network: ActorCriticNetwork = self.entry.load(self.entry.actor_critic)(self.options, spec)

@@ -129,7 +129,7 @@ def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms:
         ConfigError: If the algorithm cannot train the network, or it does not fit the spaces.
     """
     check_trainable(choice, requirements.algorithm, *forms)
-    return choice.plan(requirements)
+    return choice.entry.plan(choice.options, requirements)
 
 
 def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:

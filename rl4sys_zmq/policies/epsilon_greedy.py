@@ -42,7 +42,7 @@ class EpsilonGreedyHead:
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        values = outputs if self._atoms is None else _means(outputs, self._atoms)
+        values = outputs if self._atoms is None else self.means(outputs)
         if mask is None:
             allowed, count = None, len(self._actions)
             index = greedy = int(values.argmax())
@@ -62,7 +62,7 @@ class EpsilonGreedyHead:
         return action, action, log(probability) if isfinite(values.item(greedy)) else nan
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        values = outputs if self._atoms is None else _means(outputs, self._atoms)
+        values = outputs if self._atoms is None else self.means(outputs)
         allowed = np.arange(len(values)) if mask is None else mask.nonzero()[0]
         greedy, epsilon = int(allowed[values[allowed].argmax()]), self._epsilon_of(rng)
         probability = epsilon / len(allowed) + (1.0 - epsilon if act - self._actions[0] == greedy else 0.0)
@@ -71,7 +71,7 @@ class EpsilonGreedyHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        values = outputs if self._atoms is None else _means(outputs.reshape(-1), self._atoms).reshape(len(outputs), -1)
+        values = outputs if self._atoms is None else self.means(outputs)
         epsilon = self._epsilon_of(rng)
         allowed = allowed_rows(masks, values.shape)
         counts = allowed.sum(axis=1)
@@ -95,10 +95,10 @@ class EpsilonGreedyHead:
         """Return the probability of a random action for the actor with these random numbers."""
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
 
-
-def _means(logits: NDArray[np.float32], atoms: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the means ``[n]`` of distributions over the atoms, for logits ``[n * atoms]``."""
-    table = logits.reshape(-1, len(atoms))
-    sums = np.exp(table - table.max(1, keepdims=True)).dot(atoms)
-    means: NDArray[np.float32] = sums[:, 0] / sums[:, 1]
-    return means
+    def means(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the means ``[..., n]`` of distributions over the atoms, for logits ``[..., n * atoms]``."""
+        assert self._atoms is not None
+        table = logits.reshape(-1, len(self._atoms))
+        sums = np.exp(table - table.max(1, keepdims=True)).dot(self._atoms)
+        means: NDArray[np.float32] = (sums[:, 0] / sums[:, 1]).reshape(*logits.shape[:-1], -1)
+        return means

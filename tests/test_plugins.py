@@ -207,7 +207,7 @@ def _odd(observations: ObservationSpace, actions: Space, parameters: object, see
 def test_a_kind_that_the_actor_lacks_ends_its_constructor_at_once() -> None:
     register_algorithm("ODD", _odd)
     assert not POLICIES.has("odd-kind")
-    words = r"the policy kind 'odd-kind' is not registered in this process \(registered: .*mlp"
+    words = r"the policy kind 'odd-kind' is not registered in this process \(registered: .*layers"
     with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner, raising(ConfigError, words, key="kind"):
         open_agent(learner, linger_ms=5_000, algorithm_name="ODD")
 

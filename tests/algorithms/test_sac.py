@@ -41,7 +41,7 @@ def modules(stack: Any, extras: int = 0) -> list[nn.Sequential]:
     found = []
     for part in stack.parts:
         flat, at, layers = stack.flat[part].detach(), 0, list[nn.Module]()
-        for rows, columns in stack._shapes:
+        for rows, columns in stack._layers:
             linear = nn.Linear(columns, rows)
             linear.weight.data = flat[at : at + rows * columns].view(rows, columns).clone()
             linear.bias.data = flat[at + rows * columns : at + rows * columns + rows].clone()

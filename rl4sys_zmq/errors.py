@@ -121,6 +121,11 @@ class ConfigError(RL4SysError):
         super().__init__(f"{source}: {message}" if source else message)
 
 
+def config_error(key: str, problem: str) -> ConfigError:
+    """Return the error of one key, with the key at the beginning of the message."""
+    return ConfigError(f"{key}: {problem}", key=key)
+
+
 class BadInput(RL4SysError, ValueError):
     """An invalid value, such as a reward, that the host program passed to this library. The value was not stored."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -42,12 +42,32 @@ class NamedEntry(Protocol):
 
 
 E = TypeVar("E", bound=NamedEntry)
+F = TypeVar("F")
 
 
 def load_object(target: str) -> Any:
     """Import and return the object that ``"package.module:attribute"`` names."""
     module, _, attribute = target.partition(":")
     return getattr(with_descriptor(lambda: importlib.import_module(module)), attribute)
+
+
+def load_factory(factory: F | str, owner: str, key: str, extra: str = "") -> F:
+    """Return a factory. If it is given as a path ``"package.module:attribute"``, import it.
+
+    Args:
+        factory: The factory or its path.
+        owner: The entry with the factory, for the error message.
+        key: The key of the error.
+        extra: The optional dependency group of this package that the factory needs; empty if none.
+
+    Raises:
+        ConfigError: If the factory cannot be imported.
+    """
+    try:
+        return cast(F, load_object(factory)) if isinstance(factory, str) else factory
+    except (ImportError, AttributeError) as exc:
+        remedy = f"pip install 'rl4sys-zmq[{extra}]'" if extra else "install what is missing, or correct the entry"
+        raise ConfigError(f"{owner} cannot be loaded from {factory} ({exc}): {remedy}", key=key) from exc
 
 
 def import_plugins(modules: Iterable[str], file: str | os.PathLike[str] | None = None) -> None:
@@ -162,6 +182,14 @@ class Registry(Generic[E]):
             self.require(name)
             entry = self._load(key)
         return entry
+
+    def loadable(self) -> Iterator[tuple[str, E]]:
+        """Yield the name and the entry of each that can be loaded, sorted. `faults` lists the others."""
+        for name in self.names():
+            try:
+                yield name, self.get(name)
+            except ConfigError:
+                continue
 
     def faults(self) -> list[str]:
         """Load the entry points (plugins) of installed distributions, and return a message for each that cannot be used."""

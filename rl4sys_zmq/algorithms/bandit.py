@@ -99,6 +99,8 @@ ENTRY = AlgorithmEntry(
 
 
 Array = NDArray[np.float64]
+_ARRAYS = "gram", "moment", "means", "factors"
+"""The arrays of the state, which are attributes by these names."""
 
 
 class LinearBandit:
@@ -196,17 +198,11 @@ class LinearBandit:
         }
 
     def state(self) -> dict[str, Any]:
-        return {
-            "gram": self._gram.copy(),
-            "moment": self._moment.copy(),
-            "ridge_share": self._ridge_share,
-            "means": self._means.copy(),
-            "factors": self._factors.copy(),
-            "decisions": self._decisions,
-        }
+        arrays = {name: getattr(self, f"_{name}").copy() for name in _ARRAYS}
+        return {**arrays, "ridge_share": self._ridge_share, "decisions": self._decisions}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        arrays = {name: np.array(state[name], dtype=np.float64) for name in ("gram", "moment", "means", "factors")}
+        arrays = {name: np.array(state[name], dtype=np.float64) for name in _ARRAYS}
         if arrays["gram"].shape != self._gram.shape or arrays["moment"].shape != self._moment.shape:
             raise ConfigError(
                 f"the state has models of the shape {arrays['gram'].shape}; expected {self._gram.shape}",

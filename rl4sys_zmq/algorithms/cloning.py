@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT
-from rl4sys_zmq.algorithms.networks.inputs import encode_observations
+from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionDistributions
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
+from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.observations import leaves_of
 
 MARGIN = 0.8
@@ -33,17 +33,10 @@ def cloned_columns(
     """
     leaves = zip(*([leaf[: segment.steps] for leaf in segment.observation_leaves] for segment in segments), strict=True)
     observations = leaves_of(observation_space).unflatten(map(np.concatenate, leaves))
-    actions = np.concatenate([segment.actions for segment in segments])
-    if isinstance(action_space, DiscreteSpace):
-        chosen = torch.from_numpy(actions.astype(np.int64) - action_space.start)
-    else:
-        chosen = torch.from_numpy(actions.astype(np.float32).reshape(len(actions), -1))
-    features = encode_observations(observation_space, observations)
-    if all(segment.masks is None for segment in segments):
-        return features, chosen
-    count = next(segment.masks.shape[1] for segment in segments if segment.masks is not None)
-    masks = [np.ones((s.steps, count), np.bool_) if s.masks is None else s.masks[: s.steps] for s in segments]
-    return features, chosen, torch.from_numpy(~np.concatenate(masks))
+    acted = ActionDistributions(action_space)
+    chosen = acted.encode(np.concatenate([segment.actions for segment in segments]))
+    forbidden = forbidden_actions(segments, acted.layout.logits)
+    return encode_observations(observation_space, observations), chosen, *(() if forbidden is None else (forbidden,))
 
 
 def clone_policy(

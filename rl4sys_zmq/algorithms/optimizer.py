@@ -36,15 +36,10 @@ class FlatAdam:
         betas: tuple[float, float] = (0.9, 0.999),
         bias_correction: bool = True,
     ) -> None:
-        """Create the optimizer.
+        """Create the optimizer of parameters, float32 ``[size]``, which `step` changes in place.
 
-        Args:
-            flat: The parameters, float32 ``[size]``. `step` changes them in place.
-            parts: Consecutive slices that together cover `flat`; None for a single part.
-            eps: Adam's epsilon, which is added to the root of the second moment.
-            betas: The decay rates of the first and the second moment.
-            bias_correction: False leaves out Adam's bias correction. Early steps are then longer, because both moments start at
-                0.
+        The `parts` are consecutive slices that together cover `flat`; None stands for a single part. Without the bias
+        correction, early steps are longer, because both moments start at 0.
         """
         self._flat = flat
         self._parts = tuple(parts) if parts is not None else (slice(None),)
@@ -56,12 +51,10 @@ class FlatAdam:
         self.steps = [0] * len(self._parts)
 
     def step(self, grad: Tensor, rates: Sequence[float | None], *, max_norm: float | None = None) -> None:
-        """Take one step against the gradient, after limiting the norm of the gradient.
+        """Take one step against the gradient, float32 ``[size]``, with a learning rate for each part.
 
-        Args:
-            grad: The gradient, float32 ``[size]``. It is scaled in place if its norm is too large.
-            rates: The learning rate of each part. A part with the rate None, its moments and its step count do not change.
-            max_norm: Largest Euclidean norm of the whole gradient; None for no limit.
+        A part whose rate is None does not change, nor do its moments and its step count. If the Euclidean norm of the whole
+        gradient is above `max_norm`, the gradient is first scaled to it, in place.
         """
         if max_norm is not None:
             limit_norm(grad, max_norm)
@@ -88,7 +81,7 @@ class FlatAdam:
     def rescale(self, factor: Tensor) -> None:
         """Change Adam's moments as if all earlier gradients had been larger by a factor, float32 ``[size]``.
 
-        Call this when the scale of the gradients changes, for example after `MLPStack.change_inputs`.
+        Call this when the scale of the gradients changes, for example after `input_change`.
         """
         self._mean.mul_(factor)
         self._square.mul_(factor).mul_(factor)

@@ -190,11 +190,7 @@ def _text(value: object) -> str:
 def list_algorithms() -> None:
     """Print the summary, the parameters and the presets of each algorithm, then the kinds of networks with their options."""
     broken = ALGORITHMS.faults()
-    for name in ALGORITHMS.names():
-        try:
-            entry = ALGORITHMS.get(name)
-        except ConfigError:
-            continue  # listed below as a fault
+    for _, entry in ALGORITHMS.loadable():
         for line in _described(entry):
             print_line(line)
         print_line()

@@ -154,16 +154,10 @@ def torch_activation(function: str) -> Callable[[Tensor], Tensor]:
     import torch
     from torch.nn import functional
 
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "tanh": torch.tanh,
-        "relu": torch.relu,
-        "elu": functional.elu,
-        "silu": functional.silu,
-        "gelu": functional.gelu,
-        "leaky_relu": functional.leaky_relu,
-        "identity": lambda x: x,
-    }
-    return functions[function]
+    if function == "identity":
+        return lambda x: x
+    found: Callable[[Tensor], Tensor] = getattr(torch, function, None) or getattr(functional, function)
+    return found
 
 
 ENTRY = LayerEntry(name="activation", layer=ActivationLayer, summary="A function of each element.")

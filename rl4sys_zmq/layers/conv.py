@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_WIDTH, option, whole_number
 from rl4sys_zmq.layers.layer import Layer, LayerEntry, Nodes, Shape, TorchForm, unfit
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

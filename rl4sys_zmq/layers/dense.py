@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, option, whole_number
 from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, flat_size
-
-if TYPE_CHECKING:
-    pass
 
 MOST_COPIED = 1 << 16
 """The largest number of weights of which `NumpyDense` makes a copy.

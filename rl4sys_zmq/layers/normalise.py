@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, unfit
-
-if TYPE_CHECKING:
-    pass
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""

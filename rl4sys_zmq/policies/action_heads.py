@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log, nan, pi
 from typing import Any, Protocol
@@ -17,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.policies.action_bounds import Bounder, bounder, unbounder
+from rl4sys_zmq.policies.action_bounds import bounder, unbounder
 from rl4sys_zmq.policies.base import Act, Action
 from rl4sys_zmq.policies.draws import PYTHON_MAX_ACTIONS, draw, draw_allowed, draw_batch, draw_large, draw_rows, log_prob_of
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.values.action_layout import ActionLayout, ChoiceGroup, action_layout, choice_groups
+from rl4sys_zmq.values.action_layout import action_layout, choice_groups
 from rl4sys_zmq.values.spaces import ActionSpace
 from rl4sys_zmq.values.trees import Tree
 
@@ -83,28 +82,22 @@ def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] 
     if given != layout.numbers:
         raise ConfigError(f"the head has {given} standard deviations; the action space {space!s:.80} needs {layout.numbers}")
     if isinstance(space, DiscreteSpace):
-        return CategoricalHead.of(space)
+        return CategoricalHead(space)
     if isinstance(space, BoxSpace):
         assert log_std is not None
-        return GaussianHead.of(space, squash, log_std)
-    return JointHead.of(space, squash, log_std)
+        return GaussianHead(space, squash, log_std)
+    return JointHead(space, squash, log_std)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class CategoricalHead:
     """The head for a Discrete space: it samples an allowed action from the softmax of the outputs."""
 
-    actions: tuple[np.int64, ...]  # all of them, as int64 scalars
-
-    @classmethod
-    def of(cls, space: DiscreteSpace) -> CategoricalHead:
-        """Return the head for a Discrete space."""
-        return cls(_scalars(space))
+    def __init__(self, space: DiscreteSpace) -> None:
+        self.actions = action_scalars(space)
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Choose one action, as `ActionHead.choose` describes."""
         if len(self.actions) > PYTHON_MAX_ACTIONS:
             index, log_prob = draw_large(outputs, mask, rng.uniform() if explore else None)
         elif mask is None:
@@ -149,7 +142,6 @@ class CategoricalHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
         draws = rng.uniforms(len(outputs)) if explore else None
         index, log_probs = draw_batch(outputs, masks, draws)
         index += self.actions[0]
@@ -157,11 +149,9 @@ class CategoricalHead:
         return index, index.copy(), log_probs
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         return act, log_prob_of(int(act - self.actions[0]), outputs, mask)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class GaussianHead:
     """The head for a Box, which samples ``mean + exp(log_std) * noise`` in float32. The outputs are the means. Masks are ignored.
 
@@ -170,32 +160,18 @@ class GaussianHead:
     the same number from the stored action.
     """
 
-    _shape: tuple[int, ...] | None
-    _bound: Bounder
-    _unbound: Callable[[NDArray[Any]], NDArray[np.float32]]
-    _std: NDArray[np.float32]
-    _inverse_std: NDArray[np.float32]
-    _constant: float
-
-    @classmethod
-    def of(cls, space: BoxSpace, squash: str, log_std: NDArray[Any]) -> GaussianHead:
-        """Return the head for a Box. `action_head` describes the arguments."""
+    def __init__(self, space: BoxSpace, squash: str, log_std: NDArray[Any]) -> None:
         wide = log_std.astype(np.float64)
         # A standard deviation of 0 or infinity would make the log-probability NaN.
         exponent = np.clip(wide, np.log(_LIMITS.tiny), np.log(_LIMITS.max))
-        return cls(
-            _shape=None if len(space.shape) == 1 else space.shape,
-            _bound=bounder(space, squash),
-            _unbound=unbounder(space, squash),
-            _std=np.exp(exponent).astype(np.float32),
-            _inverse_std=np.exp(-exponent).astype(np.float32),
-            _constant=-float(wide.sum()) - 0.5 * space.size * log(2.0 * pi),
-        )
+        self._shape = None if len(space.shape) == 1 else space.shape
+        self._bound, self._unbound = bounder(space, squash), unbounder(space, squash)
+        self._std, self._inverse_std = np.exp(exponent).astype(np.float32), np.exp(-exponent).astype(np.float32)
+        self._constant = -float(wide.sum()) - 0.5 * space.size * log(2.0 * pi)
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Choose one action, as `ActionHead.choose` describes."""
         log_prob = self._constant
         if explore:
             raw = self._std * rng.normals(len(outputs))
@@ -214,7 +190,6 @@ class GaussianHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
         count = len(outputs)
         log_probs = np.full(count, self._constant, dtype=np.float32)
         if explore:
@@ -232,13 +207,11 @@ class GaussianHead:
         return raw, env, log_probs
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         raw = self._unbound(act)
         z = (raw - outputs) * self._inverse_std
         return raw if self._shape is None else raw.reshape(self._shape), self._constant - 0.5 * float(z.dot(z))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class JointHead:
     """The head for the spaces with several parts: MultiDiscrete, MultiBinary, Dict and Tuple.
 
@@ -246,24 +219,16 @@ class JointHead:
     independent, so the log-probability of an action is the sum over its parts.
     """
 
-    _layout: ActionLayout
-    _groups: tuple[ChoiceGroup, ...]
-    _gaussian: GaussianHead | None
-    _bounders: tuple[Bounder | None, ...]
-    _squash: str
-
-    @classmethod
-    def of(cls, space: ActionSpace, squash: str, log_std: NDArray[Any] | None) -> JointHead:
-        """Return the head for a space. `action_head` describes the arguments."""
-        layout = action_layout(space)
-        gaussian = None if log_std is None else GaussianHead.of(BoxSpace((layout.numbers,)), "clip", log_std)
-        bounders = tuple([bounder(part.space, squash) if isinstance(part.space, BoxSpace) else None for part in layout.parts])
-        return cls(layout, choice_groups(layout), gaussian, bounders, squash)
+    def __init__(self, space: ActionSpace, squash: str, log_std: NDArray[Any] | None) -> None:
+        self._layout = layout = action_layout(space)
+        self._groups = choice_groups(layout)
+        self._gaussian = None if log_std is None else GaussianHead(BoxSpace((layout.numbers,)), "clip", log_std)
+        self._bounders = [bounder(part.space, squash) if isinstance(part.space, BoxSpace) else None for part in layout.parts]
+        self._squash = squash
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Choose one action, as `ActionHead.choose` describes."""
         layout = self._layout
         count = layout.logits
         if count > PYTHON_MAX_ACTIONS:
@@ -295,7 +260,6 @@ class JointHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Tree, Tree, NDArray[np.float32]]:
-        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
         layout, rows = self._layout, len(outputs)
         log_probs = np.zeros(rows, np.float32)
         indices = np.empty((rows, layout.choices), np.int64)
@@ -319,7 +283,6 @@ class JointHead:
         return raw, env, log_probs
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         layout, log_prob, at = self._layout, 0.0, 0
         indices = layout.indices(act)
         for index, options in zip(indices.tolist(), layout.counts, strict=True):
@@ -356,6 +319,6 @@ class JointHead:
 
 
 @lru_cache(maxsize=64)
-def _scalars(space: DiscreteSpace) -> tuple[np.int64, ...]:
-    """Return all actions of a Discrete space as int64 scalars. Looking up a scalar takes 0.01 us, creating a scalar 0.2 us."""
+def action_scalars(space: DiscreteSpace) -> tuple[np.int64, ...]:
+    """Return all actions of a discrete space as int64 scalars. Looking one up takes 0.01 us, creating a new one 0.2 us."""
     return tuple(np.arange(space.start, space.start + space.n, dtype=np.int64))

@@ -7,8 +7,7 @@ recorded data contain actions in the units of the environment, and other algorit
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from math import atanh, exp, isfinite, log, log1p, nan, pi, tanh
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.action_bounds import NEAREST_1, Bounder, action_bounds, bounder
+from rl4sys_zmq.policies.action_bounds import NEAREST_1, action_bounds, bounder
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.sampler import RandomSource
@@ -31,56 +30,48 @@ LEAST_STD = 1e-6
 _LOG_2, _HALF_LOG_2PI = log(2.0), 0.5 * log(2.0 * pi)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Scale:
-    """The map from numbers between -1 and 1 to the actions of a space."""
+    """The map from numbers between -1 and 1 to the actions of a space.
 
-    shape: tuple[int, ...] | None  # None: one dimension
-    axes: tuple[tuple[float, float], ...]  # the middle and the half width of the range of each dimension
-    centre: NDArray[np.float64]  # the same as arrays, [n]
-    half: NDArray[np.float64]
-    log_volume: float  # the sum of the logarithms of the half widths, to subtract from a log-density in the scaled numbers
-    bound: Bounder
+    Attributes:
+        axes: The middle and the half width of the range of each dimension.
+        log_volume: The sum of the logarithms of the half widths, to subtract from a log-density in the scaled numbers.
+    """
+
+    def __init__(self, space: BoxSpace) -> None:
+        bounds = action_bounds(space)
+        self._centre, self._half = bounds.centre.astype(np.float64), bounds.half.astype(np.float64)
+        self.axes = tuple(zip(self._centre.tolist(), self._half.tolist(), strict=True))
+        self.log_volume = float(np.log(np.maximum(self._half, np.finfo(np.float32).tiny)).sum())  # equal bounds have no density
+        self._shape, self._bound = None if len(space.shape) == 1 else space.shape, bounder(space, "clip")
 
     def one(self, values: list[float]) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """Return the raw action and the action for the environment, from numbers between -1 and 1."""
         raw = np.array([centre + half * value for value, (centre, half) in zip(values, self.axes, strict=True)], np.float32)
-        env = self.bound(raw)
-        return (raw, env) if self.shape is None else (raw.reshape(self.shape), env.reshape(self.shape))
+        env = self._bound(raw)
+        return (raw, env) if self._shape is None else (raw.reshape(self._shape), env.reshape(self._shape))
 
     def rows(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """Return ``N`` raw actions and actions for the environment, from numbers between -1 and 1, ``[N, n]``."""
-        raw = (values * self.half + self.centre).astype(np.float32)
-        env = self.bound(raw)
+        raw = (values * self._half + self._centre).astype(np.float32)
+        env = self._bound(raw)
         rows = len(values)
-        return (raw, env) if self.shape is None else (raw.reshape(rows, *self.shape), env.reshape(rows, *self.shape))
+        return (raw, env) if self._shape is None else (raw.reshape(rows, *self._shape), env.reshape(rows, *self._shape))
 
 
-@lru_cache(maxsize=64)
-def _scale_of(space: BoxSpace) -> _Scale:
-    bounds = action_bounds(space)
-    centre, half = bounds.centre.astype(np.float64), bounds.half.astype(np.float64)
-    return _Scale(
-        shape=None if len(space.shape) == 1 else space.shape,
-        axes=tuple(zip(centre.tolist(), half.tolist(), strict=True)),
-        centre=centre,
-        half=half,
-        log_volume=float(np.log(np.maximum(half, np.finfo(np.float32).tiny)).sum()),  # equal bounds have no density
-        bound=bounder(space, "clip"),
-    )
+_scale_of = lru_cache(maxsize=64)(_Scale)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _BoundedHead:
-    """The base class of the heads for bounded continuous actions. It implements `ActionHead`, and ignores masks."""
+class _BoundedHead(ABC):
+    """The common part of the two heads. It implements `ActionHead`, and ignores masks."""
 
-    _scale: _Scale
-    _size: int
+    def __init__(self, spec: PolicySpec) -> None:
+        assert isinstance(spec.action_space, BoxSpace)
+        self._scale, self._size = _scale_of(spec.action_space), spec.action_space.size
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Choose one action, as `ActionHead.choose` describes."""
         if self._size > PYTHON_MAX_SIZE:
             values, log_densities = self._draw_rows(outputs[None], rng, explore)
             raws, envs = self._scale.rows(values)
@@ -92,12 +83,10 @@ class _BoundedHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
         values, log_densities = self._draw_rows(outputs, rng, explore)
         return *self._scale.rows(values), (log_densities - self._scale.log_volume).astype(np.float32)
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
         pairs = zip(act.reshape(-1).tolist(), self._scale.axes, strict=True)
         values = [(number - centre) / half if half else 0.0 for number, (centre, half) in pairs]
         return np.array(act, np.float32), self._log_density(outputs.tolist(), values) - self._scale.log_volume
@@ -115,7 +104,6 @@ class _BoundedHead:
         """Return ``N`` actions as numbers between -1 and 1, ``[N, n]``, and their log-densities, ``[N]``."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class SquashedGaussianHead(_BoundedHead):
     """The head of a tanh-squashed Gaussian whose standard deviation depends on the observation (Haarnoja et al. 2018).
 
@@ -125,15 +113,9 @@ class SquashedGaussianHead(_BoundedHead):
     near a bound does not determine ``u``.
     """
 
-    _least: float
-    _most: float
-
-    @classmethod
-    def of(cls, spec: PolicySpec, parameters: HeadParameters) -> SquashedGaussianHead:
-        """Return the head that `parameters` describe."""
-        space = spec.action_space
-        assert isinstance(space, BoxSpace)
-        return cls(_scale_of(space), space.size, parameters.log_std_min, parameters.log_std_max)
+    def __init__(self, spec: PolicySpec, parameters: HeadParameters) -> None:
+        super().__init__(spec)
+        self._least, self._most = parameters.log_std_min, parameters.log_std_max
 
     def _draw(self, outputs: list[float], rng: RandomSource, explore: bool) -> tuple[list[float], float]:
         size, least, most = self._size, self._least, self._most
@@ -170,7 +152,6 @@ class SquashedGaussianHead(_BoundedHead):
         return np.tanh(samples), log_densities.sum(axis=1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class DeterministicHead(_BoundedHead):
     """The head of a policy that computes one action for each observation, and explores around it (Lillicrap et al. 2016).
 
@@ -183,25 +164,14 @@ class DeterministicHead(_BoundedHead):
     output of the network is not finite.
     """
 
-    _std: float
-    _epsilon: float
-    _log_uniform: float
-    _log_normal: float
-
-    @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot) -> DeterministicHead:
-        """Return the head for the action space of `spec`, with the tensors ``noise_std`` and ``epsilon`` in `snapshot`."""
-        space, tensors = spec.action_space, spec.views(snapshot.flat)
-        assert isinstance(space, BoxSpace)
-        std, epsilon = max(float(tensors["noise_std"][0]), 0.0), min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
-        return cls(
-            _scale_of(space),
-            space.size,
-            std,
-            epsilon,
-            (log(epsilon) if epsilon else -np.inf) - space.size * _LOG_2,
-            (log1p(-epsilon) if epsilon < 1.0 else -np.inf) - space.size * (_HALF_LOG_2PI + log(max(std, LEAST_STD))),
-        )
+    def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+        super().__init__(spec)
+        tensors = spec.views(snapshot.flat)
+        self._std, epsilon = max(float(tensors["noise_std"][0]), 0.0), min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
+        self._epsilon = epsilon
+        self._log_uniform = (log(epsilon) if epsilon else -np.inf) - self._size * _LOG_2
+        log_std = log(max(self._std, LEAST_STD))
+        self._log_normal = (log1p(-epsilon) if epsilon < 1.0 else -np.inf) - self._size * (_HALF_LOG_2PI + log_std)
 
     def _draw(self, outputs: list[float], rng: RandomSource, explore: bool) -> tuple[list[float], float]:
         drawn, squares = [tanh(output) for output in outputs], 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, isfinite, log, nan
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
-from rl4sys_zmq.policies.action_heads import CategoricalHead
+from rl4sys_zmq.policies.action_heads import action_scalars
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.draws import allowed_rows
 from rl4sys_zmq.policies.head_parameters import HeadParameters
@@ -18,7 +17,6 @@ from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class EpsilonGreedyHead:
     """The head for a network that estimates action values, or distributions of the return. It implements `ActionHead`.
 
@@ -31,24 +29,21 @@ class EpsilonGreedyHead:
     among all actors, which no actor here knows.
     """
 
-    _actions: tuple[np.int64, ...]
-    _epsilon: float
-    _ladder: float
-    _means: _DistributionMeans | None
-
-    @classmethod
-    def of(cls, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot) -> EpsilonGreedyHead:
-        """Return the head that `parameters` describe, with the epsilon of these weights."""
+    def __init__(self, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot) -> None:
         assert isinstance(spec.action_space, DiscreteSpace)
-        epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
-        means = _DistributionMeans.of(parameters) if parameters.head == "q_distribution" else None
-        return cls(CategoricalHead.of(spec.action_space).actions, epsilon, parameters.epsilon_ladder, means)
+        self._actions = action_scalars(spec.action_space)
+        self._epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
+        self._ladder = parameters.epsilon_ladder
+        self._atoms: NDArray[np.float32] | None = None
+        if parameters.head == "q_distribution":
+            atoms = np.linspace(parameters.v_min, parameters.v_max, parameters.atoms, dtype=np.float32)
+            # [atoms, 2], the values and ones: one product gives the weighted values and the weights
+            self._atoms = np.stack([atoms, np.ones_like(atoms)], axis=1)
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Choose one action, as `ActionHead.choose` describes."""
-        values = outputs if self._means is None else self._means.single(outputs)
+        values = outputs if self._atoms is None else self.means(outputs)
         if mask is None:
             allowed, count = None, len(self._actions)
             index = greedy = int(values.argmax())
@@ -68,8 +63,7 @@ class EpsilonGreedyHead:
         return action, action, log(probability) if isfinite(values.item(greedy)) else nan
 
     def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
-        """Return the raw action for an action and its log-probability, as `ActionHead.assess` describes."""
-        values = outputs if self._means is None else self._means.single(outputs)
+        values = outputs if self._atoms is None else self.means(outputs)
         allowed = np.arange(len(values)) if mask is None else mask.nonzero()[0]
         greedy, epsilon = int(allowed[values[allowed].argmax()]), self._epsilon_of(rng)
         probability = epsilon / len(allowed) + (1.0 - epsilon if act - self._actions[0] == greedy else 0.0)
@@ -78,8 +72,7 @@ class EpsilonGreedyHead:
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
-        values = outputs if self._means is None else self._means.batch(outputs)
+        values = outputs if self._atoms is None else self.means(outputs)
         epsilon = self._epsilon_of(rng)
         allowed = allowed_rows(masks, values.shape)
         counts = allowed.sum(axis=1)
@@ -103,26 +96,10 @@ class EpsilonGreedyHead:
         """Return the probability of a random action for the actor to which `rng` belongs."""
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _DistributionMeans:
-    """A function from the logits of distributions over `atoms` values to the means of the distributions."""
-
-    _atoms: int
-    _sums: NDArray[np.float32]  # [atoms, 2], the values and ones: one product gives the weighted values and the weights
-
-    @classmethod
-    def of(cls, parameters: HeadParameters) -> _DistributionMeans:
-        values = np.linspace(parameters.v_min, parameters.v_max, parameters.atoms, dtype=np.float32)
-        return cls(parameters.atoms, np.stack([values, np.ones_like(values)], axis=1))
-
-    def single(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the means ``[n]`` for logits ``[n * atoms]``."""
-        table = logits.reshape(-1, self._atoms)
-        sums = np.exp(table - table.max(1, keepdims=True)).dot(self._sums)
-        means: NDArray[np.float32] = sums[:, 0] / sums[:, 1]
+    def means(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the means ``[..., n]`` of distributions over the atoms, for logits ``[..., n * atoms]``."""
+        assert self._atoms is not None
+        table = logits.reshape(-1, len(self._atoms))
+        sums = np.exp(table - table.max(1, keepdims=True)).dot(self._atoms)
+        means: NDArray[np.float32] = (sums[:, 0] / sums[:, 1]).reshape(*logits.shape[:-1], -1)
         return means
-
-    def batch(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the means ``[N, n]`` for logits ``[N, n * atoms]``."""
-        return self.single(logits).reshape(len(logits), -1)

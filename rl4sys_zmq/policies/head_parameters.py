@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.config.options import MAX_NUMBER, check_fields, number, one_of, option, whole_number
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space, TensorSpec
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.arrays import LARGEST_FLOAT32
@@ -100,8 +100,7 @@ class HeadParameters:
             and (f.name not in _LEFT_OUT or getattr(self, f.name) != f.default)
         ]
         used.sort(key=lambda name: name in _HEADS_WITH)
-        values = {name: getattr(self, name) for name in used}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: getattr(self, name) for name in used}
 
     def outputs(self, action_space: Space) -> int:
         """Return the number of outputs of the network for an action space.
@@ -139,13 +138,13 @@ def _check_resolution(box: BoxSpace) -> None:
     differ = np.asarray(box.low, object) != np.asarray(box.high, object)  # float64 rounds large integers
     largest = np.maximum(np.abs(low), np.abs(high))
     if largest.max(initial=0.0) > LARGEST_FLOAT32:
-        raise ConfigError(
-            f"action_space: {box} has bounds up to {largest.max():g}, and float32 ends at {LARGEST_FLOAT32:g}; scale the actions",
-            key="action_space",
+        raise config_error(
+            "action_space",
+            f"{box} has bounds up to {largest.max():g}, and float32 ends at {LARGEST_FLOAT32:g}; scale the actions",
         )
     if (differ & (high - low < MIN_ACTIONS * np.finfo(np.float32).eps * largest)).any():
-        raise ConfigError(
-            f"action_space: {box} has fewer than {MIN_ACTIONS} float32 numbers between its bounds, such as {low[0]:.10g} "
+        raise config_error(
+            "action_space",
+            f"{box} has fewer than {MIN_ACTIONS} float32 numbers between its bounds, such as {low[0]:.10g} "
             f"and {high[0]:.10g}; let the Box begin at 0, and add the offset in the environment",
-            key="action_space",
         )

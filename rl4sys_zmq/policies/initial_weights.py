@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.policies.folder import MAX_HEADER_BYTES, SPEC, read_file, read_policy, safetensors_library
 from rl4sys_zmq.values import PolicySpec, TensorSpec
 from rl4sys_zmq.wire import blob_digest
@@ -39,10 +39,10 @@ def check_weights_source(path: Path) -> None:
             the code that converts it.
     """
     if path.suffix.lower() in _PICKLED:
-        raise ConfigError(f"init: {path} is pickled, and reading it could run code; {_CONVERSION}", key="init")
+        raise config_error("init", f"{path} is pickled, and reading it could run code; {_CONVERSION}")
     if not (path.is_file() if path.suffix else (path / SPEC).is_file()):
-        raise ConfigError(
-            f"init: {path} is neither the folder of a policy (from `rl4sys-learner export`) nor a .safetensors file", key="init"
+        raise config_error(
+            "init", f"{path} is neither the folder of a policy (from `rl4sys-learner export`) nor a .safetensors file"
         )
 
 
@@ -66,22 +66,22 @@ def read_weights(path: Path, spec: PolicySpec) -> dict[str, NDArray[Any]]:
     try:
         found: dict[str, NDArray[Any]] = library.numpy.load(read_file(path, spec.nbytes + MAX_HEADER_BYTES))
     except (library.SafetensorError, KeyError, ValueError) as exc:  # KeyError: a dtype that NumPy does not have
-        raise ConfigError(f"init: {path} is not a safetensors file with dtypes of NumPy: {exc}", key="init") from exc
+        raise config_error("init", f"{path} is not a safetensors file with dtypes of NumPy: {exc}") from exc
     complete = _names(spec) - OPTIONAL <= set(found)
     tensors = found if complete or spec.kind != "layers" else _from_sequential(path, found)
     optional = OPTIONAL if spec.kind == "layers" else frozenset()
     missing = sorted(_names(spec) - set(tensors) - optional)
     unknown = sorted(set(tensors) - _names(spec))
     if missing or unknown:
-        raise ConfigError(
-            f"init: {path} lacks {_listed(missing)} and has the unknown {_listed(unknown)}; expected the policy's "
+        raise config_error(
+            "init",
+            f"{path} lacks {_listed(missing)} and has the unknown {_listed(unknown)}; expected the policy's "
             f"{_listed([_text(t) for t in spec.tensors])}, or N.weight and N.bias of an nn.Sequential with as many layers",
-            key="init",
         )
     for tensor in spec.tensors:
         if tensor.name in tensors and tensors[tensor.name].shape != tensor.shape:
             shape = tensors[tensor.name].shape
-            raise ConfigError(f"init: tensor {tensor.name} is {shape} in {path}; the policy has {tensor.shape}", key="init")
+            raise config_error("init", f"tensor {tensor.name} is {shape} in {path}; the policy has {tensor.shape}")
     return tensors
 
 
@@ -95,10 +95,10 @@ def _check_same(path: Path, theirs: PolicySpec, ours: PolicySpec) -> None:
     pairs += [("blob", blob_digest(theirs.blob), blob_digest(ours.blob))]
     for name, one, other in pairs:
         if one != other:
-            raise ConfigError(
-                f"init: the policy in {path} has the {name} {one!s:.300}; this client's policy has {other!s:.300}; give the "
+            raise config_error(
+                "init",
+                f"the policy in {path} has the {name} {one!s:.300}; this client's policy has {other!s:.300}; give the "
                 "client the same algorithm parameters and spaces",
-                key="init",
             )
 
 
@@ -114,9 +114,8 @@ def _from_sequential(path: Path, found: Mapping[str, NDArray[Any]]) -> dict[str,
         prefixes.add(match[1])
         layers.setdefault(int(match[2]), {})[match[3]] = tensor
     if len(prefixes) > 1:
-        raise ConfigError(
-            f"init: {path} has the networks {_listed(sorted(prefixes))}; save the state_dict of the policy's network alone",
-            key="init",
+        raise config_error(
+            "init", f"{path} has the networks {_listed(sorted(prefixes))}; save the state_dict of the policy's network alone"
         )
     for index, number in enumerate(sorted(layers)):
         for part, tensor in layers[number].items():

@@ -8,7 +8,7 @@ the rewards: ``factors[a].T @ factors[a]`` is the inverse of ``ridge * I + sum(x
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf, nan
 from typing import Any
 
@@ -100,8 +100,8 @@ def linear_bandit_spec(
         ConfigError: If a value is invalid, or the policy cannot act in these spaces.
     """
     document = LinearBanditDocument(strategy=strategy, intercept=intercept, samples=samples)
-    plain = {"strategy": strategy, "intercept": intercept, "samples": samples}
-    return PolicySpec(observation_space, action_space, "linear_bandit", plain, document.tensors(observation_space, action_space))
+    tensors = document.tensors(observation_space, action_space)
+    return PolicySpec(observation_space, action_space, "linear_bandit", asdict(document), tensors)
 
 
 def linear_bandit_document(spec: PolicySpec) -> LinearBanditDocument:
@@ -153,7 +153,6 @@ class LinearBanditPolicy:
         self._epsilon = min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
-        """Choose one action for an observation, as `Policy.act` describes."""
         masks = None if mask is None else mask[None]
         raw, _, log_probs = self.act_batch(self._leaves.stack([observation]), masks, rng, explore)
         return raw[0], raw[0], float(log_probs[0])
@@ -161,7 +160,6 @@ class LinearBanditPolicy:
     def act_batch(
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `Policy.act_batch` describes."""
         features = context_features(self._space, observations, self._document.intercept)
         allowed = allowed_rows(masks, (len(features), self._count))
         if explore:
@@ -183,7 +181,6 @@ class LinearBanditPolicy:
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the action and its log-probability, as `AssessingPolicy.assess` describes."""
         chances = self.probabilities(self._leaves.stack([observation]), None if mask is None else mask[None])
         probability = chances[0, act - self._start]
         return act, float(np.log(probability)) if probability else -inf

@@ -39,13 +39,7 @@ class LayerNetwork:
     """A list of layers in numpy with the weights of one version. It implements `OutputNetwork`."""
 
     def __init__(self, space: ObservationSpace, layers: LayerList, tensors: Sequence[Array]) -> None:
-        """Create the network.
-
-        Args:
-            space: The space of observations.
-            layers: The layers. All have a form in numpy.
-            tensors: The tensors of all layers, in the order of `LayerList.tensors`. Only small tensors are copied.
-        """
+        """Create the network of layers that have a form in numpy. Their tensors are not copied, except small ones."""
         self._space, self._features = space, feature_layout(space)
         self._layers = [layer.numpy_form(own) for layer, own in zip(layers.layers, layers.divided(tensors), strict=True)]
         self._sizes = [prod(shape) for shape in layers.shapes]
@@ -60,8 +54,7 @@ class LayerNetwork:
     def bind(self, state: State) -> Forward:
         """Return a function that computes the outputs for one observation, for one thread. The function has its own buffers.
 
-        Args:
-            state: The recurrent state. A call of the function reads `State.before`, and sets `State.after`.
+        A call reads `State.before`, and sets `State.after`.
         """
         steps: list[tuple[Step, Array, Array]] = []
         buffer = np.ones(self._sizes[0] + self._slots(0), np.float32)
@@ -91,12 +84,7 @@ class LayerNetwork:
         return self.batch(leaves_of(self._space).stack([observation]))[0, :]
 
     def batch(self, observations: Tree, state: State | None = None) -> NDArray[Any]:
-        """Return the outputs for ``N`` observations, as a new array ``[N, outputs]``.
-
-        Args:
-            observations: A tree of arrays ``[N, *leaf]``.
-            state: The recurrent states ``[N, units]``, if there is a recurrent layer.
-        """
+        """Return the outputs for ``N`` observations, as a new array ``[N, outputs]``. A recurrent layer needs their states."""
         state = State() if state is None else state
         layers = self._layers
         if self._table is not None:

@@ -33,18 +33,10 @@ class NetworkPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
-        """Build the policy that `spec` describes.
-
-        Args:
-            spec: The description of the policy.
-            head: The parameters of the action head. The action space must fit them.
-            snapshot: The weights, from which `network` was built.
-            network: The network, with as many outputs as the head needs.
-        """
+        """Build the policy that `spec` describes, with a network that was built from the weights in `snapshot`."""
         return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
-        """Choose one action, as `Policy.act` describes."""
         return self._head.choose(self._network.single(observation), mask, rng, explore)
 
     def bind(self, rng: RandomSource, explore: bool) -> Act:
@@ -58,13 +50,11 @@ class NetworkPolicy:
     def act_batch(
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Tree, Tree, NDArray[np.float32]]:
-        """Choose ``N`` actions, as `Policy.act_batch` describes."""
         return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
 
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the raw action for an action and its log-probability, as `AssessingPolicy.assess` describes."""
         return self._head.assess(act, self._network.single(observation), mask, rng)
 
 
@@ -72,11 +62,11 @@ def policy_head(spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySn
     """Return the head that `parameters` describe for the action space of `spec`, with the weights in `snapshot`."""
     match parameters.head:
         case "squashed_gaussian":
-            return SquashedGaussianHead.of(spec, parameters)
+            return SquashedGaussianHead(spec, parameters)
         case "deterministic":
-            return DeterministicHead.of(spec, snapshot)
+            return DeterministicHead(spec, snapshot)
         case "q_values" | "q_distribution":
-            return EpsilonGreedyHead.of(spec, parameters, snapshot)
+            return EpsilonGreedyHead(spec, parameters, snapshot)
         case _:
             return action_head(spec.action_space, parameters.squash, spec.views(snapshot.flat).get("log_std"))
 

@@ -32,7 +32,6 @@ class RecurrentPolicy(ExtraColumnPolicy):
         self._zero.flags.writeable = False
 
     def step(self, observation: Any, mask: NDArray[Any] | None, rng: RandomSource, explore: bool, state: Any) -> StepChoice:
-        """Choose one action, as `ExtraColumnPolicy.step` describes."""
         return self.bind_step(rng, explore)(observation, mask, state)
 
     def bind_step(self, rng: RandomSource, explore: bool) -> BoundStep:
@@ -51,7 +50,6 @@ class RecurrentPolicy(ExtraColumnPolicy):
     def step_batch(
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool, states: Sequence[Any]
     ) -> BatchChoice:
-        """Choose ``N`` actions with one forward pass, as `ExtraColumnPolicy.step_batch` describes."""
         state = self._stacked(states)
         raws, acts, log_probs = self._head.choose_batch(self._network.batch(observations, state), masks, rng, explore)
         return raws, acts, log_probs, {STATE: state.before}, list(state.after)
@@ -59,7 +57,6 @@ class RecurrentPolicy(ExtraColumnPolicy):
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
     ) -> tuple[Action, float]:
-        """Return the raw action for an action and its log-probability, as `AssessingPolicy.assess` describes."""
         outputs = self._network.batch(leaves_of(self._space).stack([observation]), self._stacked([state]))
         return self._head.assess(act, outputs[0], mask, rng)
 

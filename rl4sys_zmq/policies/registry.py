@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast, overload
+from typing import overload
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.plugins import Registry, load_object
+from rl4sys_zmq.plugins import Registry, load_factory
 from rl4sys_zmq.policies.base import PolicyFactory
 from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -47,13 +47,7 @@ class PolicyEntry:
         Raises:
             ConfigError: If the function cannot be imported.
         """
-        if not isinstance(self.factory, str):
-            return self.factory
-        try:
-            return cast(PolicyFactory, load_object(self.factory))
-        except (ImportError, AttributeError) as exc:
-            message = f"policy kind {self.name!r} cannot be loaded from {self.factory} ({exc}): install what it needs"
-            raise ConfigError(message, key="kind") from exc
+        return load_factory(self.factory, f"policy kind {self.name!r}", "kind")
 
 
 POLICIES = Registry(

@@ -31,7 +31,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.values.action_layout import action_layout
@@ -104,7 +104,7 @@ class Demonstrations:
             ("action_space", action_space, self.action_space),
         ):
             if _form(ours) != _form(theirs):
-                raise ConfigError(f"demonstrations: their {key} is {theirs}; the client's is {ours}", key="demonstrations")
+                raise config_error("demonstrations", f"their {key} is {theirs}; the client's is {ours}")
 
 
 def _form(space: ObservationSpace) -> tuple[object, ...]:
@@ -147,12 +147,11 @@ def read_demonstrations(path: Path) -> Demonstrations:
             raise ValueError(f"it has the format {int(arrays['format'])}; this version reads {FORMAT}")
         return _parse(arrays)
     except OSError as exc:
-        raise ConfigError(f"demonstrations: {path} cannot be read: {exc.strerror or exc}", key="demonstrations") from exc
+        raise config_error("demonstrations", f"{path} cannot be read: {exc.strerror or exc}") from exc
     except _DAMAGE as exc:
         problem = f"the array {exc} is missing" if isinstance(exc, KeyError) else str(exc)
-        raise ConfigError(
-            f"demonstrations: {path} is not a file of demonstrations: {problem}; record it again with `rl4sys-actor record`",
-            key="demonstrations",
+        raise config_error(
+            "demonstrations", f"{path} is not a file of demonstrations: {problem}; record it again with `rl4sys-actor record`"
         ) from exc
 
 
@@ -173,7 +172,7 @@ def _checked(
         arrays = _arrays(observation_space_from(observation_space), space_from(action_space), episodes)
         return arrays, _parse(arrays)
     except ValueError as exc:
-        raise ConfigError(f"demonstrations: the episodes cannot be used: {exc}", key="demonstrations") from exc
+        raise config_error("demonstrations", f"the episodes cannot be used: {exc}") from exc
 
 
 def _arrays(

@@ -74,7 +74,8 @@ class StoreFolder:
         self._maps: list[np.memmap[Any, Any]] = []
         with _as_store_error(self.path):
             make_private(self.path)
-            foreign = [p.name for p in self.path.iterdir() if p.name not in (_MANIFEST, _LOCK) and not _is_store_file(p)]
+            names = [p.name for p in self.path.iterdir() if not p.name.startswith((_NAME, "frames-"))]
+            foreign = set(names) - {_MANIFEST, _LOCK}
             if foreign:
                 raise StoreFileError(
                     self.path, f"is not the folder of a store: it contains {min(foreign)!r}; choose another folder"
@@ -95,7 +96,8 @@ class StoreFolder:
     def create(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
         """Create the files of a new store: one for each column, and then the manifest."""
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
-        document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
+        described = {name: [list(leaf.shape), leaf.dtype.str] for name, leaf in layout.items()}
+        document = {**self._head, "lineage": self.lineage, "layout": described, "files": self._files}
         fresh = self.path / f"{_NAME}manifest.tmp"
         try:
             made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
@@ -129,7 +131,7 @@ class StoreFolder:
                 header = {"descr": leaf.dtype.str, "fortran_order": False, "shape": leaf.shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 file.flush()
-                os.posix_fallocate(file.fileno(), file.tell(), max(leaf.dtype.itemsize * prod(leaf.shape), 1))
+                os.posix_fallocate(file.fileno(), file.tell(), max(leaf.nbytes, 1))
             return self.open(name, leaf)
         except BaseException:
             self._remove(name)
@@ -143,8 +145,8 @@ class StoreFolder:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 start = file.tell()
-            stored, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
-            if stored != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
+            stored = ArraySpec(shape, dtype)
+            if stored != leaf or path.stat().st_size < start + leaf.nbytes:  # numpy would extend a short file
                 raise StoreFileError(path, f"holds {stored} or less, not {leaf}; it is damaged; delete the folder to start again")
             array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
         self._maps.append(array)
@@ -229,20 +231,12 @@ def _as_store_error(path: Path) -> Any:
         raise StoreFileError(path, f"is damaged ({exc!s:.200}); delete the folder to start again") from exc
 
 
-def _is_store_file(path: Path) -> bool:
-    return path.name.startswith(_NAME) or path.name.startswith("frames-")
-
-
 def _boot_id() -> bytes:
     """Return the id of the machine's current boot, or ``unknown`` if it cannot be read."""
     try:
         return _BOOT.read_bytes().strip()
     except OSError:
         return b"unknown"
-
-
-def _to_json(leaves: Mapping[str, ArraySpec]) -> dict[str, Any]:
-    return {name: [list(leaf.shape), leaf.dtype.str] for name, leaf in leaves.items()}
 
 
 def _from_json(shape: list[int], dtype: str) -> ArraySpec:
@@ -277,7 +271,7 @@ class ScratchArrays:
             raise ConfigError(f"{problem}; use a smaller buffer_size, or a run directory on a larger disk", key="buffer_size")
 
     def __call__(self, leaf: ArraySpec) -> NDArray[Any]:
-        size = max(1, leaf.dtype.itemsize * prod(leaf.shape))
+        size = max(1, leaf.nbytes)
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 os.posix_fallocate(file.fileno(), 0, size)

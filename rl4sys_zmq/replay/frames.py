@@ -39,9 +39,9 @@ class FrameStore:
         """The number of different frames that are stored."""
         return int(np.count_nonzero(self._uses))
 
-    def reserve(self, blocks: int) -> None:
-        """Create the first `blocks` blocks now. The store must be empty."""
-        while len(self._blocks) < blocks:
+    def reserve(self) -> None:
+        """Create the blocks of `pool_bytes` now. The store must be empty."""
+        while len(self._blocks) <= _BLOCKS:
             self._add_block()
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
@@ -178,10 +178,6 @@ class FrameColumn:
         self.pool = pool
         self.frames_per_value = frames_per_value(leaf)
         self._slots = np.full((capacity, self.frames_per_value), -1, np.int64)
-
-    def reserve(self) -> None:
-        """Create the arrays of the pool now, with `pool_bytes` bytes in all. The pool must be empty."""
-        self.pool.reserve(_BLOCKS + 1)
 
     def write(self, first: int, block: NDArray[Any]) -> None:
         """Write the values ``[count, *leaf.shape]`` to the rows from `first` on."""

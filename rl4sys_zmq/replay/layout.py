@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError, DataError
+from rl4sys_zmq.errors import ConfigError, DataError, config_error
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
@@ -183,9 +183,8 @@ def zeros(leaf: ArraySpec) -> NDArray[Any]:
     try:
         return np.zeros(leaf.shape, leaf.dtype)
     except (MemoryError, ValueError) as exc:
-        size = leaf.dtype.itemsize * prod(leaf.shape)
         raise ConfigError(
-            f"{size:,} bytes do not fit in memory; use a smaller capacity, or path= for disk; for an algorithm, a smaller "
+            f"{leaf.nbytes:,} bytes do not fit in memory; use a smaller capacity, or path= for disk; for an algorithm, a smaller "
             "buffer_size, or a run directory and a smaller buffer_memory_bytes",
             key="capacity",
         ) from exc
@@ -195,11 +194,9 @@ def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
     try:
         leaf = ArraySpec(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
     except (TypeError, ValueError) as exc:
-        raise ConfigError(
-            f"{name}: shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})", key=name
-        ) from exc
+        raise config_error(name, f"shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})") from exc
     if leaf.dtype.str not in DTYPES or any(n < 0 for n in leaf.shape):
-        raise ConfigError(f"{name}: {leaf} are invalid for a column; only numbers and booleans can be stored", key=name)
+        raise config_error(name, f"{leaf} are invalid for a column; only numbers and booleans can be stored")
     return leaf
 
 

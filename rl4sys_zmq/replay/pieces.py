@@ -131,7 +131,7 @@ class RowPieces:
         ring = self._ring
         if name in ring.shared_names:
             frames = arrays[_FRAMES + ring.shared_names[name][0]]
-            return ring.from_frames(name, frames, arrays[_SLOTS + name][start:stop])
+            return ring.shared_column(name).join(frames[arrays[_SLOTS + name][start:stop]])
         if name in arrays:
             return arrays[name][start:stop]
         leaf = ring.specs[name]
@@ -145,6 +145,6 @@ class RowPieces:
             shared = self._ring.shared_names.get(name)
             stored = _SLOTS + name if shared else name
             actual = arrays[stored].shape if stored in arrays else None
-            expected = (rows, self._ring.frames_per_value(name)) if shared else (rows, *leaf.shape)
+            expected = (rows, self._ring.shared_column(name).frames_per_value) if shared else (rows, *leaf.shape)
             if actual != expected:
                 raise ConfigError(f"{name} in the replay state has shape {actual}; expected {expected}", key="buffer_size")

@@ -102,7 +102,7 @@ class RowRingBuffer:
     def reserve(self) -> None:
         """Create the arrays of shared columns now. The ring must be empty."""
         for column in self._shared.values():
-            column.reserve()
+            column.pool.reserve()
 
     def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
         """Return the different frames of rows, and each row's indices among them. `names` are the columns of one `share` call."""
@@ -114,12 +114,9 @@ class RowRingBuffer:
         indices[order] = np.arange(len(order))
         return columns[0].pool.gather(slots[order]), list(indices[inverse.reshape(used.shape)])
 
-    def frames_per_value(self, name: str) -> int:
-        return self._shared[name].frames_per_value
-
-    def from_frames(self, name: str, frames: NDArray[Any], indices: NDArray[np.int32]) -> NDArray[Any]:
-        """Return values of a shared column, given frames and indices as `frames` returns them."""
-        return self._shared[name].join(frames[indices])
+    def shared_column(self, name: str) -> FrameColumn:
+        """Return a column that `share` has created."""
+        return self._shared[name]
 
     def skip_to(self, number: int) -> None:
         """Drop all rows, and set the number that the next row will get."""

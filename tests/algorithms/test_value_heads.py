@@ -148,7 +148,7 @@ def test_an_actor_gets_the_values_of_the_network(case: str) -> None:
     policy: Any = build_policy(spec, PolicySnapshot(1, 0, 0, flat))
     observations = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     outputs = policy._network.batch(observations)
-    values = outputs if policy._head._means is None else policy._head._means.batch(outputs)
+    values = outputs if policy._head._atoms is None else policy._head.means(outputs)
     head = algorithm._head
     own = head.values(head.estimates(algorithm._online(torch.from_numpy(observations))[0])).detach()
     np.testing.assert_allclose(values, own.numpy(), rtol=1e-4, atol=1e-4)

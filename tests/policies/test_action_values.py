@@ -51,7 +51,7 @@ def test_distributions_are_compared_by_their_means() -> None:
     for observation, many in zip(observations, batch, strict=True):
         values = slow_values(spec, policy, observation)
         one = policy.act(observation, None, RandomSource(0), True)[0]
-        np.testing.assert_allclose(policy._head._means.single(policy._network.single(observation)), values, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(policy._head.means(policy._network.single(observation)), values, rtol=1e-4, atol=1e-5)
         assert one == quick(observation, None)[0] == many == int(np.argmax(values)) + 5
         best = max((1, 2), key=lambda a: values[a])
         assert policy.act(observation, np.array([False, True, True]), RandomSource(0), False)[0] == best + 5

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image
 from rl4sys_zmq.config.options import one_of, option, sizes, whole_number
@@ -13,13 +14,10 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import (
     ANY_AGE,
     AlgorithmEntry,
-    AlgorithmFactory,
-    DeferredFactory,
-    Staleness,
+    NamedFactory,
     parameter_error,
     read_parameters,
 )
-from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
@@ -47,55 +45,30 @@ class LibraryParameters:
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryFactory(DeferredFactory):
-    """The factory of one algorithm of a library. The library is imported when the algorithm is built.
-
-    Attributes:
-        builder: The path of the function that builds the algorithm. The function's first argument is `name`.
-        name: The name of the algorithm in the library, or the location of the user's own class.
-        extra: The optional dependency group of this package that installs the library.
-    """
-
-    builder: str
-    name: str
-    extra: str
-
-    def load(self) -> AlgorithmFactory:
-        return partial(load_object(self.builder), self.name)
-
-    def __str__(self) -> str:
-        return self.builder
-
-
 def library_entry(
-    factory: LibraryFactory,
-    parameters: type[LibraryParameters],
-    heads: Mapping[str, str],
-    *,
-    kind: str,
-    summary: str,
-    reference: str,
-    staleness: Staleness = ANY_AGE,
-    takes_masks: bool = False,
+    library: str, own_name: str, parameters: type[LibraryParameters], heads: Mapping[str, str], **described: Any
 ) -> AlgorithmEntry:
-    """Return the registry entry of an algorithm, given the head of its policy for each kind of action space."""
+    """Return the registry entry of an algorithm.
+
+    Args:
+        library: The short name of the library, which is that of its module here and of the optional dependency group.
+        own_name: The name of the algorithm in the library.
+        parameters: The dataclass of the parameters.
+        heads: The head of the policy for each kind of action space.
+        described: The other attributes of the entry.
+    """
     kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
-    name = f"{factory.extra}:{factory.name}"
+    name = f"{library}:{own_name}"
     return AlgorithmEntry(
         name=name,
-        factory=factory,
-        summary=summary,
-        kind=kind,
+        factory=NamedFactory(f"rl4sys_zmq.algorithms.libraries.{library}:build", own_name),
         parameters=parameters,
         plan=partial(_plan, name, parameters, heads),
         count=partial(count_values, name, parameters),
-        staleness=staleness,
-        extra=factory.extra,
+        extra=library,
         spaces=f"any observations; {' or '.join(kinds)} actions",
-        reference=reference,
         isolated=True,
-        takes_masks=takes_masks,
+        **{"staleness": ANY_AGE, "takes_masks": False, **described},
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.libraries.library import (
     TQC_REFERENCE,
-    LibraryFactory,
     LibraryParameters,
     check_quantiles,
     count_values,
@@ -29,10 +28,15 @@ from rl4sys_zmq.config.options import (
     whole_number,
 )
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Setting, Staleness, with_settings
-
-_BUILDER = "rl4sys_zmq.algorithms.libraries.sb3:build"
-_EXTRA = "sb3"
+from rl4sys_zmq.learner.registry.algorithm_entry import (
+    ANY_AGE,
+    LEAST_EPSILON,
+    AlgorithmEntry,
+    NamedFactory,
+    Setting,
+    Staleness,
+    with_settings,
+)
 
 
 def _entropy_weight(value: object) -> float | str:
@@ -309,17 +313,9 @@ class OwnClassParameters(Sb3Parameters):
 def _entry(
     name: str, summary: str, reference: str, cls: type[Sb3Parameters], staleness: Staleness = ANY_AGE, **heads: str
 ) -> AlgorithmEntry:
+    described: dict[str, Any] = {"summary": summary, "reference": reference, "staleness": staleness}
     kind = "onpolicy" if issubclass(cls, OnPolicyParameters) else "offpolicy"
-    return library_entry(
-        LibraryFactory(_BUILDER, name, _EXTRA),
-        cls,
-        heads,
-        kind=kind,
-        summary=summary,
-        reference=reference,
-        staleness=staleness,
-        takes_masks=name == "MaskablePPO",
-    )
+    return library_entry("sb3", name, cls, heads, kind=kind, takes_masks=name == "MaskablePPO", **described)
 
 
 _STOCHASTIC = {"Discrete": "categorical", "Box": "gaussian"}
@@ -406,10 +402,10 @@ def own_class(name: str) -> AlgorithmEntry:
     """Return the registry entry of a user's own class, ``sb3:package.module:Class``. The class is not imported."""
     return AlgorithmEntry(
         name=name,
-        factory=LibraryFactory(_BUILDER, name.partition(":")[2], _EXTRA),
+        factory=NamedFactory("rl4sys_zmq.algorithms.libraries.sb3:build", name.partition(":")[2]),
         summary="A class of yours that is derived from an algorithm of Stable-Baselines3.",
         parameters=OwnClassParameters,
         count=partial(count_values, name, OwnClassParameters),
-        extra=_EXTRA,
+        extra="sb3",
         isolated=True,
     )

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.libraries.library import (
     TQC_REFERENCE,
-    LibraryFactory,
     LibraryParameters,
     check_quantiles,
     library_entry,
@@ -18,8 +17,6 @@ from rl4sys_zmq.algorithms.libraries.library import (
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, one_of, option, whole_number
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm, parameter_error
 
-_BUILDER = "rl4sys_zmq.algorithms.libraries.torchrl:build"
-_EXTRA = "torchrl"
 _LOSSES = ("l1", "l2", "smooth_l1")
 
 
@@ -189,9 +186,7 @@ class TQCParameters(ValueParameters):
 
 def _entry(name: str, summary: str, reference: str, cls: type[TorchrlParameters], **heads: str) -> AlgorithmEntry:
     summary = f"{summary} with TorchRL's loss."
-    return library_entry(
-        LibraryFactory(_BUILDER, name, _EXTRA), cls, heads, kind="offpolicy", summary=summary, reference=reference
-    )
+    return library_entry("torchrl", name, cls, heads, kind="offpolicy", summary=summary, reference=reference)
 
 
 _SQUASHED = {"Box": "squashed_gaussian"}

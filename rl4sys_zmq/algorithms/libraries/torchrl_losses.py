@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,9 +166,14 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
         actor = QValueActor(network, in_keys=["observation"], action_space="categorical")
         arguments = {name: value for name, value in parameters.loss_arguments().items() if name == "loss_function"}
         return LossNetworks(DiscreteCQLLoss(actor, action_space="categorical", **arguments), network)
+    return _soft(_CQLLoss, parameters, sizes)
+
+
+def _soft(loss: type[LossModule], parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1) -> LossNetworks:
+    """Return a loss of a squashed Gaussian and of networks that estimate action values, each with some outputs."""
     network, actor = _stochastic_actor(parameters, sizes)
-    action_value = _action_value(parameters, sizes)
-    return LossNetworks(_CQLLoss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
+    action_value = _action_value(parameters, sizes, outputs)
+    return LossNetworks(loss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
 
 
 def _td3bc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
@@ -177,24 +183,16 @@ def _td3bc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     return LossNetworks(TD3BCLoss(actor, action_value, bounds=(-1.0, 1.0), **parameters.loss_arguments()), network)
 
 
-def _redq(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
-    network, actor = _stochastic_actor(parameters, sizes)
-    action_value = _action_value(parameters, sizes)
-    return LossNetworks(REDQLoss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
-
-
 def _tqc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     assert isinstance(parameters, TQCParameters)
-    network, actor = _stochastic_actor(parameters, sizes)
-    action_value = _action_value(parameters, sizes, parameters.n_quantiles)
-    return LossNetworks(TQCLoss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
+    return _soft(TQCLoss, parameters, sizes, parameters.n_quantiles)
 
 
 _MAKERS: Mapping[str, Callable[[TorchrlParameters, _Sizes], LossNetworks]] = {
     "BC": _bc,
     "CQL": _cql,
     "IQL": _iql,
-    "REDQ": _redq,
+    "REDQ": partial(_soft, REDQLoss),
     "TD3BC": _td3bc,
     "TQC": _tqc,
 }

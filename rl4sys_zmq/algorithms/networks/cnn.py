@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import layer_network
 from rl4sys_zmq.config.options import check_fields, one_of, option, optional, sizes
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.concat import Concat
 from rl4sys_zmq.layers.conv import Conv
@@ -97,7 +97,7 @@ def planned(options: CNNOptions, space: ObservationSpace) -> LayerPlan:
 
 
 def _unfit(problem: str) -> ConfigError:
-    return ConfigError(f"algorithm_parameters.network: a network of kind 'cnn' {problem}", key="algorithm_parameters.network")
+    return config_error("algorithm_parameters.network", f"a network of kind 'cnn' {problem}")
 
 
 def _image_of(space: ObservationSpace) -> tuple[int, BoxSpace]:

@@ -25,12 +25,7 @@ class FlatParameters:
     """
 
     def __init__(self, shapes: Sequence[Sequence[Shape]], extras: int = 0) -> None:
-        """Create the parameters. All are zero.
-
-        Args:
-            shapes: For each network, the shapes of its parameters in the order of `flat`.
-            extras: The number of extra parameters, which follow those of network 0.
-        """
+        """Create parameters of these shapes for each network, all zero. The extra ones follow those of network 0."""
         self._shapes = [list(network) for network in shapes]
         self._has_extras = bool(extras)
         if extras:
@@ -49,15 +44,7 @@ class FlatParameters:
         self._bind(self.flat.to(device))
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
-        """Return the gradient of a scalar loss with respect to all parameters, float32 ``[size]``, in the order of `flat`.
-
-        The gradient is zero for parameters that the loss does not depend on. The next call overwrites the returned tensor.
-
-        Args:
-            loss: The loss.
-            only: The network with respect to whose parameters the gradient is computed; the other elements are zero. None for
-                all networks.
-        """
+        """Return the gradient of a scalar loss, as `FlatNetwork.gradient` does. The next call overwrites the returned tensor."""
         chosen = range(len(self.parts)) if only is None else (only,)
         if only is not None:
             self._grad.zero_()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image, layer_network
 from rl4sys_zmq.config.options import flag, integer, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.layers.gru import GRU, MAX_UNITS
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan, PolicyRequirements
 from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
@@ -58,7 +58,7 @@ def _check(options: GRUOptions, requirements: PolicyRequirements) -> None:
         for name, remedy in _ACTOR_CRITIC_OPTIONS.items():
             if getattr(options, name) != getattr(GRUOptions(), name):
                 key = f"algorithm_parameters.network.{name}"
-                raise ConfigError(f"{key}: on-policy algorithms have it; {remedy.format(algorithm=r.algorithm)}", key=key)
+                raise config_error(key, f"on-policy algorithms have it; {remedy.format(algorithm=r.algorithm)}")
     check_not_image(r.observation_space, next(iter(options.hidden_sizes), 3 * options.units), r.algorithm)
 
 

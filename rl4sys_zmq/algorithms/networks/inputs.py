@@ -89,6 +89,15 @@ def encode_observations(space: ObservationSpace, observations: Tree) -> Tensor:
     return torch.from_numpy(features if features.flags.writeable else features.copy())
 
 
+def forbidden_actions(segments: Sequence[Segment], options: int) -> Tensor | None:
+    """Return True for each forbidden option of the steps of segments, bool ``[N, options]``; None if no segment has a mask."""
+    if all(segment.masks is None for segment in segments):
+        return None
+    everything = np.ones((max(segment.steps for segment in segments), options), dtype=np.bool_)
+    masks = [everything[: s.steps] if s.masks is None else s.masks[: s.steps] for s in segments]
+    return torch.from_numpy(~np.concatenate(masks))
+
+
 def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Return ``(features - mean) * scale``, clipped to ±`OBS_CLIP`. A policy in an actor does the same before its first layer."""
     return ((features - mean) * scale).clamp_(-OBS_CLIP, OBS_CLIP)

@@ -89,7 +89,7 @@ class ActorCriticNetwork(FlatNetwork, Protocol):
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
         """Adapt the first layers to a new standardisation of the features, so that the outputs stay the same.
 
-        `MLPStack.change_inputs` describes the arguments. The method is only called if the policy standardises observations.
+        `input_change` describes the arguments. This is only called if the policy standardises observations.
 
         Returns:
             The factor by which the scale of each parameter's gradient changes, float32 ``[size]``.

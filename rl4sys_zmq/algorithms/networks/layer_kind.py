@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.layers.normalise import Normalise
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.policies.layer_policy import layers_spec
@@ -99,10 +99,10 @@ def check_not_image(space: ObservationSpace, units: int, user: str) -> None:
         if not isinstance(leaf, BoxSpace) or leaf.dtype != "|u1" or len(leaf.shape) < 2:
             continue
         if (weights := leaf.size * units) > MAX_IMAGE_WEIGHTS:
-            raise ConfigError(
-                f"observation_space: {user} has no convolutions; it would flatten the image of shape {leaf.shape} to "
+            raise config_error(
+                "observation_space",
+                f"{user} has no convolutions; it would flatten the image of shape {leaf.shape} to "
                 f"{leaf.size:,} inputs, with {weights:,} weights in the first layer (limit {MAX_IMAGE_WEIGHTS:,}). Make the "
                 "image smaller (gymnasium.wrappers.ResizeObservation, GrayscaleObservation), send features of it, or choose "
                 "network: cnn, which the algorithms of this package can train",
-                key="observation_space",
             )

@@ -27,14 +27,9 @@ class LayerNetworks(FlatParameters):
     """
 
     def __init__(self, shared: LayerList, own: Sequence[LayerList], *, extras: int = 0, detached: bool = False) -> None:
-        """Create the networks. All parameters are zero.
+        """Create networks from their shared layers and the further layers of each, to whose inputs actions are joined.
 
-        Args:
-            shared: The shared layers, whose inputs are the features.
-            own: The layers that belong to one network each, after the shared ones. Actions are joined to the inputs of these
-                layers.
-            extras: The number of parameters that follow those of network 0.
-            detached: True if only network 0 trains the shared layers.
+        All parameters are zero. With `detached`, only network 0 trains the shared layers.
         """
         self._shared, self._own = _Layers(shared), [_Layers(part) for part in own]
         self._detached = detached
@@ -129,12 +124,7 @@ class _Layers:
 
 
 def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPStack:
-    """Return the policy and the value network of an actor-critic.
-
-    Args:
-        plan: The layers of the policy and of the values.
-        spec: The description of the policy.
-    """
+    """Return the policy and the value network of an actor-critic."""
     head, layers = read_network(spec)
     outputs = Dense(units=layers.outputs)
     extras = sum(tensor.size for tensor in head.head_tensors(spec.action_space))

@@ -20,7 +20,7 @@ from rl4sys_zmq.layers.activation import torch_activation
 from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Sequences
 
 MAX_RESCALE = 2.0
-"""Largest factor by which `MLPStack.change_inputs` changes a weight."""
+"""Largest factor by which `input_change` changes a weight."""
 
 
 class MLPStack(FlatParameters):
@@ -117,20 +117,6 @@ class MLPStack(FlatParameters):
         return self._written(loss, leaves, views)
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
-        """Adapt the first layer to a new standardisation of the inputs, so that the outputs of the networks stay the same.
-
-        The inputs were ``(x - mean) * scale``, and become ``(x - new_mean) * new_scale``. If the scale of a feature changes by
-        more than `MAX_RESCALE`, its weights change only by that factor: the networks then compute the same at the new mean.
-
-        Args:
-            mean: The old mean of each feature, ``[features]``.
-            scale: The old factor of each feature.
-            new_mean: The new mean of each feature.
-            new_scale: The new factor of each feature.
-
-        Returns:
-            The factor by which the scale of each parameter's gradient changes, float32 ``[size]``.
-        """
         gradient = torch.ones_like(self.flat)
         with torch.no_grad():
             weight, bias = self._stacks(self.flat)[:2]
@@ -139,7 +125,10 @@ class MLPStack(FlatParameters):
 
 
 def input_change(weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
-    """Adapt a layer in place to a new standardisation of its inputs, as `MLPStack.change_inputs` describes.
+    """Adapt a layer in place to a new standardisation of its inputs, so that its outputs stay the same.
+
+    The inputs were ``(x - mean) * scale``, and become ``(x - new_mean) * new_scale``. If the scale of a feature changes by more
+    than `MAX_RESCALE`, its weights change only by that factor: the layer then computes the same at the new mean.
 
     Args:
         weight: The weights, ``[..., out, features]``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.onnx_policy import onnx_spec
@@ -39,9 +39,8 @@ def module_network(
 
         space = requirements.observation_space
         if not isinstance(space, BoxSpace):
-            raise ConfigError(
-                f"algorithm_parameters.network: a network of kind {name!r} needs a Box of observations, not {space!s:.80}",
-                key="algorithm_parameters.network",
+            raise config_error(
+                "algorithm_parameters.network", f"a network of kind {name!r} needs a Box of observations, not {space!s:.80}"
             )
         head = requirements.head
         weights, model = export_module(name, build, chosen, space, head.outputs(requirements.action_space))

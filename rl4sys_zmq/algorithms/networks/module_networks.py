@@ -31,17 +31,6 @@ class ModuleNetworks(FlatParameters):
     def __init__(
         self, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: Sequence[int], *, actions: int = 0, extras: int = 0
     ) -> None:
-        """Build the modules.
-
-        Args:
-            build: The function that builds a module.
-            options: The options of the network.
-            space: The space of the observations that the modules get.
-            outputs: The number of outputs of each network.
-            actions: The number of elements of an action that each network gets.
-            extras: The number of parameters that follow those of the first module.
-        """
-
         def critic(chosen: Any, observed: BoxSpace, size: int) -> nn.Module:
             return _ActionCritic(build(chosen, observed, JOINED_UNITS), actions, size)
 
@@ -63,12 +52,7 @@ class ModuleNetworks(FlatParameters):
         return outputs
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set the initial values that the modules give themselves. The extra parameters do not change.
-
-        Args:
-            generator: The source of the seed with which the modules are built.
-            output_gains: Not used.
-        """
+        """Set the initial values that the modules give themselves, from a seed. The gains are not used."""
         seed = int(torch.randint(1 << 62, (), generator=generator, dtype=torch.int64, device="cpu"))
         modules = [build(seed + k) for k, build in enumerate(self._builders)]
         for views, module in zip(self.views(self.flat), modules, strict=True):

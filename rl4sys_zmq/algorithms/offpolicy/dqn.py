@@ -18,7 +18,7 @@ from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResul
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
@@ -143,10 +143,10 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         """Train the online network with a large margin (`margin_loss`). The target network then gets the same weights."""
         head, network = self._head, self._online
         if isinstance(network, SequenceNetwork):
-            raise ConfigError(
-                f"demonstrations.clone_steps: {self._name} clones only policies without a recurrent state, not "
+            raise config_error(
+                "demonstrations.clone_steps",
+                f"{self._name} clones only policies without a recurrent state, not "
                 f"{self.parameters.chosen_network().entry.name}; use another kind of network",
-                key="demonstrations.clone_steps",
             )
         columns = cloned_columns(segments, self._observation_space, self._spec.action_space)
 

@@ -149,36 +149,31 @@ class DQNParameters(OffPolicyParameters):
     def __post_init__(self) -> None:
         OffPolicyParameters.__post_init__(self)
         self._check_sequences()
-        self._check_rescaling()
+        if self.value_rescaling and self.distribution != "none":
+            raise parameter_error("value_rescaling", f"it is for distribution none, not {self.distribution}")
         if self.epsilon_end > self.epsilon:
             name = "end_e" if self.epsilon_end == self.end_e else "epsilon_min"
             raise parameter_error(name, f"{self.epsilon_end:g} is above epsilon {self.epsilon:g}; set a smaller {name} too")
         if self.v_min >= self.v_max:
             raise parameter_error("v_min", f"{self.v_min:g} is not below v_max {self.v_max:g}")
 
-    def _check_rescaling(self) -> None:
-        if self.value_rescaling and self.distribution != "none":
-            raise parameter_error("value_rescaling", f"it is for distribution none, not {self.distribution}")
-
     def _check_sequences(self) -> None:
-        problems = {}
         length, segment = self.steps_per_sequence, self.rollout_length
         if not self.recurrent:
             kind = self.chosen_network().entry.name
             for name in ("sequence_length", "burn_in", "overlap"):
                 if value := getattr(self, name):
-                    problems[name] = f"{value} is for a recurrent network such as gru, not for the kind {kind!r}"
+                    raise parameter_error(name, f"{value} is for a recurrent network such as gru, not for the kind {kind!r}")
         elif length + self.burn_in > segment:
-            problems["sequence_length"] = (
+            raise parameter_error(
+                "sequence_length",
                 f"{length} steps and a burn_in of {self.burn_in} do not fit into a segment of {segment} steps; use a larger "
-                "rollout_length, or shorter sequences"
+                "rollout_length, or shorter sequences",
             )
         elif self.overlap >= length:
-            problems["overlap"] = f"{self.overlap} is not below sequence_length {length}"
+            raise parameter_error("overlap", f"{self.overlap} is not below sequence_length {length}")
         elif self.buffer_size <= segment:
-            problems["buffer_size"] = f"{self.buffer_size} has no room for a segment of {segment} steps and one more"
-        for name, problem in problems.items():
-            raise parameter_error(name, problem)
+            raise parameter_error("buffer_size", f"{self.buffer_size} has no room for a segment of {segment} steps and one more")
 
     @property
     def recurrent(self) -> bool:
@@ -208,17 +203,13 @@ class DQNParameters(OffPolicyParameters):
         return self.end_e if self.end_e is not None and self.epsilon_decay is None else self.epsilon_min
 
     @property
-    def target_interval(self) -> int:
-        return self.target_network_frequency or self.target_update or 1000
-
-    @property
     def target_steps(self) -> int | None:
         """The number of environment steps between updates of the target network; None if `target_every` applies instead.
 
         As in Stable-Baselines3 and CleanRL, an update comes before the first unit of training at or after each multiple. With
         units of 256 steps and 128 gradient steps, updates every 10 gradient steps would diverge.
         """
-        return self.target_interval if self.target_every is None else None
+        return (self.target_network_frequency or self.target_update or 1000) if self.target_every is None else None
 
     @property
     def target_every(self) -> int | None:

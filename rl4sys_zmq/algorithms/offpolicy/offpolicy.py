@@ -19,7 +19,7 @@ from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParame
 from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, SequenceSampler, TransitionSampler
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.compute import CPU, Compute, RowShare, check_one_rank, check_rows
@@ -265,10 +265,9 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
     def load(self, state: Mapping[str, Any]) -> None:
         saved, current = int(state.get("demonstrations", 0)), self._sampler.digest
         if saved and current and saved != current:
-            raise ConfigError(
-                f"demonstrations: the training began with other ones (digest {saved:016x}, the file has {current:016x}); give "
-                "that file, or none",
-                key="demonstrations",
+            raise config_error(
+                "demonstrations",
+                f"the training began with other ones (digest {saved:016x}, the file has {current:016x}); give that file, or none",
             )
         super().load(state)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.networks import NetworkChoice, PolicyRequirements, choose_network, network_option, plan_policy
 from rl4sys_zmq.config.options import MAX_NUMBER, nullable, number, one_of, option, sizes, whole_number
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.learner.registry.algorithm_entry import (
     ANY_AGE,
     LEAST_EPSILON,
@@ -148,19 +148,18 @@ class OffPolicyParameters:
     def check_fraction(self, fraction: float) -> None:
         """Check that a batch can be divided between demonstrations and the replay."""
         if self.sequences is not None:
-            raise ConfigError(
-                "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do "
+            raise config_error(
+                "demonstrations.fraction",
+                "a recurrent network trains on sequences with recurrent states, which demonstrations do "
                 "not have; use another kind of network",
-                key="demonstrations.fraction",
             )
         count = round(self.batch_size * fraction)
         if not 0 < count < self.batch_size:
             problem = f"expected 1 to {self.batch_size - 1}; set another batch_size or fraction"
             if self.batch_size == 1:
                 problem = "one transition cannot be divided; set a larger batch_size"
-            raise ConfigError(
-                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; {problem}",
-                key="demonstrations.fraction",
+            raise config_error(
+                "demonstrations.fraction", f"{fraction:g} of a batch of {self.batch_size} is {count} transitions; {problem}"
             )
 
     @property

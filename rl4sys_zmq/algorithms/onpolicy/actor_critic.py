@@ -20,7 +20,7 @@ from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RolloutBatch, RunningMoments, join_segments
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.compute import CPU, Compute, check_one_rank, check_rows
@@ -245,10 +245,10 @@ class ActorCritic(ABC):
         """Train the policy alone, by the cross-entropy of discrete actions or the mean squared error of continuous ones."""
         space, network = self._spec.action_space, self._network
         if self._spec.columns or not isinstance(space, BoxSpace | DiscreteSpace):
-            raise ConfigError(
-                f"demonstrations.clone_steps: {self.name} clones only policies without a recurrent state, for Discrete or Box "
+            raise config_error(
+                "demonstrations.clone_steps",
+                f"{self.name} clones only policies without a recurrent state, for Discrete or Box "
                 f"actions, not {self._spec.kind} for {space}",
-                key="demonstrations.clone_steps",
             )
         features, actions, *forbidden = cloned_columns(segments, self._observation_space, space)
         if self._normalise:

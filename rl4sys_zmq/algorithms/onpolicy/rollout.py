@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.algorithms.networks.inputs import encode_observations
+from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.observations import leaves_of
 
@@ -85,7 +85,7 @@ def join_segments(
         rows=np.arange(len(continues)) + np.repeat(before, lengths),
         alive=alive,
         actions=action_distributions.encode(actions),
-        forbidden=_forbidden(segments, acted.logits),
+        forbidden=forbidden_actions(segments, acted.logits),
         rewards=np.concatenate([segment.rewards for segment in segments], dtype=np.float64),
         log_probs=torch.from_numpy(np.concatenate([segment.log_probs for segment in segments], dtype=np.float32)),
         continues=continues,
@@ -101,14 +101,6 @@ def _follows(segment: Segment, other: Segment | None) -> bool:
         and other.episode_id == segment.episode_id
         and other.segment_index == segment.segment_index + 1
     )
-
-
-def _forbidden(segments: Sequence[Segment], options: int) -> Tensor | None:
-    if all(segment.masks is None for segment in segments):
-        return None
-    everything = np.ones((max(segment.steps for segment in segments), options), dtype=np.bool_)
-    masks = [everything[: s.steps] if s.masks is None else s.masks[: s.steps] for s in segments]
-    return torch.from_numpy(~np.concatenate(masks))
 
 
 class RunningMoments:

@@ -7,19 +7,19 @@ from a configuration into it.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 from rl4sys_zmq.config.options import number, option, optional, parse_options
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.interfaces import Algorithm
 from rl4sys_zmq.learner.registry.algorithm import PACING_LAG
 from rl4sys_zmq.learner.registry.like import libraries_of, translated
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.plugins import load_object
+from rl4sys_zmq.plugins import load_factory
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 T = TypeVar("T")
@@ -80,8 +80,7 @@ def _has_network(cls: type[Any] | None) -> bool:
 
 def parameter_error(name: str, problem: str) -> ConfigError:
     """Return the error of a parameter, with its name as the key."""
-    key = f"algorithm_parameters.{name}"
-    return ConfigError(f"{key}: {problem}", key=key)
+    return config_error(f"algorithm_parameters.{name}", problem)
 
 
 def gradient_norm(value: object) -> float | None:
@@ -165,16 +164,16 @@ the algorithm does not support, as `flat_space` of `rl4sys_zmq.values.observatio
 """
 
 
-class DeferredFactory(ABC):
-    """A factory whose modules are imported only before the algorithm is built. To create it imports nothing."""
+class NamedFactory(NamedTuple):
+    """The factory of one of several algorithms with the same builder.
 
-    @abstractmethod
-    def load(self) -> AlgorithmFactory:
-        """Import what the algorithm needs, and return the function or class that builds it.
+    Attributes:
+        builder: The function that builds the algorithms, or its path. Its first argument is `name`.
+        name: The name of the algorithm, as the builder needs it.
+    """
 
-        Raises:
-            ImportError: If something is not installed.
-        """
+    builder: Callable[..., Algorithm] | str
+    name: str
 
 
 PolicyPlan = Callable[[Any, Space, Mapping[str, object]], PolicySpec]
@@ -230,7 +229,7 @@ class AlgorithmEntry:
     Attributes:
         name: The name for configurations. Case does not matter. A colon follows the name of a library, as in ``sb3:TRPO``.
         factory: The function or class that builds the algorithm, its path ``"package.module:attribute"``, or a
-            `DeferredFactory`.
+            `NamedFactory`.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
         parameters: The dataclass of the parameters; None if the factory checks its parameters itself. Its optional class
@@ -251,7 +250,7 @@ class AlgorithmEntry:
     """
 
     name: str
-    factory: AlgorithmFactory | DeferredFactory | str
+    factory: AlgorithmFactory | NamedFactory | str
     summary: str = ""
     kind: str = ""
     parameters: type[Any] | None = None
@@ -286,15 +285,10 @@ class AlgorithmEntry:
         Raises:
             ConfigError: If the factory cannot be imported.
         """
-        try:
-            if isinstance(self.factory, str):
-                return cast(AlgorithmFactory, load_object(self.factory))
-            return self.factory.load() if isinstance(self.factory, DeferredFactory) else self.factory
-        except (ImportError, AttributeError) as exc:
-            remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else "install what is missing, or correct the entry"
-            raise ConfigError(
-                f"algorithm {self.name} cannot be loaded from {self.factory} ({exc}): {remedy}", key="algorithm_name"
-            ) from exc
+        owner, key = f"algorithm {self.name}", "algorithm_name"
+        if isinstance(self.factory, NamedFactory):
+            return partial(load_factory(self.factory.builder, owner, key, self.extra), self.factory.name)
+        return load_factory(self.factory, owner, key, self.extra)
 
     @property
     def changeable(self) -> frozenset[str]:
@@ -326,29 +320,20 @@ class AlgorithmEntry:
         return None if self.parameters is None else read_parameters(self.parameters, parameters, algorithm=self.name)
 
 
-class PolicyParameters(Protocol):
-    """The interface of an algorithm's parameters that determine its policy."""
-
-    def policy(self, name: str, observation_space: ObservationSpace, action_space: Space, /) -> PolicySpec:
-        """Return the specification of the policy of the algorithm `name`.
-
-        Raises:
-            ConfigError: If the algorithm does not support the spaces with these parameters.
-        """
-
-
-def own_entry(name: str, parameters: type[PolicyParameters], factory: str, **described: Any) -> AlgorithmEntry:
+def own_entry(name: str, parameters: type[Any], factory: str, **described: Any) -> AlgorithmEntry:
     """Return the registry entry of an algorithm of this package.
 
     Args:
         name: The name of the algorithm.
-        parameters: The dataclass of its parameters.
+        parameters: The dataclass of its parameters, whose method ``policy(name, observation_space, action_space)`` returns the
+            specification of the policy.
         factory: The path of its factory below `rl4sys_zmq.algorithms`.
         described: The other attributes of the entry.
     """
 
     def plan(observation_space: ObservationSpace, action_space: Space, given: Mapping[str, object]) -> PolicySpec:
-        return read_parameters(parameters, given, algorithm=name).policy(name, observation_space, action_space)
+        spec: PolicySpec = read_parameters(parameters, given, algorithm=name).policy(name, observation_space, action_space)
+        return spec
 
     factory = f"rl4sys_zmq.algorithms.{factory}"
     return AlgorithmEntry(name=name, factory=factory, parameters=parameters, plan=plan, extra="learner", **described)

@@ -97,13 +97,5 @@ def mask_refusal(name: str) -> str:
     asked = ALGORITHMS.get(name)
     if asked.takes_masks is not False:
         return ""
-    takers = [entry.name for other in ALGORITHMS.names() if (entry := _entry_or_none(other)) is not None and entry.takes_masks]
+    takers = [entry.name for _, entry in ALGORITHMS.loadable() if entry.takes_masks]
     return f"{asked.name} ignores action masks; give none, or choose an algorithm that takes them: {', '.join(sorted(takers))}"
-
-
-def _entry_or_none(name: str) -> AlgorithmEntry | None:
-    """Return None if the entry belongs to a package that cannot be imported."""
-    try:
-        return ALGORITHMS.get(name)
-    except ConfigError:
-        return None

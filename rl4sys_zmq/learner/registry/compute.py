@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 
 
 class RowShare(NamedTuple):
@@ -92,17 +92,15 @@ class _OneRank:
 
     rank = 0
     size = 1
-    _WHOLE = RowShare(slice(None), 1.0)
-    _NOTHING = nullcontext()
 
     def share(self, rows: int) -> RowShare:
-        return self._WHOLE
+        return RowShare(slice(None), 1.0)
 
     def add_up(self, tensor: Tensor) -> None:
         pass
 
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
-        return self._NOTHING
+        return nullcontext()
 
     def differ(self) -> None:
         pass
@@ -132,19 +130,17 @@ CPU = Compute(device=torch.device("cpu"))
 def check_rows(rows: int | None, ranks: Ranks) -> None:
     """Check that a minibatch has at least one row for each rank."""
     if rows is not None and rows < ranks.size:
-        raise ConfigError(
-            f"learners: {ranks.size} ranks cannot divide a minibatch of {rows} rows; expected at most {rows}; use fewer ranks or "
+        raise config_error(
+            "learners",
+            f"{ranks.size} ranks cannot divide a minibatch of {rows} rows; expected at most {rows}; use fewer ranks or "
             "larger minibatches",
-            key="learners",
         )
 
 
 def check_one_rank(kind: str, ranks: Ranks) -> None:
     """Check that a recurrent network trains in one process: ranks cannot divide its minibatches, which consist of sequences."""
     if ranks.size > 1:
-        raise ConfigError(
-            f"learners: a network of kind {kind!r} trains in one process, not in {ranks.size}; use learners: 1", key="learners"
-        )
+        raise config_error("learners", f"a network of kind {kind!r} trains in one process, not in {ranks.size}; use learners: 1")
 
 
 def find_devices(name: str, count: int = 1) -> list[torch.device]:
@@ -160,8 +156,8 @@ def find_devices(name: str, count: int = 1) -> list[torch.device]:
         there = ", ".join(f"cuda:{index}" for index in range(gpus)) or (
             "no GPU" if torch.version.cuda else "no GPU, because it was built without CUDA"
         )
-        raise ConfigError(
-            f"device: expected {wanted}, but torch {torch.__version__} finds {there}; use one of them, cpu or auto", key="device"
+        raise config_error(
+            "device", f"expected {wanted}, but torch {torch.__version__} finds {there}; use one of them, cpu or auto"
         )
     return [torch.device("cuda", first + rank) for rank in range(count)]
 

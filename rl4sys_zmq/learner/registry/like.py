@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rl4sys_zmq.config.options import InvalidValue, check_value, closest, number, unknown_key
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 
 __all__ = ["LIKE", "Libraries", "Library", "SharedName", "ambiguous_names", "falling"]
 __all__ += ["libraries_of", "our_name", "times", "translated"]
@@ -97,14 +97,14 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
         near = closest(str(like)[:40], libraries)
         advice = f"it has {', '.join([*libraries, OURS])}" if libraries else "leave it out"
         problem = f"{algorithm} has no table of {like!r:.60}; " + (f"did you mean {near[0]!r}?" if near else advice)
-        raise ConfigError(f"{SECTION}.{LIKE}: {problem}", key=f"{SECTION}.{LIKE}")
+        raise config_error(f"{SECTION}.{LIKE}", problem)
     library = libraries[like]
     own = {*(f.name for f in fields(cls)), *elsewhere}
     ours = {key: value for key, value in rest.items() if key not in library.names}
     for key in ours:
         if key in library.absent:
             problem = f"it has no counterpart here ({library.title}): {library.absent[key]}"
-            raise ConfigError(f"{SECTION}.{key}: {problem}", key=f"{SECTION}.{key}")
+            raise config_error(f"{SECTION}.{key}", problem)
         if key not in own:
             problem, hint = f"{library.title} has no such parameter", "`rl4sys-learner algorithms` lists them"
             raise unknown_key(key, [*library.names, *own], SECTION, problem=problem, hint=hint)
@@ -116,7 +116,7 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
         if rule is not None:
             part = check_value(key, values[name], lambda value, rule=rule: rule(value, values))  # type: ignore[misc]
         if name in given and (both := chosen & part.keys()):
-            raise ConfigError(f"{key}: it contradicts {min(both)}; give only one of them", key=key)
+            raise config_error(key, f"it contradicts {min(both)}; give only one of them")
         chosen |= part.keys() if name in given else set()
         converted |= part
     if given.get("network") is not None:  # its options are its own

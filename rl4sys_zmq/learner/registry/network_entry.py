@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.layer import Layer
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.plugins import load_object
+from rl4sys_zmq.plugins import load_factory
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
 
@@ -153,18 +153,10 @@ class NetworkEntry:
         Raises:
             ConfigError: If the factory is empty, or cannot be imported.
         """
-        if not isinstance(factory, str):
-            return factory
-        if not factory:
-            raise ConfigError(f"the network kind {self.name!r} has no such form in torch", key="algorithm_parameters.network")
-        try:
-            return cast(Callable[..., Any], load_object(factory))
-        except (ImportError, AttributeError) as exc:
-            remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else "install what is missing, or correct the entry"
-            raise ConfigError(
-                f"the network kind {self.name!r} cannot be loaded from {factory} ({exc}): {remedy}",
-                key="algorithm_parameters.network",
-            ) from exc
+        owner, key = f"the network kind {self.name!r}", "algorithm_parameters.network"
+        if factory == "":
+            raise ConfigError(f"{owner} has no such form in torch", key=key)
+        return load_factory(factory, owner, key, self.extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +165,6 @@ class NetworkChoice:
 
     entry: NetworkEntry
     options: Any
-
-    def plan(self, requirements: PolicyRequirements) -> PolicySpec:
-        """Return the specification of a policy with this network."""
-        return self.entry.plan(self.options, requirements)
 
     def actor_critic(self, spec: PolicySpec) -> ActorCriticNetwork:
         """Build the networks of an actor-critic for a policy that `plan` has described."""

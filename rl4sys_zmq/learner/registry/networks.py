@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rl4sys_zmq.config.options import InvalidValue, mapping, parse_options
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntry, PolicyRequirements
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import PolicySpec
@@ -59,14 +59,7 @@ def register_network(entry: NetworkEntry) -> None:
 
 def network_names(*forms: str) -> list[str]:
     """Return the names of the kinds with one of these forms (`NetworkEntry.serves`), sorted; not those that cannot be loaded."""
-    names = []
-    for name in NETWORKS.names():
-        try:
-            if NETWORKS.get(name).serves(*forms):
-                names.append(name)
-        except ConfigError:  # `Registry.faults` reports it
-            continue
-    return names
+    return [name for name, entry in NETWORKS.loadable() if entry.serves(*forms)]
 
 
 def network_option(value: object) -> dict[str, object]:
@@ -110,14 +103,14 @@ def choose_network(
             continue
         key = f"algorithm_parameters.{name}"
         if entry.name != "mlp":
-            raise ConfigError(
-                f"{key}: {_text(value)} describes an MLP, but network has the kind {entry.name!r}; give the options of that kind "
+            raise config_error(
+                key,
+                f"{_text(value)} describes an MLP, but network has the kind {entry.name!r}; give the options of that kind "
                 "inside network",
-                key=key,
             )
         if options.setdefault(name, value) != value:
-            raise ConfigError(
-                f"{key}: {_text(value)} contradicts network.{name}, which is {_text(options[name])}; give one of them", key=key
+            raise config_error(
+                key, f"{_text(value)} contradicts network.{name}, which is {_text(options[name])}; give one of them"
             )
     if entry.name == "mlp":
         options = {**(defaults or {}), **options}
@@ -136,7 +129,7 @@ def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms:
         ConfigError: If the algorithm cannot train the network, or the network does not fit the spaces.
     """
     check_trainable(choice, requirements.algorithm, *forms)
-    return choice.plan(requirements)
+    return choice.entry.plan(choice.options, requirements)
 
 
 def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
@@ -149,10 +142,10 @@ def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
     if entry.serves(*forms):
         return
     others = " and ".join(algorithms for form, algorithms in _TRAINERS.items() if entry.serves(form))
-    raise ConfigError(
-        f"algorithm_parameters.network: {algorithm} cannot train a network of kind {entry.name!r}; it can train "
+    raise config_error(
+        "algorithm_parameters.network",
+        f"{algorithm} cannot train a network of kind {entry.name!r}; it can train "
         f"{', '.join(network_names(*forms))}" + (f"; {others} can train it" if others else ""),
-        key="algorithm_parameters.network",
     )
 
 

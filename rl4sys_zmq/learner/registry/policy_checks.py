@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from rl4sys_zmq.config import DemonstrationsConfig
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.layers.normalise import MEAN
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
@@ -61,10 +61,10 @@ def check_magnitudes(spec: PolicySpec, limit: float) -> None:
             held = np.iinfo(space.dtype)
             largest = np.abs(np.clip([space.low_array(), space.high_array()], held.min, held.max)).max(initial=0.0)
             if largest > limit:
-                raise ConfigError(
-                    f"observation_space: {space} has integers up to {largest:g}, and this network does not normalise them; the "
+                raise config_error(
+                    "observation_space",
+                    f"{space} has integers up to {largest:g}, and this network does not normalise them; the "
                     f"limit is max_magnitude ({limit:g}): scale them, or declare narrower bounds",
-                    key="observation_space",
                 )
 
 
@@ -89,21 +89,14 @@ def require_use(name: str, options: DemonstrationsConfig, *, takes: bool, clones
         ConfigError: If the algorithm cannot use the demonstrations in this way.
     """
     if options.fraction and not takes:
-        raise ConfigError(
-            f"demonstrations.fraction: {name} has no replay that takes demonstrations; set clone_steps instead",
-            key="demonstrations.fraction",
-        )
+        raise config_error("demonstrations.fraction", f"{name} has no replay that takes demonstrations; set clone_steps instead")
     if options.clone_steps and not clones:
-        raise ConfigError(
-            f"demonstrations.clone_steps: {name} cannot clone demonstrations; remove the option",
-            key="demonstrations.clone_steps",
-        )
+        raise config_error("demonstrations.clone_steps", f"{name} cannot clone demonstrations; remove the option")
 
 
 def require_rewards(options: DemonstrationsConfig, *, rewarded: bool) -> None:
     """Raise `ConfigError` if demonstrations for a replay have no rewards."""
     if not rewarded:
-        raise ConfigError(
-            f"demonstrations.fraction: {options.source} has no rewards, which a replay needs; set clone_steps instead",
-            key="demonstrations.fraction",
+        raise config_error(
+            "demonstrations.fraction", f"{options.source} has no rewards, which a replay needs; set clone_steps instead"
         )

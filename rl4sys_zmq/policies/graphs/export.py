@@ -99,8 +99,8 @@ def _outputs(
 ) -> list[OnnxValue]:
     """Add the nodes that compute the model's outputs from the network's outputs `values`. Return their descriptions."""
     space = spec.action_space
-    if document.head == "joint":
-        return _joint_outputs(graph, space, document, values, tensors)
+    if document.head in ("joint", "gaussian"):
+        return _sampled_outputs(graph, space, document, values, tensors)
     if not isinstance(space, BoxSpace):
         assert isinstance(space, DiscreteSpace)  # as the head needs
         name = "logits" if document.head == "categorical" else "q_values"
@@ -110,9 +110,8 @@ def _outputs(
         best = graph.add("ArgMax", values, axis=1, keepdims=0)
         graph.add("Add", best, graph.constant(np.int64(space.start)), output="action")
         return [OnnxValue(name, "float32", (None, space.n)), OnnxValue("action", "int64", (None,))]
-    mean, described = _distribution(graph, space, document, values, tensors)
-    tanh = document.squash == "tanh" or document.head != "gaussian"
-    return [*described, _bounded(graph, space, mean, "action", tanh=tanh)]
+    mean, described = _distribution(graph, space, document, values)
+    return [*described, _bounded(graph, space, mean, "action", tanh=True)]
 
 
 def _bounded(graph: GraphBuilder, space: BoxSpace, mean: str, output: str, *, tanh: bool) -> OnnxValue:
@@ -130,10 +129,10 @@ def _bounded(graph: GraphBuilder, space: BoxSpace, mean: str, output: str, *, ta
     return OnnxValue(output, np.dtype(space.dtype).name, (None, *space.shape))
 
 
-def _joint_outputs(
+def _sampled_outputs(
     graph: GraphBuilder, space: Space, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
 ) -> list[OnnxValue]:
-    """Add the nodes of the outputs of a ``joint`` head: the distributions, and each array of the action."""
+    """Add the nodes of the outputs of a ``joint`` or ``gaussian`` head: the distributions, and each array of the action."""
     layout = action_layout(space)
 
     def columns(source: str, start: int, stop: int, output: str = "") -> str:
@@ -176,16 +175,10 @@ def _means(graph: GraphBuilder, document: HeadParameters, logits: str) -> str:
     return graph.add("MatMul", graph.add("Softmax", table, axis=2), graph.constant(atoms))
 
 
-def _distribution(
-    graph: GraphBuilder, space: BoxSpace, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
-) -> tuple[str, list[OnnxValue]]:
-    """Add the nodes of the distribution of continuous actions. Return the name of the means ``[N, n]``, and the outputs."""
+def _distribution(graph: GraphBuilder, space: BoxSpace, document: HeadParameters, values: str) -> tuple[str, list[OnnxValue]]:
+    """Add the nodes of the distribution before the tanh. Return the name of the means ``[N, n]``, and the outputs."""
     if document.head == "deterministic":
         return values, []
-    if document.head == "gaussian":
-        mean = graph.add("Identity", values, output="mean")
-        graph.add("Identity", graph.constant(tensors["log_std"]), output="log_std")
-        return mean, [OnnxValue("mean", "float32", (None, space.size)), OnnxValue("log_std", "float32", (space.size,))]
     size, start, end = (graph.constant([number]) for number in (space.size, 0, 2 * space.size))
     axis = graph.constant([1])
     mean = graph.add("Slice", values, start, size, axis, output="mean")

@@ -19,11 +19,7 @@ from rl4sys_zmq.values.features import feature_layout
 def add_layers(graph: GraphBuilder, space: ObservationSpace, layers: LayerList, names: Sequence[str]) -> str:
     """Append the features of observations and all layers to a graph, and return the name of the outputs ``[N, outputs]``.
 
-    Args:
-        graph: The graph, with `observation_inputs` as inputs.
-        space: The space of observations.
-        layers: The layers.
-        names: The names of the layers' tensors in the graph, in the order of `LayerList.tensors`.
+    The graph has `observation_inputs` as inputs, and the tensors by these names, in the order of `LayerList.tensors`.
 
     Raises:
         ConfigError: If a layer has no form in ONNX.

@@ -7,11 +7,9 @@ calling one, and does not spin. The memory of the intermediate values of all ses
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -30,18 +28,6 @@ MAX_MEMORY_BYTES = 1 << 30
 KEPT_SESSIONS = 4
 """The number of sessions that a process keeps for later versions, besides those in use."""
 
-_sessions: OrderedDict[tuple[bytes, tuple[OnnxValue, ...], int], GraphSession] = OrderedDict()
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Replace the lock, in a forked child. A thread of the parent, which the child does not have, can hold the old lock."""
-    global _lock  # noqa: PLW0603 - the lock belongs to the module, as the sessions do
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphSession:
@@ -59,32 +45,16 @@ def observation_inputs(space: ObservationSpace) -> tuple[OnnxValue, ...]:
     return tuple([OnnxValue(name, np.dtype(leaf.dtype).name, (None, *leaf.shape)) for name, leaf in pairs])
 
 
+@lru_cache(maxsize=KEPT_SESSIONS)
 def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
     """Return the session of a graph: an existing session of this process, or a new session after all checks.
 
-    The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here.
-
-    Args:
-        blob: The ONNX model.
-        observations: The result of `observation_inputs`.
-        weights: The inputs of the graph that are weights.
-        outputs: The number of outputs of the network.
+    The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here. Its inputs must be
+    those of `observation_inputs` and the weights.
 
     Raises:
         ConfigError: If onnxruntime is not installed, or the graph breaks a rule or cannot be run.
     """
-    key = (blob, (*observations, *weights), outputs)
-    with _lock:
-        session = _sessions.get(key)
-        if session is None:
-            session = _sessions[key] = _new_session(blob, observations, weights, outputs)
-            while len(_sessions) > KEPT_SESSIONS:
-                _sessions.popitem(last=False)
-        _sessions.move_to_end(key)
-        return session
-
-
-def _new_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
     try:
         import onnxruntime
     except ModuleNotFoundError as exc:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # also numpy, which a sidecar does not import
     from rl4sys_zmq.values import PolicySnapshot, PolicySpec, Segment
     from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, ThreadFailed, TrainingMetrics, WorkerMessage
 
-__all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "LearnerThreadHandle", "Policy"]
+__all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "WorkerHandle", "Policy"]
 
 
 class Policy(Protocol):
@@ -135,7 +135,7 @@ class Algorithm(Protocol):
 class Engine(Protocol):
     """A way to run workers, such as threads or processes. Only the gateway thread uses it."""
 
-    def start(self, assignment: WorkerAssignment) -> LearnerThreadHandle:
+    def start(self, assignment: WorkerAssignment) -> WorkerHandle:
         """Start the worker of the client in `assignment`, without waiting for it.
 
         On a TransportError, the gateway tries again after a pause.
@@ -152,7 +152,7 @@ class Engine(Protocol):
         """Release what the engine itself holds, such as a folder. Call this after the end of all workers."""
 
 
-class LearnerThreadHandle(Protocol):
+class WorkerHandle(Protocol):
     """The gateway's handle to one worker, which trains one client. A restart of the client creates a new one."""
 
     @property

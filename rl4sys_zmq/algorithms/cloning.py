@@ -12,7 +12,7 @@ from torch.nn import functional
 from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionDistributions
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
-from rl4sys_zmq.learner.registry.algorithm import CloneOptions
+from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.observations import leaves_of
 

@@ -20,10 +20,10 @@ from rl4sys_zmq.delivery.journal_cache import (
     DropClientEntries,
     DropStream,
     JournalQueue,
+    JournalRowChanges,
     Operation,
     PageRequest,
     RetireActorStreams,
-    RowChanges,
     Write,
 )
 from rl4sys_zmq.delivery.journal_file import (
@@ -98,7 +98,7 @@ class DiskJournal(Worker):
         # Used by the journal's thread only.
         self._backlog = JournalQueue()
         self._file: JournalFile
-        self._unmarked: list[RowChanges] = []
+        self._unmarked: list[JournalRowChanges] = []
         self._unreported: list[JournalEntry | JournalPage] = []
         self._look_at = 0.0
         # Shared between threads, protected by `_condition`.

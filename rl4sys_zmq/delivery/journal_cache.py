@@ -38,7 +38,7 @@ class ClientAndStreamRows:
 
 
 @dataclass(slots=True)
-class RowChanges:
+class JournalRowChanges:
     """The changes of one transaction to the rows of a journal."""
 
     # new content of each added or changed client row, by client id
@@ -70,18 +70,18 @@ class JournalCache:
 
     def __init__(self, rows: ClientAndStreamRows) -> None:
         self.rows = rows  # committed clients and streams
-        self.changes = RowChanges()  # changes of the present transaction
+        self.changes = JournalRowChanges()  # changes of the present transaction
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
-    def commit(self) -> RowChanges:
+    def commit(self) -> JournalRowChanges:
         """Apply the changes of the transaction to `rows`, begin a new transaction, and return the changes."""
-        done, self.changes = self.changes, RowChanges()
+        done, self.changes = self.changes, JournalRowChanges()
         done.apply_to(self.rows.clients, self.rows.streams)
         return done
 
     def revert(self) -> None:
         """Discard the changes of the present transaction."""
-        self.changes = RowChanges()
+        self.changes = JournalRowChanges()
 
     # ---- operations
 

@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges, RowKey, stream_fields
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalRowChanges, RowKey, stream_fields
 from rl4sys_zmq.private import sync_folder
 
 # The smallest number of bytes that a new file reserves for later changes.
@@ -61,7 +61,7 @@ def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
         return False
     record = json.loads(line[_DIGITS:])
     settings = {**{client_id: row.settings for client_id, row in rows.clients.items()}, **record["settings"]}
-    changes = RowChanges(
+    changes = JournalRowChanges(
         {c[0]: ClientRow(c[0], c[1], settings.get(c[0], {}), *c[2:]) for c in record["clients"]},
         {(s[0], s[1], s[2]): StreamRow(*s) for s in record["streams"]},
         {(client_id, actor_id, origin) for client_id, actor_id, origin in record["gone"]},
@@ -105,14 +105,14 @@ class JournalMarksFileWriter:
         status = os.fstat(file)
         self._identity = status.st_dev, status.st_ino
 
-    def drop(self, changes: RowChanges) -> None:
+    def drop(self, changes: JournalRowChanges) -> None:
         """Write the names of the clients and streams that a transaction removes. Call this before the commit."""
         # In this order, an intended removal never looks like a loss of data, even if the process ends in between.
         if changes.dropped_streams or changes.dropped_clients:
-            gone = RowChanges({}, {}, changes.dropped_streams, changes.dropped_clients)
+            gone = JournalRowChanges({}, {}, changes.dropped_streams, changes.dropped_clients)
             self._append(self._line(gone, {}))
 
-    def note(self, changes: RowChanges) -> None:
+    def note(self, changes: JournalRowChanges) -> None:
         """Write the changes of a transaction. Call this after the commit, and before it is reported."""
         # If it fails, a later `renew` replaces this call, because it writes all present rows.
         if not changes.clients and not changes.streams:
@@ -147,13 +147,13 @@ class JournalMarksFileWriter:
 
     def _lines_of_all(self) -> Iterator[bytes]:
         rows = self._rows
-        yield self._line(RowChanges(), {})
+        yield self._line(JournalRowChanges(), {})
         for clients in _chunks(list(rows.clients.items())):
-            yield self._line(RowChanges(clients=dict(clients)), {name: row.settings for name, row in clients})
+            yield self._line(JournalRowChanges(clients=dict(clients)), {name: row.settings for name, row in clients})
         for streams in _chunks(list(rows.streams.items())):
-            yield self._line(RowChanges(streams=dict(streams)), {})
+            yield self._line(JournalRowChanges(streams=dict(streams)), {})
 
-    def _line(self, changes: RowChanges, settings: dict[str, dict[str, Any]]) -> bytes:
+    def _line(self, changes: JournalRowChanges, settings: dict[str, dict[str, Any]]) -> bytes:
         record = {
             "journal": self._rows.journal_id,
             "lineages": sorted(self._rows.lineages),

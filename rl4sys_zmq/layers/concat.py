@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rl4sys_zmq.config.options import InvalidValue, integer, option
-from rl4sys_zmq.layers.layer import Layer, LayerEntry, Nodes, Rows, Shape, TorchForm, flat_size, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, Nodes, Shape, TorchForm, flat_size, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class Concat(Layer):
     def torch_form(self, inputs: Shape) -> TorchForm:
         import torch
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
             return torch.cat((x.flatten(1), *(rows.features[:, start:stop] for start, stop in self.columns)), 1)
 
         return form

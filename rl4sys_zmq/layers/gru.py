@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4sys_zmq.config.options import integer, option
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Rows, Shape, State, Step, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Array, Layer, LayerBatch, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, unfit
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ class GRU(Layer):
 
         units = self.units
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
             table, order, states = x[None], None, x.new_zeros(len(x), units)
             if rows.sequences is not None:
                 padded, order = rows.sequences.padding(x.device)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, flag, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.layers.layer import Layer, LayerEntry, Nodes, Rows, Shape, TorchForm, flat_size, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, Nodes, Shape, TorchForm, flat_size, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,7 @@ class Image(Layer):
     def torch_form(self, inputs: Shape) -> TorchForm:
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: Rows) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
             x = x[:, self.start : self._stop].reshape(len(x), *shape)
             if self.scaled:
                 x = x * PIXEL_SCALE

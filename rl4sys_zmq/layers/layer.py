@@ -98,7 +98,7 @@ class Sequences(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class LayerBatch:
     """Further data about a batch of ``B`` rows that a layer in torch can read besides its inputs.
 
     Attributes:
@@ -110,8 +110,8 @@ class Rows:
     sequences: Sequences | None = None
 
 
-TorchForm = Callable[["Tensor", Sequence["Tensor"], Rows], "Tensor"]
-"""A layer in torch: a function of its inputs ``[B, *inputs]``, its parameters and `Rows`."""
+TorchForm = Callable[["Tensor", Sequence["Tensor"], LayerBatch], "Tensor"]
+"""A layer in torch: a function of its inputs ``[B, *inputs]``, its parameters and `LayerBatch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

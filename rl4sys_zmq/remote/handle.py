@@ -49,7 +49,7 @@ class RemoteProcess(Protocol):
 
 
 class RemoteWorker(WatchedWorker):
-    """A handle to a worker on another machine. It implements `LearnerThreadHandle`.
+    """A handle to a worker on another machine. It implements `WorkerHandle`.
 
     Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`.
     """

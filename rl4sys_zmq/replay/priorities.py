@@ -128,7 +128,7 @@ class PriorityOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptPriorities:
+class PrioritiesCopy:
     """A copy of all priorities, to which `RowPriorities.restore` can return.
 
     Attributes:
@@ -221,11 +221,11 @@ class RowPriorities:
         places = np.searchsorted(ends, draws.random(missing) * ends[-1], side="right")
         return np.concatenate([*drawn, held[np.minimum(places, len(held) - 1)]])
 
-    def keep(self) -> KeptPriorities:
+    def keep(self) -> PrioritiesCopy:
         self._add_new()
-        return KeptPriorities(self._tree.masses(), self._greatest, self._known, self._lifetime)
+        return PrioritiesCopy(self._tree.masses(), self._greatest, self._known, self._lifetime)
 
-    def restore(self, kept: KeptPriorities) -> None:
+    def restore(self, kept: PrioritiesCopy) -> None:
         """Return to the priorities that `keep` has copied. Rows added since then get the largest mass of that time."""
         ring = self._ring
         old = range(ring.begin, min(kept.end, ring.end) if kept.lifetime == self._lifetime else ring.begin)
@@ -314,11 +314,11 @@ class PrioritisedReplay:
         """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
         return importance_weights(self._sampling.masses(self._drawn.numbers(rows)), beta)
 
-    def checkpoint(self) -> KeptPriorities | None:
+    def checkpoint(self) -> PrioritiesCopy | None:
         """Return a copy of what an update changes: the priorities. None without the option `priority`."""
         return None if self._priorities is None else self._priorities.keep()
 
-    def restore(self, kept: KeptPriorities | None) -> None:
+    def restore(self, kept: PrioritiesCopy | None) -> None:
         """Return to the priorities that `checkpoint` has copied. Rows that were added since then count as new."""
         if kept is not None:
             self._sampling.restore(kept)

@@ -19,7 +19,7 @@ from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork  # noqa: E4
 from rl4sys_zmq.algorithms.networks.layer_networks import RecurrentNetworks  # noqa: E402
 from rl4sys_zmq.algorithms.optimizer import FlatAdam  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
-from rl4sys_zmq.learner.registry.algorithm import CloneOptions  # noqa: E402
+from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions  # noqa: E402
 from rl4sys_zmq.learner.registry.compute import Compute  # noqa: E402
 from rl4sys_zmq.policies import RandomSource, build_policy  # noqa: E402
 from rl4sys_zmq.policies.layer_policy import STATE  # noqa: E402

@@ -11,7 +11,7 @@ from kit import until
 
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, JournalRowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_marks import (
     JournalMarksFileContent,
@@ -61,12 +61,12 @@ def marks_in(path: Path) -> JournalMarksFileContent:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
     marks = JournalMarksFileWriter(path, known, flush=True)
-    changes = RowChanges(
+    changes = JournalRowChanges(
         {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", 1, 2, 3, 4, 5, 6, True, True)}
     )
     changes.apply_to(known.clients, known.streams)
     marks.note(changes)
-    gone = RowChanges(dropped_streams={("c", "a1", 1)})
+    gone = JournalRowChanges(dropped_streams={("c", "a1", 1)})
     marks.drop(gone)
     gone.apply_to(known.clients, known.streams)
     marks.close()
@@ -77,7 +77,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     marks = JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=False)
-    marks.drop(RowChanges(dropped_clients={"c"}))
+    marks.drop(JournalRowChanges(dropped_clients={"c"}))
     marks.close()
     found = marks_in(tmp_path / "journal.marks")
     assert (found.rows.journal_id, found.rows.clients, found.rows.streams) == (77, {}, {})
@@ -109,7 +109,7 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
     path, known = tmp_path / "journal.marks", rows()
     marks = JournalMarksFileWriter(path, known, flush=False)
     for received in range(6, 500):
-        changes = RowChanges(dict(rows(received).clients), dict(rows(received).streams))
+        changes = JournalRowChanges(dict(rows(received).clients), dict(rows(received).streams))
         changes.apply_to(known.clients, known.streams)
         marks.note(changes)
     marks.close()
@@ -122,7 +122,7 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
     monkeypatch.setattr(journal_marks, "SPARE_BYTES", 4_096)
     path, known = tmp_path / "journal.marks", rows()
     marks = JournalMarksFileWriter(path, known, flush=False)
-    changes = RowChanges({"d": ClientRow("d", 1, {"long": "x" * 8_000}, 0, 0, 0)}, {})
+    changes = JournalRowChanges({"d": ClientRow("d", 1, {"long": "x" * 8_000}, 0, 0, 0)}, {})
     changes.apply_to(known.clients, known.streams)
 
     def full(file: int) -> None:

@@ -36,7 +36,7 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.delivery.journal_cache import CountSegmentsLostByJournal, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.interfaces import LearnerThreadHandle
+from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
@@ -223,7 +223,7 @@ class SimLearner:
         self._out.append((peer, list(frames), not gone))
         return SendResult.GONE if gone else SendResult.OK
 
-    def _start_thread(self, assign: AssignClient, key: bytes) -> LearnerThreadHandle:
+    def _start_thread(self, assign: AssignClient, key: bytes) -> WorkerHandle:
         """Start a learner thread. It is ready a few turns later."""
         before = self.thread
         judged = before.judged_now if before is not None and self._disk is None else None

@@ -72,7 +72,7 @@ class Given:
 
 
 class SimThread:
-    """One start of a learner thread: a `LearnerThreadHandle`."""
+    """One start of a learner thread: a `WorkerHandle`."""
 
     crash = ""
     failure: ThreadFailed | None = None

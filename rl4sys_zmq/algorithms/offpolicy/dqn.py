@@ -19,8 +19,8 @@ from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import config_error
-from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
+from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 

@@ -20,8 +20,8 @@ from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, chec
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, SequenceSampler, TransitionSampler
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import ConfigError, config_error
-from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
+from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.learner.registry.compute import CPU, Compute, RowShare, check_one_rank, check_rows
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, SequenceMemory, TransitionBatch
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Segment

@@ -38,8 +38,8 @@ from rl4sys_zmq.algorithms.offpolicy.critic_parameters import SACParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
 from rl4sys_zmq.algorithms.optimizer import FlatAdam, limit_norm
-from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
+from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.spaces import DictSpace, MultiBinarySpace

@@ -21,8 +21,8 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticPa
 from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RolloutBatch, RunningMoments, join_segments
 from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import ConfigError, config_error
-from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
+from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.learner.registry.compute import CPU, Compute, check_one_rank, check_rows
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.features import feature_layout

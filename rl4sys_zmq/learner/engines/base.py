@@ -120,7 +120,7 @@ class WatchThread(Worker):
 
 
 class WatchedWorker:
-    """The methods of `LearnerThreadHandle` that a `WatchThread` answers. Any thread can call them."""
+    """The methods of `WorkerHandle` that a `WatchThread` answers. Any thread can call them."""
 
     _watch: WatchThread
 

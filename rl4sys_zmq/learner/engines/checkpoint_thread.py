@@ -21,7 +21,7 @@ from typing import assert_never
 import xxhash
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.interfaces import LearnerThreadHandle
+from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.run.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, encode_mark, is_excused
 from rl4sys_zmq.learner.training.reporting import plain_text
@@ -311,7 +311,7 @@ class AbandonCheckpointsThread(Worker):
     It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk.
     """
 
-    def __init__(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: Path, wake: Callable[[], None]) -> None:
+    def __init__(self, client_id: str, workers: Sequence[WorkerHandle], folder: Path, wake: Callable[[], None]) -> None:
         super().__init__(f"rl4sys-forget-{client_id}")
         self.done = False
         self.problem = ""

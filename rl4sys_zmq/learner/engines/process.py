@@ -87,7 +87,7 @@ ENTRY = EngineEntry(
 class LearnerProcess(WatchedWorker):
     """A handle to a worker process, which trains one client, with the PUSH socket that sends messages to it.
 
-    It implements `LearnerThreadHandle`. Only the gateway uses it.
+    It implements `WorkerHandle`. Only the gateway uses it.
     """
 
     _watch: _ProcessWatchThread

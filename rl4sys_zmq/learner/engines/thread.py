@@ -35,7 +35,7 @@ ENTRY = EngineEntry(name="thread", factory=ThreadEngine, summary="a thread of th
 class InProcessLearnerThread:
     """A handle to a learner thread, with the PUSH socket that sends messages to the thread.
 
-    It implements `LearnerThreadHandle`. Only the gateway uses it; any thread can call `alive`, `join` and `abort`.
+    It implements `WorkerHandle`. Only the gateway uses it; any thread can call `alive`, `join` and `abort`.
     """
 
     crash = ""  # if a thread crashes, the learner's process ends with it

@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.gateway.client_parts import (
     CheckpointRecord,
     ClientPublishing,
     ReplayProgress,
-    SegmentBooks,
+    SegmentCounts,
     TrainingFigures,
 )
 from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
@@ -84,7 +84,7 @@ class ClientState:
         self.table = table
         self.worker = ClientWorker(policy_id, clock)
         self.publishing = ClientPublishing(policy_id, generation)
-        self.books = SegmentBooks()
+        self.books = SegmentCounts()
         self.checkpoints = CheckpointRecord(checkpoints)
         self.replay = ReplayProgress()
         self.pool = CreditAllocator()

@@ -83,7 +83,7 @@ class ClientPublishing:
         )
 
 
-class SegmentBooks:
+class SegmentCounts:
     """The counts of one client's segments. Each accepted segment is pending, has a final verdict, or is rolled back.
 
     Attributes:

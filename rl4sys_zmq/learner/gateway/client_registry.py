@@ -11,7 +11,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
-from rl4sys_zmq.interfaces import LearnerThreadHandle
+from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.gateway.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
@@ -46,7 +46,7 @@ class ClientRegistry:
         self._by_key: dict[bytes, ClientState] = {}
         self._build_errors: dict[str, str] = {}
         self._detached: dict[str, ClientState] = {}
-        self._retired: list[LearnerThreadHandle] = []
+        self._retired: list[WorkerHandle] = []
         self._policy_ids = itertools.count(1)
         self._newest_generation = 0
 
@@ -73,7 +73,7 @@ class ClientRegistry:
         """Return the client whose current worker has this key, or None."""
         return self._by_key.get(key)
 
-    def workers(self) -> list[LearnerThreadHandle]:
+    def workers(self) -> list[WorkerHandle]:
         """Return the handles of all learner threads that can still be running, including those of removed clients."""
         clients = (*self, *self._detached.values())
         return [*self._retired, *(handle for client in clients for handle in client.worker.handles)]

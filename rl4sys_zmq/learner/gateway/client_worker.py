@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from rl4sys_zmq.interfaces import LearnerThreadHandle
+from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.wire import encode
@@ -36,8 +36,8 @@ class ClientWorker:
     def __init__(self, policy_id: bytes, clock: Clock) -> None:
         self._policy_id, self._clock = policy_id, clock
         self._token = b""
-        self.handle: LearnerThreadHandle | None = None
-        self.handles: list[LearnerThreadHandle] = []
+        self.handle: WorkerHandle | None = None
+        self.handles: list[WorkerHandle] = []
         self.starts = 0
         self.backlog: deque[WorkerMessage] = deque()
         self.started_at = clock.monotonic()
@@ -55,7 +55,7 @@ class ClientWorker:
         """
         return self._policy_id + self.starts.to_bytes(4, "little") + self._token
 
-    def start(self, assign: AssignClient, start_worker: Callable[[AssignClient, bytes], LearnerThreadHandle]) -> None:
+    def start(self, assign: AssignClient, start_worker: Callable[[AssignClient, bytes], WorkerHandle]) -> None:
         """Start a new worker, and queue its first message."""
         self.starts += 1
         self._token = os.urandom(8)

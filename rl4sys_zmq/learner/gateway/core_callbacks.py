@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rl4sys_zmq.interfaces import LearnerThreadHandle
+from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
@@ -68,9 +68,9 @@ class CoreCallbacks:
     clock: Clock
     send: Callable[[bytes, Sequence[Frame]], SendResult]
     publish: Callable[[bytes, Sequence[Frame]], object]
-    start_worker: Callable[[AssignClient, bytes], LearnerThreadHandle]
+    start_worker: Callable[[AssignClient, bytes], WorkerHandle]
     poll_workers: Callable[[], None]
-    abandon_checkpoints: Callable[[str, Sequence[LearnerThreadHandle], str], AbandonCheckpointsTask]
+    abandon_checkpoints: Callable[[str, Sequence[WorkerHandle], str], AbandonCheckpointsTask]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]

@@ -20,7 +20,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
-from rl4sys_zmq.interfaces import Engine, EventSink, LearnerThreadHandle
+from rl4sys_zmq.interfaces import Engine, EventSink, WorkerHandle
 from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
@@ -144,7 +144,7 @@ class Gateway(Worker):
             return None
         return client.publishing.history
 
-    def learner_threads(self) -> list[LearnerThreadHandle]:
+    def learner_threads(self) -> list[WorkerHandle]:
         """Return the handles of all learner threads that can still be running."""
         return self.core.registry.workers()
 
@@ -307,7 +307,7 @@ class Gateway(Worker):
 
     # ---- the callbacks of the core
 
-    def _start_worker(self, assign: AssignClient, key: bytes) -> LearnerThreadHandle:
+    def _start_worker(self, assign: AssignClient, key: bytes) -> WorkerHandle:
         client_id = assign.client_id
         entry = ENGINES.get(self._config.client(client_id).engine or self._config.engine)
         engine = self._engines[entry.name]
@@ -328,9 +328,7 @@ class Gateway(Worker):
     def _sender_host(self) -> str:
         return self._router.sender_host()
 
-    def _abandon_checkpoints(
-        self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: str
-    ) -> AbandonCheckpointsThread:
+    def _abandon_checkpoints(self, client_id: str, workers: Sequence[WorkerHandle], folder: str) -> AbandonCheckpointsThread:
         task = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
         self._tasks = [*(other for other in self._tasks if not other.done), task]
         try:

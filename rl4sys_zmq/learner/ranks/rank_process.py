@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.ranks.rank_group import LOST_STATUS
 from rl4sys_zmq.learner.ranks.rank_member import RankLink, RankMember, join_store
 from rl4sys_zmq.learner.registry import ParallelAlgorithm
-from rl4sys_zmq.learner.registry.algorithm import TunableAlgorithm
+from rl4sys_zmq.learner.registry.algorithm_protocols import TunableAlgorithm
 from rl4sys_zmq.learner.registry.compute import Compute, allow_tf32
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.resource import Worker

@@ -4,7 +4,8 @@
 """
 
 from rl4sys_zmq.interfaces import Algorithm
-from rl4sys_zmq.learner.registry.algorithm import (
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, AlgorithmFactory, Staleness, TaskPreset
+from rl4sys_zmq.learner.registry.algorithm_protocols import (
     CloneOptions,
     CloningAlgorithm,
     DemonstrationAlgorithm,
@@ -17,7 +18,6 @@ from rl4sys_zmq.learner.registry.algorithm import (
     UndoableAlgorithm,
     WarmStartAlgorithm,
 )
-from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, AlgorithmFactory, Staleness, TaskPreset
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS, make_algorithm, mask_refusal, planned_policy, register_algorithm
 
 __all__ = [

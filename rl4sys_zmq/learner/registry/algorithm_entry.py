@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.interfaces import Algorithm
-from rl4sys_zmq.learner.registry.algorithm import PACING_LAG
+from rl4sys_zmq.learner.registry.algorithm_protocols import PACING_LAG
 from rl4sys_zmq.learner.registry.like import libraries_of, translated
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_factory

@@ -90,7 +90,7 @@ class TrainerSMInterface(Resource):
         with self._telling:
             self._network, self._version = arrays, self._version + 1
             version = self._version
-            self._count("networks")
+            self.counters.add("networks")
             for callback in list(self._listeners):
                 if version == self._version:  # otherwise a callback has published a newer one, which all have
                     self._tell(callback)
@@ -112,10 +112,10 @@ class TrainerSMInterface(Resource):
         """
         method, callback = f"request/{type}", self._on_request
         if callback is None:
-            self._count("refused.unknown")
+            self.counters.add("refused.unknown")
             raise CallRefused(method, ADDRESS, CallRefusalReason.UNKNOWN, "no callback for requests is registered")
         with self._requests:
-            self._count("requests")
+            self.counters.add("requests")
             try:
                 return callback(type, payload)
             except Exception as exc:
@@ -191,9 +191,5 @@ class TrainerSMInterface(Resource):
         try:
             callback(copy_params(self._network))
         except Exception:
-            self._count("callback_failed")
+            self.counters.add("callback_failed")
             log.exception("the callback for networks failed")
-
-    def _count(self, name: str) -> None:
-        with self._lock:
-            self.counters.add(name)

@@ -158,7 +158,7 @@ def test_the_page_of_refusals_has_every_code() -> None:
 
 def test_every_algorithm_of_a_library_is_on_its_page_with_its_parameters() -> None:
     page = (DOCS / "reference/library_algorithms.md").read_text()
-    for entry in (ALGORITHMS.get(name) for name in ALGORITHMS.names() if ":" in name):
+    for entry in (ALGORITHMS.get(name) for name in ALGORITHMS.names() if name.count(":") == 1):
         assert f"`{entry.name}`" in page and entry.parameters is not None
         assert f"{{generated}} parameters {entry.parameters.__module__}:{entry.parameters.__name__}\n" in page
         assert len(tables.parameters(entry.parameters).splitlines()) > 10

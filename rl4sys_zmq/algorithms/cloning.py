@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionDistributions
+from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
-from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.observations import leaves_of

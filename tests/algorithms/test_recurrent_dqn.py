@@ -15,9 +15,9 @@ from torch import Tensor  # noqa: E402
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy  # noqa: E402
 from rl4sys_zmq.algorithms.networks import choose_network  # noqa: E402
+from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam  # noqa: E402
 from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork  # noqa: E402
 from rl4sys_zmq.algorithms.networks.layer_networks import RecurrentNetworks  # noqa: E402
-from rl4sys_zmq.algorithms.optimizer import FlatAdam  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions  # noqa: E402
 from rl4sys_zmq.learner.registry.compute import Compute  # noqa: E402

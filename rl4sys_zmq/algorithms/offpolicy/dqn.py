@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.algorithms.networks import ReplayShape
+from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
 from rl4sys_zmq.algorithms.networks.interface import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
-from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.algorithms.cloning import CloneLoss, clone_policy
+from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
 from rl4sys_zmq.algorithms.networks.interface import FlatNetwork
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, SequenceSampler, TransitionSampler
-from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions

@@ -27,10 +27,10 @@ from torch.nn import functional
 from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns
 from rl4sys_zmq.algorithms.networks import ReplayShape
+from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
 from rl4sys_zmq.algorithms.offpolicy.critic_parameters import DDPGParameters, TD3Parameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
-from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch

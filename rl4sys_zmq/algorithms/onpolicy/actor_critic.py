@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, ActionScale, Distribution
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
+from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states, standardise
 from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RolloutBatch, RunningMoments, join_segments
-from rl4sys_zmq.algorithms.optimizer import FlatAdam
 from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions

@@ -12,8 +12,6 @@ from rl4sys_zmq.immutable import immutable, immutable_object
 
 @immutable
 class Ours:
-    """A class with each kind of field."""
-
     KIND: ClassVar[int] = 7
     a: int
     b: str = "b"
@@ -24,8 +22,6 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """The same as a dataclass."""
-
     KIND: ClassVar[int] = 7
     a: int
     b: str = "b"
@@ -36,8 +32,6 @@ class Theirs:
 
 @immutable
 class Doubled:
-    """A class that changes a field after its creation."""
-
     a: int
 
     def __post_init__(self) -> None:
@@ -46,13 +40,11 @@ class Doubled:
 
 @immutable
 class Empty:
-    """A class without fields."""
+    pass
 
 
 @immutable_object
 class Identity:
-    """A class whose instances are equal only to themselves."""
-
     a: int
 
 

@@ -1,12 +1,10 @@
 """The agent's interface for its host, with a learner that keeps every segment that it receives."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -601,10 +599,10 @@ class Tensor:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
 
-    def detach(self) -> Tensor:
+    def detach(self) -> Self:
         return self
 
-    def cpu(self) -> Tensor:
+    def cpu(self) -> Self:
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:

@@ -1,14 +1,13 @@
 """Tests of the parameter ``network``: kinds by name, their options, the short form for MLPs, and refused values."""
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import python
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, network_names, register_network
@@ -144,9 +143,5 @@ def test_a_factory_that_cannot_be_imported_is_named(linear: NetworkEntry) -> Non
 
 
 def test_planning_needs_no_torch() -> None:
-    code = (
-        "import sys; from rl4sys_zmq.algorithms import planned_policy as planned;"
-        "from rl4sys_zmq.values import BoxSpace, DiscreteSpace;"
-        "planned('PPO', BoxSpace((3,)), DiscreteSpace(2), {'network': 'mlp'}); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    planned = "planned_policy('PPO', BoxSpace((3,)), DiscreteSpace(2), {'network': 'mlp'}); assert 'torch' not in sys.modules"
+    python("-c", f"import sys; from rl4sys_zmq.algorithms import *; from rl4sys_zmq.values import *; {planned}")

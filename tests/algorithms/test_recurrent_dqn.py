@@ -72,9 +72,6 @@ def observe(algorithm: Any, count: int = 8, seed: int = 1, *, masked: bool = Fal
     return found
 
 
-# ---- the slow twin
-
-
 def unrolled(algorithm: Any, flat: Tensor, segment: Segment, start: int, stop: int) -> list[Tensor]:
     """Return the vectors ``[n, W]`` of the observations from `start` to `stop` of one sequence, computed step by step."""
     p, layers = algorithm.parameters, algorithm._online.views(flat)[0]
@@ -202,9 +199,6 @@ def test_uniform_initial_weights_are_those_of_torch() -> None:
         assert 0.8 * bound < tensor.abs().max() <= bound
 
 
-# ---- the contract
-
-
 @pytest.mark.parametrize(
     ("head", "observations"),
     [
@@ -256,9 +250,6 @@ def test_every_weight_moves() -> None:
         assert (network.flat != before[name]).float().mean() > 0.9, name
 
 
-# ---- undoing
-
-
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_segments_that_make_an_update_fail_are_found_and_removed(prioritised: bool) -> None:
     algorithm = make(batch_size=300, n_step=1, prioritised=prioritised, sequence_length=6, burn_in=3)
@@ -294,9 +285,6 @@ def test_an_empty_replay_asks_for_new_data() -> None:
         assert algorithm.discard()
     assert algorithm.update() is None and algorithm.demand() == 16
     assert updates(algorithm, recurrent(2), 3)
-
-
-# ---- refusals
 
 
 @pytest.mark.parametrize(
@@ -340,9 +328,6 @@ def test_demonstrations_are_refused() -> None:
     with pytest.raises(ConfigError, match="DQN clones only policies without a recurrent state, not gru") as caught:
         make().clone([segment], CloneOptions(1, 1, 0.1))
     assert caught.value.key == "demonstrations.clone_steps"
-
-
-# ---- learning
 
 
 def test_it_learns_to_remember() -> None:

@@ -9,13 +9,15 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from simulation.history import RULES, History, Violation
-from simulation.schedule import CRASH_POINTS
+from simulation.history import History
+from simulation.schedule import CRASH_POINTS, Schedule
+from simulation.sim_actor import ActorParts
 from simulation.sim_disk import Checkpoint, SimDisk, SimJournal, SlowJournal
 from simulation.sim_learner import LearnerParts, SimLearner
+from simulation.sim_rules import RULES, Violation
 from simulation.sim_spool import SimSpool
 from simulation.sim_thread import SimThread
-from simulation.simulator import ActorParts, Schedule, Simulation, simulate
+from simulation.simulator import Simulation, simulate
 
 from rl4sys_zmq.delivery import (
     ActorSession,

@@ -13,8 +13,6 @@ from pathlib import Path
 import rl4sys_zmq
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["PYTHONPATH", "SPARE", "TRY_AGAIN", "Child", "ProcessFailed", "is_there", "stop_process"]
-
 REAP_S = 10.0
 TAIL_BYTES = 4_000
 PYTHONPATH = os.pathsep.join(str(path) for path in (Path(rl4sys_zmq.__file__).parents[1], Path(__file__).parents[1]))

@@ -11,8 +11,6 @@ from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.values import Segment
 
-__all__ = ["DEADLY", "FRUITFUL", "TALKATIVE"]
-
 DEADLY, TALKATIVE, FRUITFUL = 666.0, 7.0, 8.0
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from rl4sys_zmq.security import KeyPair, UserKeys, new_key_pair, write_server_keys, write_user_keys
 
-__all__ = ["KeyRing"]
-
 
 class KeyRing:
     """A folder of keys like one of ``rl4sys-learner keys``, with its access list."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from harness.children import REAP_S, Child, ProcessFailed
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["KillLoop"]
-
 POLL_S = 0.005
 
 

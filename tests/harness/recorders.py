@@ -9,8 +9,6 @@ from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 
-__all__ = ["OffPolicyRecorder", "Recorder", "name_of"]
-
 
 def name_of(episode_id: int, segment_index: int) -> str:
     return f"{episode_id:x}.{segment_index}"

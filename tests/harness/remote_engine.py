@@ -16,8 +16,6 @@ from rl4sys_zmq.learner.engines.base import ENGINES, EngineEntry, GatewayEndpoin
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote.handle import RemoteWorker
 
-__all__ = ["ELSEWHERE", "RemoteProgram", "STARTS"]
-
 ELSEWHERE = "elsewhere"
 PROGRAM = Path(__file__).with_name("remote_program.py")
 STARTS: list[RemoteWorkerStart] = []

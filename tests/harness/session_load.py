@@ -4,8 +4,6 @@ One thread serves all of them. They join a learner, rest, or send prepared segme
 the time until the learner acknowledges each segment. They receive weights and beacons, and do not decode them.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -34,8 +32,6 @@ from rl4sys_zmq.transports import Address, Poller, Socket, Source
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment
 from rl4sys_zmq.wire.messages import FetchWeights, Hello, Welcome
-
-__all__ = ["SessionLoad"]
 
 TICK_S = 0.05
 """Time between two looks at the timers of all sessions, in seconds."""
@@ -134,12 +130,12 @@ class SessionLoad(Worker):
             self._actors.append(_SimulatedActor(hello, packed, random.Random(rng.random())))
             self._connect(self._actors[-1])
 
-    def _connect(self, actor: _SimulatedActor) -> None:
+    def _connect(self, actor: "_SimulatedActor") -> None:
         actor.dealer = Socket.dealer(self._address, send_hwm=8192)
         self._register(actor, actor.dealer)
         self._perform(actor, actor.session.open(time.monotonic(), (0, 0)))
 
-    def _register(self, actor: _SimulatedActor, socket: Socket) -> None:
+    def _register(self, actor: "_SimulatedActor", socket: Socket) -> None:
         self._by_socket[socket] = actor
         self._poller.register(socket)
 
@@ -149,14 +145,14 @@ class SessionLoad(Worker):
             self._by_socket.pop(socket, None)
             socket.close()
 
-    def _close(self, actor: _SimulatedActor) -> None:
+    def _close(self, actor: "_SimulatedActor") -> None:
         if actor.dealer is not None:
             self._perform(actor, actor.session.close(time.monotonic()))
         self._release(actor.dealer)
         self._release(actor.sub)
         actor.dealer = actor.sub = None
 
-    def _read(self, actor: _SimulatedActor, socket: Source) -> None:
+    def _read(self, actor: "_SimulatedActor", socket: Source) -> None:
         for _ in range(MESSAGES_PER_TURN):
             if socket is actor.sub and actor.sub is not None:
                 if actor.sub.recv(MAX_FRAMES) is None:
@@ -171,13 +167,13 @@ class SessionLoad(Worker):
             else:  # a message has made the actor replace this socket
                 return
 
-    def _serve(self, actor: _SimulatedActor, now: float, rate: float) -> None:
+    def _serve(self, actor: "_SimulatedActor", now: float, rate: float) -> None:
         self._perform(actor, actor.session.tick(now, (0, 0)))
         if rate and actor.session.state is SessionState.JOINED:
             for actions in actor.segments_due(now, rate):
                 self._perform(actor, actions)
 
-    def _perform(self, actor: _SimulatedActor, actions: Sequence[Action]) -> None:
+    def _perform(self, actor: "_SimulatedActor", actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case SendMessage(message):
@@ -195,7 +191,7 @@ class SessionLoad(Worker):
                 case _:
                     assert_never(action)
 
-    def _subscribe(self, actor: _SimulatedActor, welcome: Welcome) -> None:
+    def _subscribe(self, actor: "_SimulatedActor", welcome: Welcome) -> None:
         self._release(actor.sub)
         learner = Address.parse(self._address)
         actor.sub = Socket.sub(welcome.pub.replace("*", learner.host), hwm=64)

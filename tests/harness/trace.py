@@ -17,8 +17,6 @@ from typing import Any
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["ACTOR_LAW", "LEARNER_LAW", "Event", "TraceBroken", "TraceTail", "TraceWriter", "read_trace"]
-
 LEARNER_LAW = ("accepted", ("trained", "stale", "quarantined", "evaluated", "pending", "rolled_back"))
 ACTOR_LAW = ("submitted", ("dropped_at_source", "in_actor", "refused", "accepted", "in_doubt"))
 

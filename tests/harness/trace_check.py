@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from harness.trace import ACTOR_LAW, LEARNER_LAW, Event, TraceBroken
 
-__all__ = ["TraceOutcome", "check_trace"]
-
 SHOWN = 5
 """Number of examples in a message."""
 

@@ -24,8 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["install", "remove", "zygote_pids"]
-
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = Path(__file__).with_name("zygote_process.py")
 FILLER = "x" * 8000

@@ -1,7 +1,5 @@
 """Tests of the engine ``ray`` without Ray: options, resources, the packets of its driver, and the error if Ray is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
@@ -12,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from kit import until
@@ -117,7 +115,7 @@ class FakeRay:
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 0.5}
 
-    def remote(self, kind: type) -> FakeRay:
+    def remote(self, kind: type) -> Self:
         assert kind.__name__ == "RayWorker"
         return self
 

@@ -39,9 +39,6 @@ def steps(run_dir: Path, event: str = "metrics") -> list[int]:
     return [record["step"] for record in read_log(run_dir) if record["event"] == event]
 
 
-# ---- the remaining records
-
-
 @given(
     records=st.lists(
         st.builds(
@@ -71,9 +68,6 @@ def test_a_flood_of_one_kind_leaves_the_others_where_they_are() -> None:
     counts = Counter(record.kind for record in kept)
     assert counts["rare"] == 5 and 250 <= counts["flood"] <= 500 and 250 <= counts["metrics"] <= 750
     assert kept[0] is records[0]
-
-
-# ---- starts and ends
 
 
 def test_many_short_lives_lose_nothing_while_there_is_room(tmp_path: Path) -> None:
@@ -171,9 +165,6 @@ def test_a_merge_that_has_no_room_is_tried_again_and_loses_nothing(tmp_path: Pat
     fill(series, range(2_400, 2_600))
     series.close()
     assert used(tmp_path) <= BOUND and steps(tmp_path)[-200:] == list(range(2_400, 2_600))
-
-
-# ---- readers
 
 
 def test_a_reader_sees_each_record_once_while_they_are_merged(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import digest
 
-__all__ = ["ORIGIN", "stored"]
-
 ORIGIN = PolicyOrigin(client_id="luna/ä", algorithm_name="PPO", updates=8, steps=1000, saved_unix_s=1_700_000_000.5)
 
 

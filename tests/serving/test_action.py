@@ -1,7 +1,5 @@
 """A robot as a server: agentlace's documented usage, and the possible faults."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +30,7 @@ RECONNECTS_S = 90.0
 
 
 @pytest.fixture
-def lab(transport: TransportUnderTest) -> Iterator[Lab]:
+def lab(transport: TransportUnderTest) -> "Iterator[Lab]":
     lab = Lab(transport)
     yield lab
     lab.close()

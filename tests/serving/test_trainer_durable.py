@@ -1,7 +1,5 @@
 """A trainer with a run directory keeps all acknowledged items over restarts, kills, full disks and full journals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
@@ -11,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -333,7 +331,7 @@ class Fleet:
         self._given_up = threading.Event()
         self._pool = ThreadPoolExecutor(clients)
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Self:
         self._feeds = [self._pool.submit(self._feed, number) for number in range(len(self._seeds))]
         return self
 

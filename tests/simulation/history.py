@@ -12,9 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from rl4sys_zmq.delivery import Key
-from simulation.sim_rules import JUDGED, RULES, Books, Lineage, Violation
-
-__all__ = ["RULES", "Books", "History", "Lineage", "Violation"]
+from simulation.sim_rules import JUDGED, Books, Lineage, Violation
 
 
 class History:

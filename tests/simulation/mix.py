@@ -16,8 +16,6 @@ from simulation.sim_rules import Lineage
 from simulation.sim_thread import SimThread
 from simulation.simulator import Simulation
 
-__all__ = ["Actor", "Mix", "Rates"]
-
 TURN_S = 2e-3
 DELAY_S = 1e-3
 SETTLE_S = 1.0

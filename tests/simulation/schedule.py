@@ -1,11 +1,8 @@
 """The schedule of the faults of one simulation."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
-
-__all__ = ["CLOCKS", "CRASH_POINTS", "Schedule"]
+from typing import Self
 
 CRASH_POINTS = ("anywhere", "before_commit", "after_commit", "in_checkpoint", "after_checkpoint")
 """The points at which a learner dies: between two turns; between receiving and writing; between writing and acknowledging;
@@ -77,7 +74,7 @@ class Schedule:
         return not any(faults) and not any(restarts) and self.delay_s <= 0.2
 
     @classmethod
-    def draw(cls, rng: random.Random) -> Schedule:
+    def draw(cls, rng: random.Random) -> Self:
         bad, durable = rng.random() < 0.8, rng.random() < 0.65
         return cls(
             actors=rng.randint(1, 3),

@@ -33,8 +33,6 @@ from simulation.sim_thread import MAX_STEPS
 if TYPE_CHECKING:
     from simulation.sim_network import SimNetwork
 
-__all__ = ["ActorParts", "Link", "SimActor", "packed_segment"]
-
 QUEUE_ITEMS = 40
 BATCH_ITEMS = 4
 BEGAN_S = 1.8e9

@@ -1,7 +1,5 @@
 """The disk of a simulated learner, with its checkpoints and the rows of its journal, and a journal that writes to it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +18,6 @@ from rl4sys_zmq.delivery.journal_cache import (
     Write,
 )
 from rl4sys_zmq.learner.run.checkpoints import CheckpointedStreamProgress
-
-__all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowJournal"]
 
 KEEP = 3
 PAGE_BYTES = (1, 2000, 1 << 20)
@@ -51,7 +47,7 @@ class SimDisk:
     next_number: int = 1
     sound: int = 2
 
-    def copy(self) -> SimDisk:
+    def copy(self) -> "SimDisk":
         tables = dict(self.clients), dict(self.streams), list(self.entries), list(self.checkpoints)
         return SimDisk(self.journal_id, *tables, self.next_row, self.next_number, self.sound)
 

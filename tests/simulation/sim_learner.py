@@ -4,14 +4,12 @@
 counters of the production objects before and after. All decisions are those of the core.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import rl4sys_zmq.delivery.credit as credit_module
 import rl4sys_zmq.learner.gateway.actor_sessions as sessions_module
@@ -57,8 +55,6 @@ from simulation.schedule import Schedule
 from simulation.sim_disk import SimDisk, SimJournal, SlowJournal
 from simulation.sim_rules import JUDGED, Books, Violation
 from simulation.sim_thread import MAX_STEPS, SPEC, Given, SimThread, ThreadSite
-
-__all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
 
 CLIENT_ID = "sim"
 CREDIT_ITEMS = 64
@@ -141,7 +137,7 @@ class _Before:
     credit_steps: int
 
     @classmethod
-    def of(cls, stream: SegmentStream) -> _Before:
+    def of(cls, stream: SegmentStream) -> Self:
         return cls(stream.received, stream.accepted_steps, stream.credit_steps)
 
 

@@ -14,8 +14,6 @@ from simulation.schedule import Schedule
 from simulation.sim_actor import ActorParts, Link, SimActor
 from simulation.sim_learner import Answers
 
-__all__ = ["SimNetwork"]
-
 
 class SimNetwork:
     """A queue of timed events, and a network whose messages a schedule may lose, repeat, damage, delay and reorder."""

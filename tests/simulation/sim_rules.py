@@ -1,13 +1,10 @@
 """The rules of a simulation, and the record of what a journal has written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.wire.messages import Verdict
-
-__all__ = ["JUDGED", "RULES", "Books", "Lineage", "Violation"]
 
 RULES = {
     "identity": "a sequence number of a stream means one segment, to both sides, and a segment has one number",
@@ -75,7 +72,7 @@ class Lineage:
     streams: set[Key] = field(default_factory=set)
     forgotten: set[Key] = field(default_factory=set)
 
-    def copy(self) -> Lineage:
+    def copy(self) -> Self:
         return replace(
             self,
             marks=dict(self.marks),

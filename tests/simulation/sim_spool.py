@@ -5,8 +5,6 @@ from collections import deque
 
 from rl4sys_zmq.wire import PackedSegment
 
-__all__ = ["SimSpool"]
-
 
 class SimSpool:
     """A queue of segments, oldest first. The first `taken` of them have numbers, from `base_seq` on."""

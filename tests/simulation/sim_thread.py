@@ -34,8 +34,6 @@ from simulation.history import History
 from simulation.schedule import Schedule
 from simulation.sim_disk import Checkpoint, SimDisk
 
-__all__ = ["BATCH_STEPS", "Given", "MAX_STEPS", "SCHEMA", "SPEC", "SimThread", "ThreadSite"]
-
 MAX_STEPS = 6
 """The largest number of steps in a segment. A longer segment is refused, but not the other segments of its message."""
 

@@ -24,8 +24,6 @@ from simulation.sim_learner import Answers, LearnerParts, SimLearner, planted
 from simulation.sim_network import SimNetwork
 from simulation.sim_rules import Lineage, Violation
 
-__all__ = ["ActorParts", "Schedule", "Simulation", "simulate"]
-
 TURN_S = 0.1
 PROBES = 3
 QUIET_S = 240.0

@@ -203,9 +203,6 @@ def test_an_exact_element_that_is_not_finite_is_refused() -> None:
     assert reason_of(publisher, resealed(header, body, state_hash=digest(flat, sound.others)), None) == "finite"
 
 
-# ---- updates that are refused
-
-
 def resealed(header: bytes, payload: bytes, **changes: Any) -> tuple[bytes, bytes]:
     """Return the header for another payload, or with other fields, as a malicious sender would."""
     fields = {"payload_bytes": len(payload), "payload_hash": xxhash.xxh3_64_intdigest(payload), **changes}

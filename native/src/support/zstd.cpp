@@ -1,0 +1,46 @@
+#include "support/zstd.h"
+
+#include <new>
+
+namespace rl4sys::support {
+namespace {
+
+// From zstd.h. The format without magic number is in its part for static linking; the numbers are the same since 1.4.0.
+constexpr int kLevel = 100, kHashLog = 102, kContentSize = 200, kChecksum = 201, kCompressFormat = 10, kExpandFormat = 1000;
+constexpr int kMagicless = 1;
+
+}  // namespace
+
+Zstd::Zstd(const ZstdFunctions& functions)
+    : functions_(functions), searching_(compressor(0)), counting_(compressor(6)), decompressor_(functions.create_dctx(), functions.free_dctx) {
+    if (!decompressor_) throw std::bad_alloc();
+    functions_.set_dctx(decompressor_.get(), kExpandFormat, kMagicless);
+}
+
+Zstd::Context Zstd::compressor(int hash_log) const {
+    Context out(functions_.create_cctx(), functions_.free_cctx);
+    if (!out) throw std::bad_alloc();
+    functions_.set_cctx(out.get(), kCompressFormat, kMagicless);
+    functions_.set_cctx(out.get(), kLevel, 1);
+    functions_.set_cctx(out.get(), kContentSize, 0);
+    functions_.set_cctx(out.get(), kChecksum, 0);
+    if (hash_log) functions_.set_cctx(out.get(), kHashLog, hash_log);
+    return out;
+}
+
+std::string Zstd::compress(std::string_view data, bool repeats) {
+    std::string out(functions_.bound(data.size()), '\0');
+    const std::size_t size =
+        functions_.compress2((repeats ? searching_ : counting_).get(), out.data(), out.size(), data.data(), data.size());
+    if (functions_.is_error(size)) throw std::bad_alloc();  // the output is large enough for every input
+    out.resize(size);
+    return out;
+}
+
+bool Zstd::expand(std::string_view frame, char* out, std::size_t size) noexcept {
+    // The buffer bounds the content, so that a frame that declares more fails.
+    const std::size_t got = functions_.decompress(decompressor_.get(), out, size, frame.data(), frame.size());
+    return !functions_.is_error(got) && got == size;
+}
+
+}  // namespace rl4sys::support

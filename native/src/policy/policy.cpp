@@ -1,0 +1,341 @@
+#include "policy/policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+
+namespace rl4sys::policy {
+namespace {
+
+constexpr float kObservationClip = 10.0f;  // OBS_CLIP in layers/normalise.py
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kPi = 3.141592653589793, kLog2 = 0.6931471805599453, kHalfLog2Pi = 0.9189385332046727;
+
+// The matrix of a dense layer is [outputs, inputs]; the kernels want a row of padded outputs for each input.
+void transpose(const float* from, std::size_t outputs, std::size_t inputs, std::size_t stride, float* to) {
+    for (std::size_t o = 0; o < outputs; ++o)
+        for (std::size_t i = 0; i < inputs; ++i) to[i * stride + o] = from[o * inputs + i];
+}
+
+// exp(value) for logits, as Python computes it.
+double shifted_exp(double logit, double top) { return std::exp(logit - top); }
+
+float limited(float x) {
+    constexpr float kMost = std::numeric_limits<float>::max();
+    return std::isnan(x) ? -kMost : std::min(std::max(x, -kMost), kMost);
+}
+
+}  // namespace
+
+void Floats::Free::operator()(float* p) const noexcept { std::free(p); }
+
+Floats::Floats(std::size_t count) : size_(padded(count)) {
+    if (!size_) size_ = kLanes;
+    data_.reset(static_cast<float*>(std::aligned_alloc(64, size_ * sizeof(float))));
+    if (!data_) throw std::bad_alloc();
+    std::memset(data_.get(), 0, size_ * sizeof(float));
+}
+
+Sampler::Sampler(const std::vector<std::uint32_t>& seed, double own_place) : place(own_place), random_(seed) {}
+
+const float* Sampler::normals(std::size_t count) {
+    if (used_ + count > pool_.size()) refill(std::max<std::size_t>(1024, count));
+    used_ += count;
+    return pool_.data() + used_ - count;
+}
+
+// Box and Muller (1958), from as many pairs of uniform numbers as are needed.
+void Sampler::refill(std::size_t count) {
+    const std::size_t pairs = (count + 1) / 2;
+    chances_.resize(2 * pairs);
+    for (double& chance : chances_) chance = static_cast<double>(random_.bits(64) >> 11) * 0x1p-53;
+    pool_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t pair = i % pairs;
+        const double radius = std::sqrt(-2.0 * std::log1p(-chances_[pair])), turn = 2.0 * kPi * chances_[pairs + pair];
+        pool_[i] = static_cast<float>(radius * (i < pairs ? std::cos(turn) : std::sin(turn)));
+    }
+    used_ = 0;
+}
+
+Scratch::Scratch(const PolicySpec& spec)
+    : gates_(1),
+      joined_(1),
+      raw_(spec.actions.discrete ? 0 : spec.actions.size()),
+      act_(raw_.size()),
+      allowed_(spec.actions.discrete ? spec.actions.size() : 0),
+      cumulative_(allowed_.size()) {
+    values_.emplace_back(spec.observations.discrete ? 1 : spec.features);
+    for (const Layer& layer : spec.layers) {
+        values_.emplace_back(layer.outputs);
+        if (layer.kind == LayerKind::gru) {
+            gates_ = Floats(4 * padded(layer.outputs));
+            joined_ = Floats(layer.inputs + layer.outputs);
+        }
+    }
+}
+
+Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot)
+    : spec_(std::move(spec)), snapshot_(std::move(snapshot)) {
+    const float* flat = snapshot_->flat.data();
+    for (const Layer& layer : spec_->layers) {
+        Weights own;
+        const float* at = flat + layer.tensor;
+        const std::size_t inputs = layer.inputs, units = layer.outputs, wide = padded(units);
+        if (layer.kind == LayerKind::dense) {
+            own.rows = Floats(inputs * wide);
+            own.bias = Floats(units);
+            transpose(at, units, inputs, wide, own.rows.data());
+            std::copy_n(at + units * inputs, units, own.bias.data());
+        } else if (layer.kind == LayerKind::normalise) {
+            own.rows = Floats(inputs);
+            own.bias = Floats(inputs);
+            std::copy_n(at, inputs, own.rows.data());
+            std::copy_n(at + inputs, inputs, own.bias.data());
+        } else if (layer.kind == LayerKind::gru) {
+            // Four groups of outputs: r, z, and the terms of n from the input and from the state. Halves, because
+            // sigmoid(a) = (1 + tanh(a / 2)) / 2 (layers/gru.py).
+            own.rows = Floats((inputs + units) * 4 * wide);
+            own.bias = Floats(4 * wide);
+            const float* from_input = at;
+            const float* from_state = from_input + 3 * units * inputs;
+            const float* input_bias = from_state + 3 * units * units;
+            const float* state_bias = input_bias + 3 * units;
+            for (std::size_t gate = 0; gate < 3; ++gate) {
+                const float scale = gate < 2 ? 0.5f : 1.0f;
+                const std::size_t state_column = gate < 2 ? gate * wide : 3 * wide;
+                for (std::size_t u = 0; u < units; ++u) {
+                    const std::size_t row = gate * units + u;
+                    for (std::size_t i = 0; i < inputs; ++i)
+                        own.rows.data()[i * 4 * wide + gate * wide + u] = scale * from_input[row * inputs + i];
+                    for (std::size_t i = 0; i < units; ++i)
+                        own.rows.data()[(inputs + i) * 4 * wide + state_column + u] = 0.5f * from_state[row * units + i];
+                    own.bias.data()[gate * wide + u] += scale * input_bias[row];
+                    own.bias.data()[state_column + u] += 0.5f * state_bias[row];
+                }
+            }
+        }
+        weights_.push_back(std::move(own));
+    }
+    const Head& head = spec_->head;
+    const Space& actions = spec_->actions;
+    const std::size_t size = actions.size();
+    if (head.kind == HeadKind::gaussian) {
+        const double least = std::log(static_cast<double>(std::numeric_limits<float>::min()));
+        const double most = std::log(static_cast<double>(std::numeric_limits<float>::max()));
+        double sum = 0.0;
+        for (std::size_t i = 0; i < size; ++i) {
+            const double log_std = flat[head.tensor + i], exponent = std::min(std::max(log_std, least), most);
+            sum += log_std;
+            std_.push_back(static_cast<float>(std::exp(exponent)));
+            inverse_std_.push_back(static_cast<float>(std::exp(-exponent)));
+        }
+        constant_ = -sum - 0.5 * static_cast<double>(size) * std::log(2.0 * kPi);
+    } else if (head.kind == HeadKind::q_values) {
+        epsilon_ = std::min(std::max(static_cast<double>(flat[head.tensor]), 0.0), 1.0);
+    }
+    for (std::size_t i = 0; !actions.discrete && i < size; ++i) {
+        // A Box of float32 is mapped in float32 (policies/action_bounds.py).
+        const bool narrow = actions.dtype == "<f4";
+        const double low = narrow ? static_cast<float>(actions.low[i]) : actions.low[i];
+        const double high = narrow ? static_cast<float>(actions.high[i]) : actions.high[i];
+        const double half = high / 2 - low / 2, centre = high / 2 + low / 2;
+        half_.push_back(narrow ? static_cast<double>(static_cast<float>(half)) : half);
+        centre_.push_back(narrow ? static_cast<double>(static_cast<float>(centre)) : centre);
+        if (head.kind == HeadKind::squashed_gaussian)
+            log_volume_ += std::log(std::max(half_[i], static_cast<double>(std::numeric_limits<float>::min())));
+    }
+}
+
+const float* Policy::forward(const float* features, std::int64_t index, float* state, Scratch& scratch) const noexcept {
+    const Kernels& kernel = kernels();
+    std::size_t first = 0;
+    float* values = scratch.values_[0].data();
+    if (!spec_->observations.discrete) {
+        std::copy_n(features, spec_->features, values);
+    } else if (spec_->layers[0].kind == LayerKind::dense) {
+        // One feature is 1: the outputs of the first layer are a row of its matrix and the bias.
+        const std::size_t wide = padded(spec_->layers[0].outputs);
+        const float* row = weights_[0].rows.data() + static_cast<std::size_t>(index) * wide;
+        float* out = scratch.values_[1].data();
+        for (std::size_t i = 0; i < wide; ++i) out[i] = row[i] + weights_[0].bias.data()[i];
+        values = out;
+        first = 1;
+    }
+    for (std::size_t n = first; n < spec_->layers.size(); ++n) {
+        const Layer& layer = spec_->layers[n];
+        const Weights& own = weights_[n];
+        switch (layer.kind) {
+            case LayerKind::activation: kernel.apply(layer.function, values, layer.outputs); break;
+            case LayerKind::normalise:
+                kernel.normalise(own.rows.data(), own.bias.data(), kObservationClip, values, layer.outputs);
+                break;
+            case LayerKind::dense: {
+                float* out = scratch.values_[n + 1].data();
+                kernel.dense(own.rows.data(), own.bias.data(), values, layer.inputs, layer.outputs, out);
+                values = out;
+                break;
+            }
+            case LayerKind::gru: {
+                float* out = scratch.values_[n + 1].data();
+                float* joined = scratch.joined_.data();
+                std::copy_n(values, layer.inputs, joined);
+                std::copy_n(state, layer.outputs, joined + layer.inputs);
+                std::copy_n(state, layer.outputs, out);
+                kernel.dense(own.rows.data(), own.bias.data(), joined, layer.inputs + layer.outputs, 4 * padded(layer.outputs),
+                             scratch.gates_.data());
+                kernel.gru(scratch.gates_.data(), out, layer.outputs, out);
+                std::copy_n(out, layer.outputs, state);
+                values = out;
+                break;
+            }
+        }
+    }
+    return values;
+}
+
+Choice Policy::act(const float* features, std::int64_t index, const std::uint8_t* mask, bool explore, float* state, Sampler& sampler,
+                   Scratch& scratch) const noexcept {
+    const float* outputs = forward(features, index, state, scratch);
+    switch (spec_->head.kind) {
+        case HeadKind::categorical: return categorical(outputs, mask, explore, sampler, scratch);
+        case HeadKind::gaussian: return gaussian(outputs, explore, sampler, scratch);
+        case HeadKind::squashed_gaussian: return squashed(outputs, explore, sampler, scratch);
+        case HeadKind::q_values: return greedy(outputs, mask, explore, sampler, scratch);
+    }
+    return {};
+}
+
+Choice Policy::categorical(const float* outputs, const std::uint8_t* mask, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < spec_->outputs; ++i)
+        if (!mask || mask[i]) scratch.allowed_[count++] = static_cast<std::int32_t>(i);
+    const std::int32_t* allowed = scratch.allowed_.data();
+    // As Python's max(): a first NaN stays the largest.
+    double top = outputs[allowed[0]];
+    for (std::size_t i = 1; i < count; ++i)
+        if (outputs[allowed[i]] > top) top = outputs[allowed[i]];
+    const double chance = explore ? sampler.uniform() : 0.0;
+    const auto sum = [&](auto logit) {
+        double total = 0.0;
+        for (std::size_t i = 0; i < count; ++i) scratch.cumulative_[i] = total += shifted_exp(logit(allowed[i]), top);
+        return total;
+    };
+    double total = sum([&](std::int32_t i) { return static_cast<double>(outputs[i]); });
+    const bool usable = !std::isnan(total);
+    if (!usable) {
+        // The weights overflowed the network. The index is possible, so that nothing fails in the host's loop.
+        top = limited(outputs[allowed[0]]);
+        for (std::size_t i = 1; i < count; ++i) top = std::max<double>(top, limited(outputs[allowed[i]]));
+        total = sum([&](std::int32_t i) { return static_cast<double>(limited(outputs[i])); });
+    }
+    std::size_t chosen = 0;
+    if (explore) {
+        const double cut = chance * total;
+        while (chosen + 1 < count && scratch.cumulative_[chosen] <= cut) ++chosen;
+    } else {
+        while (chosen + 1 < count && (usable ? outputs[allowed[chosen]] : limited(outputs[allowed[chosen]])) != top) ++chosen;
+    }
+    Choice out;
+    out.index = spec_->actions.start + allowed[chosen];
+    out.log_prob = usable ? outputs[allowed[chosen]] - top - std::log(total) : kNan;
+    return out;
+}
+
+Choice Policy::greedy(const float* outputs, const std::uint8_t* mask, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < spec_->outputs; ++i)
+        if (!mask || mask[i]) scratch.allowed_[count++] = static_cast<std::int32_t>(i);
+    // As numpy's argmax: the first largest value, and NaN is the largest.
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < count; ++i) {
+        const float value = outputs[scratch.allowed_[i]], top = outputs[scratch.allowed_[best]];
+        if (!std::isnan(top) && (std::isnan(value) || value > top)) best = i;
+    }
+    const double ladder = spec_->head.epsilon_ladder;
+    const double epsilon = ladder != 0.0 ? std::pow(epsilon_, 1.0 + ladder * sampler.place) : epsilon_;
+    std::size_t chosen = best;
+    if (explore && sampler.uniform() < epsilon) chosen = static_cast<std::size_t>(sampler.uniform() * static_cast<double>(count));
+    const double probability = epsilon / static_cast<double>(count) + (chosen == best ? 1.0 - epsilon : 0.0);
+    Choice out;
+    out.index = spec_->actions.start + scratch.allowed_[chosen];
+    out.log_prob = std::isfinite(outputs[scratch.allowed_[best]]) ? std::log(probability) : kNan;
+    return out;
+}
+
+// Maps raw actions to the environment's, in the precision of the space's dtype.
+void Policy::bound(Scratch& scratch, bool squash) const noexcept {
+    const Space& actions = spec_->actions;
+    const bool narrow = actions.dtype == "<f4";
+    for (std::size_t i = 0; i < scratch.raw_.size(); ++i) {
+        double act = scratch.raw_[i];
+        if (squash) {
+            act = narrow ? static_cast<float>(static_cast<float>(std::tanh(act)) * static_cast<float>(half_[i])) +
+                               static_cast<float>(centre_[i])
+                         : std::tanh(act) * half_[i] + centre_[i];
+        }
+        const double low = narrow ? static_cast<float>(actions.low[i]) : actions.low[i];
+        const double high = narrow ? static_cast<float>(actions.high[i]) : actions.high[i];
+        if (act < low) act = low;
+        if (act > high) act = high;
+        scratch.act_[i] = act;
+    }
+}
+
+Choice Policy::gaussian(const float* outputs, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
+    const std::size_t size = spec_->outputs;
+    Choice out;
+    out.log_prob = constant_;
+    if (explore) {
+        const float* noise = sampler.normals(size);
+        float squares = 0.0f;
+        for (std::size_t i = 0; i < size; ++i) {
+            scratch.raw_[i] = std_[i] * noise[i] + outputs[i];
+            // From the rounded sample, so that the learner gets the same number from the stored action.
+            const float z = (scratch.raw_[i] - outputs[i]) * inverse_std_[i];
+            squares += z * z;
+        }
+        out.log_prob -= 0.5 * static_cast<double>(squares);
+    } else {
+        for (std::size_t i = 0; i < size; ++i) {
+            scratch.raw_[i] = outputs[i];
+            out.log_prob += 0.0 * static_cast<double>(outputs[i]);  // NaN if a mean is not finite
+        }
+    }
+    bound(scratch, spec_->head.squash);
+    out.raw = scratch.raw_.data();
+    out.act = scratch.act_.data();
+    return out;
+}
+
+Choice Policy::squashed(const float* outputs, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
+    const std::size_t size = spec_->actions.size();
+    const Head& head = spec_->head;
+    const float* noise = explore ? sampler.normals(size) : nullptr;
+    double density = -static_cast<double>(size) * (kHalfLog2Pi + 2.0 * kLog2);
+    for (std::size_t i = 0; i < size; ++i) {
+        const double log_std = std::min(std::max(static_cast<double>(outputs[size + i]), head.log_std_min), head.log_std_max);
+        const double drawn = noise ? static_cast<double>(noise[i]) : 0.0;
+        const double sample = outputs[i] + std::exp(log_std) * drawn, far = std::fabs(sample);
+        // log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
+        density += 2.0 * (far + std::log1p(std::exp(-2.0 * far))) - log_std - 0.5 * drawn * drawn;
+        scratch.raw_[i] = static_cast<float>(centre_[i] + half_[i] * std::tanh(sample));
+    }
+    bound(scratch, false);
+    Choice out;
+    out.raw = scratch.raw_.data();
+    out.act = scratch.act_.data();
+    out.log_prob = density - log_volume_;
+    return out;
+}
+
+std::size_t Policy::bytes() const noexcept {
+    std::size_t out = 0;
+    for (const Weights& own : weights_) out += (own.rows.size() + own.bias.size()) * sizeof(float);
+    return out;
+}
+
+}  // namespace rl4sys::policy

@@ -23,7 +23,7 @@ Refusal refusal_of(const std::string& name) noexcept {
     return Refusal::malformed;
 }
 
-ProtocolError::ProtocolError(Refusal code, const std::string& detail)
-    : std::runtime_error(std::string(name_of(code)) + ": " + detail), code(code), detail(detail) {}
+ProtocolError::ProtocolError(Refusal its_code, const std::string& text)
+    : std::runtime_error(std::string(name_of(its_code)) + ": " + text), code(its_code), detail(text) {}
 
 }  // namespace rl4sys

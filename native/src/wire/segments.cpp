@@ -84,9 +84,8 @@ ColumnLayout column_of(std::string_view word) {
 
 // A word of a layout: a lower-case letter, a dtype without a colon, and perhaps a colon and dimensions.
 bool is_word(std::string_view word) {
-    const auto printable = [](char c) { return static_cast<unsigned char>(c) > 0x20 && static_cast<unsigned char>(c) < 0x7F; };
     return word.size() >= 2 && word[0] >= 'a' && word[0] <= 'z' && word[1] != ':' && std::count(word.begin(), word.end(), ':') <= 1 &&
-           std::all_of(word.begin(), word.end(), printable);
+           word.find_first_of("\t\n\v\f\r") == std::string_view::npos;
 }
 
 struct Section {

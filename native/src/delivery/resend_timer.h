@@ -1,0 +1,59 @@
+// The timers of a session: rl4sys_zmq/liveness.py and delivery/resend_timer.py. All times are in seconds.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "support/random.h"
+
+namespace rl4sys::delivery {
+
+constexpr double kHeartbeat = 1.0, kMissedMessages = 3.0, kSilence = kMissedMessages * kHeartbeat;
+constexpr double kShortestHeartbeat = 0.05, kLongestHeartbeat = 60.0;
+constexpr double kHelloRetry = 0.5, kRefusedRetry = 2.0;
+constexpr double kResendFirst = 0.5, kResendMost = 10.0;
+
+/// A random pause within 20 % of `pause`, so that many peers do not retry at the same moments.
+inline double jittered(double pause, support::Random& random) noexcept { return pause * (0.8 + (1.2 - 0.8) * random.uniform()); }
+
+/// The pause after `attempts` retries: doubled each time, up to `most`.
+double backoff(double first, double most, int attempts) noexcept;
+
+/// A timer that expires unless it is restarted in time.
+struct SilenceTimer {
+    double after, started = 0.0;
+
+    void restart(double now) noexcept { started = now; }
+    double deadline() const noexcept { return started + after; }
+    bool expired(double now) const noexcept { return now >= deadline(); }
+};
+
+/// A retransmission timer with the estimate of RFC 6298 and Karn's algorithm.
+class ResendTimer {
+public:
+    explicit ResendTimer(support::Random& random) : random_(random) {}
+
+    double at = 0.0;  // of the next resend; 0 if the timer is stopped
+
+    bool expired(double now) const noexcept { return at != 0.0 && now >= at; }
+    void stop() noexcept;
+    /// Stops the timer, and does not double the next pause: the session starts again.
+    void reset() noexcept;
+    void sent(double now, std::uint64_t seq) noexcept;
+    void resent(double now) noexcept;
+    void refused() noexcept { refused_ = true; }
+    void acknowledged(double now, std::uint64_t received, bool waiting) noexcept;
+
+private:
+    void start(double now) noexcept;
+    void estimate(double took) noexcept;
+
+    support::Random& random_;
+    double mean_ = 0.0, deviation_ = 0.0, pause_ = kResendFirst;
+    int resends_ = 0;
+    bool refused_ = false;
+    std::optional<std::pair<std::uint64_t, double>> measured_;
+};
+
+}  // namespace rl4sys::delivery

@@ -1,0 +1,166 @@
+// The actor's side of the delivery protocol, without I/O (rl4sys_zmq/delivery/session.py): it takes messages and the time, and
+// returns actions to carry out. The I/O thread makes all calls.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "delivery/resend_timer.h"
+#include "support/errors.h"
+#include "support/random.h"
+#include "support/zstd.h"
+#include "wire/codec.h"
+#include "wire/segments.h"
+
+namespace rl4sys::delivery {
+
+/// A count of events by name.
+using Counters = std::map<std::string, std::uint64_t>;
+
+using PolicyVersion = std::pair<std::uint64_t, std::uint64_t>;  // generation and version
+
+enum class State { joining, joined, refused, closed };
+
+/// The fields of a Hello that stay the same, and those with which the numbering begins.
+struct Hello {
+    std::string client_id, actor_id;
+    std::uint64_t incarnation = 0, first_seq = 0;
+    std::string algorithm_name;
+    wire::Map algorithm_parameters;
+    std::string algorithm_type;
+    wire::Map observation_space, action_space;
+    bool submits = true;
+    std::string library;
+    std::uint64_t origin = 0, journal_id = 0;
+    wire::Map weights;
+    std::string relay;
+};
+
+// The actions.
+struct Send {
+    wire::Outgoing message;
+};
+/// The learner accepted the session. The message is the one that was passed to `on_message`.
+struct Joined {};
+/// The learner refused the session permanently, or ended it.
+struct RefusedForGood {
+    Refusal code;
+    std::string field, reason;
+};
+/// The learner refuses this actor for a time. The session retries by itself.
+struct RefusedForNow {
+    Refusal code;
+    std::string field, reason;
+};
+/// Replace the sockets: no message arrived for `silence_s` seconds.
+struct Reconnect {
+    double silence_s;
+};
+/// The learner discarded its record of this actor, so segments are numbered anew. Those in doubt are not sent again.
+struct StreamRestarted {
+    std::uint64_t in_doubt;
+};
+/// Replace the sockets: this start took a higher incarnation, and no reply to the lower one may arrive.
+struct ReplaceSockets {
+    std::uint64_t incarnation;
+};
+
+using Action = std::variant<Send, Joined, RefusedForGood, RefusedForNow, Reconnect, StreamRestarted, ReplaceSockets>;
+using Actions = std::vector<Action>;
+
+/// The verdicts on segments, in the order of `verdict_names`.
+constexpr std::size_t kVerdicts = 7;
+extern const std::array<const char*, kVerdicts> verdict_names;
+using Verdicts = std::array<std::uint64_t, kVerdicts>;
+
+/// The session of one actor with one learner. Sequence numbers start at `Hello::first_seq`.
+class ActorSession {
+public:
+    /// `zstd` compresses bodies; null for none. `random` varies the pauses between retries.
+    ActorSession(Hello hello, Counters& counters, support::Random& random, support::Zstd* zstd = nullptr);
+
+    /// Starts the session, or restarts it on new sockets. `held` is the version of the actor's policy.
+    Actions open(double now, PolicyVersion held);
+    /// True if the learner has accepted the session and permits one more segment.
+    bool can_take() const noexcept;
+    /// True if the learner permits one more segment after `items` others, which have `steps` steps.
+    bool has_room(std::uint64_t items, std::uint64_t steps) const noexcept;
+    /// Sends segments, and keeps them until they are in the learner's journal. Asks for credit for `ahead_steps` more.
+    Actions take(double now, std::vector<wire::SharedSegment> segments, std::uint64_t ahead_steps = 0);
+    /// Requests credit for a total of `steps` steps since the numbering began.
+    Actions want(double now, std::uint64_t steps);
+    /// The actions due at the time `now`.
+    Actions tick(double now, PolicyVersion held);
+    /// The time at which `tick` must be called next, at the latest.
+    double next_deadline() const noexcept;
+    Actions on_message(double now, const wire::Received& message);
+    /// Rejects a session that the learner has accepted, because the actor cannot use it. The session retries later.
+    void reject(double now) noexcept;
+    /// Closes the session: Bye, if the learner has accepted it.
+    Actions close(double now);
+
+    State state = State::joining;
+    bool leaving = false;  // segments without credit in steps are sent too, as many as the learner can store
+    std::uint64_t credit_steps = 0, sent_steps = 0, min_version = 0, generation = 0;
+    std::uint64_t received, durable, journal_id, in_doubt = 0;
+
+    std::size_t in_flight() const noexcept { return window_.size(); }
+    std::uint64_t unreceived() const noexcept { return next_seq_ - received; }
+    std::uint64_t origin() const noexcept { return hello_.origin ? hello_.origin : hello_.incarnation; }
+    std::uint64_t incarnation() const noexcept { return hello_.incarnation; }
+    /// The segments that the learner has acknowledged and not refused, over all sessions.
+    std::uint64_t accepted() const noexcept;
+    Verdicts verdicts() const noexcept;
+
+private:
+    struct InFlight {
+        std::uint64_t seq;
+        wire::SharedSegment segment;
+        std::uint64_t before_steps, before_bytes;
+    };
+
+    Actions join(double now, PolicyVersion held);
+    Actions on_welcome(double now, const wire::Received& welcome);
+    void on_ack(double now, const wire::Received& ack);
+    Actions on_refused(double now, const wire::Received& refused);
+    Actions raise(double now, std::uint64_t known);
+    Actions renew(double now);
+    Actions on_gap(double now, std::uint64_t expected);
+    void lose_session(double now);
+    Actions resend(double now);
+    void submit(double now, std::size_t first, std::size_t most, std::uint64_t most_bytes, Actions& out);
+    Action send(double now, wire::Kind kind, const wire::Map& header);
+    Action heartbeat(double now);
+    void release() noexcept;
+    void count_as_earlier() noexcept;
+    std::uint64_t refused_of_origin() const noexcept;
+    const InFlight* held_from(std::uint64_t seq) const noexcept;
+    std::uint64_t steps_from(std::uint64_t seq) const noexcept;
+    std::uint64_t bytes_from(std::uint64_t seq) const noexcept;
+    std::uint64_t first_held() const noexcept { return window_.empty() ? next_seq_ : window_.front().seq; }
+
+    Hello hello_;
+    Counters& counters_;
+    support::Random& random_;
+    support::Zstd* zstd_;
+    ResendTimer resend_timer_;
+    std::deque<InFlight> window_;
+    std::uint64_t next_seq_, taken_steps_ = 0, taken_bytes_ = 0;
+    std::uint64_t credit_items_ = 0, credit_bytes_ = 0;
+    std::uint64_t want_steps_ = 0;
+    std::optional<std::uint64_t> gap_at_;
+    bool previously_welcomed_ = false;
+    Verdicts verdicts_{}, earlier_{};
+    std::uint64_t verdicts_of_ = 0, earlier_accepted_ = 0, earlier_refused_ = 0;
+    SilenceTimer heartbeat_, silence_;
+    double next_hello_ = 0.0;
+};
+
+}  // namespace rl4sys::delivery

@@ -20,8 +20,7 @@ void transpose(const float* from, std::size_t outputs, std::size_t inputs, std::
         for (std::size_t i = 0; i < inputs; ++i) to[i * stride + o] = from[o * inputs + i];
 }
 
-// exp(value) for logits, as Python computes it.
-double shifted_exp(double logit, double top) { return std::exp(logit - top); }
+bool looks_up(const PolicySpec& spec) { return spec.observations.discrete && spec.layers[0].kind == LayerKind::dense; }
 
 float limited(float x) {
     constexpr float kMost = std::numeric_limits<float>::max();
@@ -68,7 +67,8 @@ Scratch::Scratch(const PolicySpec& spec)
       act_(raw_.size()),
       allowed_(spec.actions.discrete ? spec.actions.size() : 0),
       cumulative_(allowed_.size()) {
-    values_.emplace_back(spec.observations.discrete ? 1 : spec.features);
+    // A dense first layer looks the row of a Discrete observation up, and needs no features.
+    values_.emplace_back(looks_up(spec) ? 1 : spec.features);
     for (const Layer& layer : spec.layers) {
         values_.emplace_back(layer.outputs);
         if (layer.kind == LayerKind::gru) {
@@ -156,7 +156,10 @@ const float* Policy::forward(const float* features, std::int64_t index, float* s
     float* values = scratch.values_[0].data();
     if (!spec_->observations.discrete) {
         std::copy_n(features, spec_->features, values);
-    } else if (spec_->layers[0].kind == LayerKind::dense) {
+    } else if (!looks_up(*spec_)) {
+        std::fill_n(values, spec_->features, 0.0f);
+        values[index] = 1.0f;
+    } else {
         // One feature is 1: the outputs of the first layer are a row of its matrix and the bias.
         const std::size_t wide = padded(spec_->layers[0].outputs);
         const float* row = weights_[0].rows.data() + static_cast<std::size_t>(index) * wide;
@@ -221,7 +224,7 @@ Choice Policy::categorical(const float* outputs, const std::uint8_t* mask, bool 
     const double chance = explore ? sampler.uniform() : 0.0;
     const auto sum = [&](auto logit) {
         double total = 0.0;
-        for (std::size_t i = 0; i < count; ++i) scratch.cumulative_[i] = total += shifted_exp(logit(allowed[i]), top);
+        for (std::size_t i = 0; i < count; ++i) scratch.cumulative_[i] = total += std::exp(logit(allowed[i]) - top);
         return total;
     };
     double total = sum([&](std::int32_t i) { return static_cast<double>(outputs[i]); });

@@ -1,0 +1,74 @@
+// The state that an I/O thread and host threads share. Host threads that act read atomics only.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "actor/columns.h"
+#include "policy/policy.h"
+#include "support/errors.h"
+
+namespace rl4sys::actor {
+
+/// The parameters of a session, from the learner's Welcome or from the policy cache.
+struct SessionParameters {
+    std::uint64_t generation = 0;
+    std::string algorithm_name, algorithm_type;
+    std::uint64_t rollout_length = 0;
+    std::int64_t max_policy_lag = -1;
+    std::string on_lag;
+    std::uint64_t max_message_bytes = 0, max_segment_steps = 1;
+    std::string inference, no_masks;
+};
+
+/// Why the session ended for good, for the exceptions of the API.
+struct SessionError {
+    enum class Kind { refused, client_failed, config, unsupported } kind;
+    Refusal code;
+    std::string text, field;
+};
+
+/// A policy and the shape of its segments.
+struct ActingPolicy {
+    std::shared_ptr<const policy::Policy> policy;
+    std::shared_ptr<const SegmentShape> shape;
+};
+
+/// The conditions under which a host thread may start a segment with overflow: wait.
+struct CreditGate {
+    std::int64_t limit_steps = 0;
+    std::uint64_t generation = 0, min_version = 0;
+};
+
+class HostLink {
+public:
+    /// The current policy for the comparison on each step. Its owner is `acting`.
+    std::atomic<const policy::Policy*> current{nullptr};
+    /// Monotonic time of the learner's last message, in seconds.
+    std::atomic<double> current_at{-std::numeric_limits<double>::infinity()};
+    std::atomic<double> starting_at{-std::numeric_limits<double>::infinity()};
+    std::atomic<std::uint64_t> want_steps{0};
+    std::atomic<int> waiting{0}, flushing{0};
+    std::atomic<bool> resting{false};  // the I/O thread sleeps to send several segments at once
+
+    bool urgent() const noexcept { return waiting.load() > 0 || flushing.load() > 0; }
+
+    // Under `mutex`; `changed` is notified after each change.
+    mutable std::mutex mutex;
+    std::condition_variable changed;
+    ActingPolicy acting;
+    std::optional<SessionParameters> parameters;
+    std::optional<SessionError> error;
+    CreditGate gate;
+    std::string stage = "the learner to answer";
+    bool joined = false;
+    std::uint64_t in_flight = 0, unsent = 0;  // segments, for `flush`
+};
+
+}  // namespace rl4sys::actor

@@ -1,0 +1,437 @@
+#include "actor/io_thread.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <limits>
+
+namespace rl4sys::actor {
+namespace {
+
+using delivery::State;
+using wire::Kind;
+using wire::Received;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr int kSendHwm = 8192, kReceiveHwm = 64;  // more than the learner permits, so that the socket drops none
+constexpr std::int64_t kMaxFrameBytes = std::int64_t{256} << 20;
+constexpr std::size_t kMaxMessageFrames = 256;
+constexpr double kRest = 0.02;         // of a busy thread, which then handles what has accumulated
+constexpr double kBusy = 0.05;         // between two segments, below which the thread counts as busy
+constexpr double kAckRead = 0.25;      // longest time for which acks stay unread if no thread waits for them
+constexpr double kEvents = 1.0;        // between two readings of the connection's events
+constexpr double kMaxWeightsRead = 0.05;
+constexpr double kCreditAhead = 0.5;   // after a message, credit is requested in advance
+constexpr std::uint64_t kMaxBatchSteps = 16'384, kMaxBatchBytes = 1 << 20, kEntryBytes = 65'536;
+constexpr std::size_t kMaxBatchItems = 64, kMaxBodyFrames = 200;
+constexpr short kPollIn = 1;  // ZMQ_POLLIN
+
+}  // namespace
+
+double monotonic() noexcept { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Wakeup::Wakeup() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    if (fd_ < 0) throw io::TransportError("cannot open a file descriptor; raise the limit of open files with ulimit -n");
+}
+
+Wakeup::~Wakeup() { ::close(fd_); }
+
+void Wakeup::set() noexcept {
+    if (is_set_.exchange(true)) return;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(fd_, &one, sizeof one);
+}
+
+void Wakeup::clear() noexcept {
+    // In this order: a later `set` writes again, and finds this thread not yet looking for work.
+    std::uint64_t count;
+    [[maybe_unused]] const auto read = ::read(fd_, &count, sizeof count);
+    is_set_.store(false);
+}
+
+IoThread::IoThread(const Settings& settings, Outbox& outbox, const io::ZmqFunctions& zmq, void* context, const support::ZstdFunctions& zstd)
+    : settings_(settings),
+      outbox_(outbox),
+      zmq_(zmq),
+      context_(context),
+      zstd_(zstd),
+      random_(settings.hello.incarnation),
+      session_(settings.hello, counters_, random_, settings.compress ? &zstd_ : nullptr),
+      subscriber_(settings, host, counters_, random_, zstd_,
+                  [this](delivery::PolicyVersion held) {
+                      if (session_.state != State::joined || !dealer_) return;
+                      wire::Map header;
+                      header.set("held_generation", held.first);
+                      header.set("held_version", held.second);
+                      header.set("client_id", "");
+                      dealer_->send({Kind::fetch_weights, wire::encode(Kind::fetch_weights, header), {}});
+                  }),
+      segments_at_(-kNever),
+      shipped_at_(-kNever) {}
+
+IoThread::~IoThread() { stop(); }
+
+void IoThread::start() {
+    pid_ = getpid();
+    // The signals of the host stay with its threads.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+        thread_ = std::thread([this] { run(); });
+    } catch (...) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void IoThread::stop() noexcept {
+    stopping_.store(true);
+    wakeup_.set();
+    if (!thread_.joinable()) return;
+    if (getpid() == pid_)
+        thread_.join();
+    else
+        thread_.detach();  // the thread stayed with the parent
+}
+
+SessionStatus IoThread::status() const {
+    const std::lock_guard<std::mutex> lock(status_mutex_);
+    return status_;
+}
+
+void IoThread::log(LogLevel level, const std::string& text) const {
+    if (settings_.log) settings_.log(level, settings_.hello.client_id + ": " + text);
+}
+
+void IoThread::run() noexcept {
+    int restarts = 0;
+    while (!stopping_.load()) {
+        try {
+            serve();
+            restarts = 0;
+        } catch (const std::exception& error) {
+            try {
+                log(LogLevel::error, std::string("the I/O thread failed and restarts: ") + error.what());
+                ++counters_["io_restarts"];
+                set_stage(std::string("its I/O thread to restart (") + error.what() + ")");
+            } catch (...) {
+            }
+            pollfd item{wakeup_.fd(), POLLIN, 0};
+            const double end = monotonic() + delivery::backoff(0.2, 5.0, restarts++);
+            for (double left; !stopping_.load() && (left = end - monotonic()) > 0.0;) {
+                ::poll(&item, 1, static_cast<int>(std::ceil(left * 1e3)));
+                wakeup_.clear();
+            }
+        }
+    }
+}
+
+// Sends and receives with one set of sockets, until they must be replaced or the thread stops.
+void IoThread::serve() {
+    struct Leave {
+        IoThread& thread;
+        ~Leave() {
+            thread.reconnect_ = false;
+            thread.subscriber_.leave();
+            thread.dealer_.reset();
+        }
+    } leave{*this};
+    dealer_ = std::make_unique<io::Socket>(zmq_, context_, io::Socket::Role::dealer, settings_.address, kSendHwm, kReceiveHwm, kMaxFrameBytes,
+                                           settings_.keys ? &*settings_.keys : nullptr);
+    perform(session_.open(monotonic(), subscriber_.held()));
+    while (!reconnect_ && !stopping_.load()) turn();
+    if (stopping_.load()) perform(session_.close(monotonic()));
+}
+
+void IoThread::turn() {
+    wait();
+    double now = monotonic();
+    const std::uint64_t items = outbox_.counts().put_items;
+    busy_ = items != seen_items_ && now - segments_at_ < kBusy;
+    if (items != seen_items_) segments_at_ = now;
+    seen_items_ = items;
+    while (subscriber_.receive_one(now) && monotonic() < now + kMaxWeightsRead) {
+    }
+    read_dealer();
+    if (now >= events_at_ || session_.state != State::joined) {
+        events_at_ = now + kEvents;
+        read_events();
+    }
+    now = monotonic();
+    const delivery::PolicyVersion held = subscriber_.held();
+    if (host.current.load() && settings_.explore) drop_stale(held);
+    send_due(now);
+    const Outbox::Counts counts = outbox_.counts();
+    const std::uint64_t assigned = counts.put_steps - counts.steps, asked = host.want_steps.load();
+    const std::uint64_t need = std::max({counts.steps, asked > assigned ? asked - assigned : 0, ahead(now, shipped_steps_)});
+    perform(session_.want(now, session_.sent_steps + need));
+    perform(session_.tick(now, held));
+    subscriber_.tick(zmq_, context_, now);
+    update_gate();
+    publish_status();
+}
+
+// Waits for work: messages, weights, a host thread, or a timer.
+void IoThread::wait() {
+    const bool rests = busy_ && session_.state == State::joined && !host.urgent() && !stopping_.load();
+    const bool listens = !rests && (session_.state != State::joined || !session_.in_flight() || subscriber_.fetching() || host.urgent() ||
+                                    (outbox_.counts().items > 0 && !session_.can_take()));
+    double left = kRest;
+    if (!rests) {
+        const double linger = oldest_since_ != 0.0 && session_.can_take() ? oldest_since_ + settings_.linger_s : kNever;
+        left = std::min({session_.next_deadline(), subscriber_.next_deadline(), linger}) - monotonic();
+        left = std::min(std::max(0.0, left), listens ? 1.0 : kAckRead);
+    }
+    io::ZmqPollItem items[3] = {{nullptr, wakeup_.fd(), kPollIn, 0}, {nullptr, 0, kPollIn, 0}, {nullptr, 0, kPollIn, 0}};
+    int count = 1;
+    if (subscriber_.socket()) items[count++].socket = subscriber_.socket()->raw();
+    if (listens) items[count++].socket = dealer_->raw();
+    host.resting.store(rests, std::memory_order_relaxed);
+    zmq_.poll(items, count, static_cast<long>(std::ceil(left * 1e3)));
+    host.resting.store(false, std::memory_order_relaxed);
+    wakeup_.clear();
+}
+
+void IoThread::read_dealer() {
+    while (dealer_ && !reconnect_) {
+        const std::optional<io::Message> message = dealer_->receive(kMaxMessageFrames);
+        if (!message) return;
+        try {
+            const Received received = wire::decode(message->frames());
+            const double now = monotonic();
+            if (received.kind == Kind::weights_reply) subscriber_.on_fetched(received, now);
+            version_errors_ = 0;
+            welcome_ = &received;
+            perform(session_.on_message(now, received));
+            welcome_ = nullptr;
+            if (session_.state == State::joined) host.current_at.store(monotonic());
+        } catch (const ProtocolError& error) {
+            welcome_ = nullptr;
+            ++counters_[std::string("refused.") + name_of(error.code)];
+            version_errors_ += error.code == Refusal::version;
+            // A single one can be a flipped bit, and a learner that has sent a Welcome uses this version.
+            if (error.code == Refusal::version && version_errors_ > 1 && session_.state != State::joined)
+                set_error({SessionError::Kind::refused, error.code, "it uses " + error.detail + "; install the same major version", ""});
+        }
+    }
+}
+
+// Records the reasons of failed connections, so that errors can tell a wrong key from an absent learner.
+void IoThread::read_events() {
+    if (!dealer_) return;
+    for (const io::Socket::Event& event : dealer_->events()) {
+        ++counters_["connections.handshake_failed"];
+        if (session_.state == State::joined) continue;
+        if (event.event == 0x4000 || (event.event == 0x2000 && settings_.keys)) {
+            session_.reject(monotonic());
+            set_error({SessionError::Kind::refused, Refusal::forbidden, "the learner rejected the connection: check the keys of this actor", "keys"});
+        } else {
+            set_stage("the handshake: the learner and this actor must both use keys, or neither");
+        }
+    }
+}
+
+void IoThread::perform(delivery::Actions actions) {
+    for (delivery::Action& action : actions) {
+        if (auto* send = std::get_if<delivery::Send>(&action)) {
+            // The session's timers resend the messages that need it.
+            if (!dealer_->send(send->message)) ++counters_["sends_refused.full"];
+        } else if (std::get_if<delivery::Joined>(&action)) {
+            on_joined(*welcome_);
+        } else if (const auto* restarted = std::get_if<delivery::StreamRestarted>(&action)) {
+            log(LogLevel::warning, "silent for longer than the lease, so it joins as a new incarnation; " + std::to_string(restarted->in_doubt) +
+                                       " segments are in doubt");
+        } else if (const auto* replaced = std::get_if<delivery::ReplaceSockets>(&action)) {
+            log(LogLevel::warning, "the learner has a record of a later incarnation of " + settings_.hello.actor_id +
+                                       "; this start continues as incarnation " + std::to_string(replaced->incarnation));
+            reconnect_ = true;
+        } else if (const auto* refused = std::get_if<delivery::RefusedForGood>(&action)) {
+            const bool failed = refused->code == Refusal::failed;
+            set_error({failed ? SessionError::Kind::client_failed : SessionError::Kind::refused, refused->code, refused->reason, refused->field});
+        } else if (const auto* later = std::get_if<delivery::RefusedForNow>(&action)) {
+            if (later->code == Refusal::starting) host.starting_at.store(monotonic());
+            if (later->code != Refusal::no_session) set_stage("the learner to accept this actor: " + later->reason);
+        } else if (std::get_if<delivery::Reconnect>(&action)) {
+            ++counters_["redials"];
+            if (had_session_) log(LogLevel::warning, "the learner at " + settings_.address + " is silent; reconnecting");
+            had_session_ = false;
+            set_stage("the learner to answer");
+            reconnect_ = true;
+        }
+    }
+}
+
+void IoThread::on_joined(const Received& welcome) {
+    if (const std::uint64_t gap = welcome.integer("gap"))
+        log(LogLevel::warning, "the learner has lost " + std::to_string(gap) + " segments that it had acknowledged");
+    try {
+        subscriber_.join(zmq_, context_, welcome, monotonic());
+    } catch (const ProtocolError& error) {
+        session_.reject(monotonic());
+        set_error({SessionError::Kind::refused, error.code, "its Welcome message is invalid: " + error.detail, "spec"});
+        return;
+    } catch (const policy::Unsupported& error) {
+        session_.reject(monotonic());
+        set_error({SessionError::Kind::unsupported, Refusal::spec, error.what(), "spec"});
+        return;
+    }
+    SessionParameters parameters;
+    parameters.generation = welcome.integer("generation");
+    parameters.algorithm_name = welcome.text("algorithm_name");
+    parameters.algorithm_type = welcome.text("algorithm_type");
+    parameters.rollout_length = welcome.integer("rollout_length");
+    parameters.max_policy_lag = welcome.lag("max_policy_lag");
+    parameters.on_lag = welcome.text("on_lag");
+    parameters.max_message_bytes = welcome.integer("max_message_bytes");
+    parameters.max_segment_steps = std::max<std::uint64_t>(1, welcome.integer("max_segment_steps"));
+    parameters.inference = welcome.text("inference");
+    parameters.no_masks = welcome.text("no_masks");
+    bool again;
+    {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        if (!host.parameters || host.parameters->generation != parameters.generation) first_version_ = welcome.integer("version");
+        again = host.joined;
+        host.parameters = std::move(parameters);
+        host.error.reset();
+        host.joined = true;
+    }
+    if (again) log(LogLevel::warning, "joined again, generation " + std::to_string(session_.generation));
+    had_session_ = true;
+    ++counters_["joined"];
+    update_gate();
+    host.changed.notify_all();
+}
+
+std::uint64_t IoThread::ahead(double now, std::uint64_t steps) const noexcept { return now - shipped_at_ < kCreditAhead ? steps : 0; }
+
+// Passes queued segments to the session, if it is time.
+void IoThread::send_due(double now) {
+    Outbox::Counts counts = outbox_.counts();
+    if (!counts.items) {
+        oldest_since_ = 0.0;
+        return;
+    }
+    if (oldest_since_ == 0.0) oldest_since_ = now;
+    const bool due = host.urgent() || counts.items >= settings_.send_frequency || now - oldest_since_ >= settings_.linger_s ||
+                     session_.sent_steps + counts.steps >= session_.credit_steps;
+    std::uint64_t shipped = 0;
+    while (due && session_.can_take()) {
+        std::vector<wire::SharedSegment> batch = take_batch();
+        if (batch.empty()) break;
+        for (const wire::SharedSegment& segment : batch) shipped += segment->steps;
+        perform(session_.take(now, std::move(batch), ahead(now, shipped)));
+    }
+    if (shipped) {
+        shipped_at_ = now;
+        shipped_steps_ = shipped;
+    }
+    if (!outbox_.counts().items) oldest_since_ = 0.0;
+}
+
+std::vector<wire::SharedSegment> IoThread::take_batch() {
+    std::uint64_t limit = 0;
+    {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        if (host.parameters) limit = host.parameters->max_message_bytes;
+    }
+    const std::size_t least = std::max<std::size_t>(1, settings_.send_frequency);
+    std::vector<wire::SharedSegment> batch;
+    std::uint64_t steps = 0, bytes = 0;
+    std::size_t frames = 0;
+    while (steps < kMaxBatchSteps && frames < kMaxBodyFrames && batch.size() < std::max(least, kMaxBatchItems)) {
+        const std::optional<Outbox::Head> head = outbox_.peek();
+        if (!head || (!batch.empty() && (!session_.has_room(batch.size(), steps) || bytes + 2 * head->bytes > limit))) break;
+        if (batch.size() >= least && bytes + head->bytes > kMaxBatchBytes) break;
+        if (head->bytes + kEntryBytes > limit) {
+            outbox_.drop("too_large");
+            continue;
+        }
+        std::optional<FinishedSegment> segment = outbox_.take();
+        if (!segment) break;
+        batch.push_back(std::make_shared<const wire::PackedSegment>(segment->columns->pack(segment->numbers)));
+        outbox_.give_back(std::move(segment->columns));
+        steps += batch.back()->steps;
+        bytes += batch.back()->bytes;
+        frames += batch.back()->large.size();
+    }
+    return batch;
+}
+
+// Drops segments of policy versions on which the learner would not train, or to which the credit does not apply.
+void IoThread::drop_stale(delivery::PolicyVersion held) {
+    std::int64_t lag;
+    {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        if (!host.parameters || host.parameters->max_policy_lag < 0 || host.parameters->on_lag != "drop") return;
+        lag = host.parameters->max_policy_lag;
+    }
+    const auto [generation, version] = held;
+    const auto allowed = static_cast<std::uint64_t>(lag);
+    std::uint64_t lowest = version > allowed ? version - allowed : 0;
+    // A host that collects faster than the learner trains sends its newest segments.
+    if (settings_.drops && session_.credit_steps > session_.sent_steps && !session_.leaving)
+        lowest = std::max(lowest, outbox_.newest_version(session_.credit_steps - session_.sent_steps, generation));
+    while (const std::optional<Outbox::Head> head = outbox_.peek()) {
+        // In an earlier generation, no newer than the first version of this one.
+        const std::uint64_t oldest = head->generation == generation ? head->oldest_version : std::min(head->oldest_version, first_version_);
+        if (oldest >= lowest) return;
+        outbox_.drop("lag");
+    }
+}
+
+void IoThread::update_gate() {
+    const bool joined = session_.state == State::joined;
+    const Outbox::Counts counts = outbox_.counts();
+    const std::int64_t limit = joined ? static_cast<std::int64_t>(counts.put_steps - counts.steps + session_.credit_steps) -
+                                            static_cast<std::int64_t>(session_.sent_steps)
+                                      : 0;
+    const std::lock_guard<std::mutex> lock(host.mutex);
+    host.gate = {limit, host.parameters ? host.parameters->generation : 0, session_.min_version};
+    if (joined) host.stage = host.current.load() ? "credit or newer weights" : "the first weights";
+    host.in_flight = session_.in_flight();
+    host.unsent = counts.items;
+    if (host.urgent()) host.changed.notify_all();
+}
+
+void IoThread::publish_status() {
+    const std::lock_guard<std::mutex> lock(status_mutex_);
+    status_.state = session_.state;
+    status_.in_flight = session_.in_flight();
+    status_.unreceived = session_.unreceived();
+    status_.accepted = session_.accepted();
+    status_.in_doubt = session_.in_doubt;
+    status_.incarnation = session_.incarnation();
+    status_.origin = session_.origin();
+    status_.generation = session_.generation;
+    status_.sent_steps = session_.sent_steps;
+    status_.credit_steps = session_.credit_steps;
+    status_.verdicts = session_.verdicts();
+    status_.counters = counters_;
+}
+
+void IoThread::set_error(SessionError error) {
+    bool news;
+    {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        news = !host.error || host.error->text != error.text;
+        host.gate = {0, host.gate.generation, 0};
+        host.error = error;
+    }
+    host.changed.notify_all();
+    if (news) log(LogLevel::warning, error.text);
+}
+
+void IoThread::set_stage(const std::string& stage) {
+    const std::lock_guard<std::mutex> lock(host.mutex);
+    host.stage = stage;
+    host.gate = {0, host.gate.generation, 0};
+}
+
+}  // namespace rl4sys::actor

@@ -1,0 +1,59 @@
+// The finished segments between host threads and the I/O thread, and used columns on their way back.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actor/columns.h"
+
+namespace rl4sys::actor {
+
+/// A bounded FIFO. Host threads put, the I/O thread takes. If it is full, the oldest segment is dropped and counted, unless
+/// `drops` is false: then the learner's credit limits its length.
+class Outbox {
+public:
+    Outbox(std::size_t max_items, std::size_t max_bytes, bool drops) : max_items_(max_items), max_bytes_(max_bytes), drops_(drops) {}
+
+    void put(FinishedSegment segment);
+
+    /// What decides when the oldest segment is sent or dropped.
+    struct Head {
+        std::uint64_t generation, oldest_version;
+        std::uint32_t steps;
+        std::size_t bytes;
+    };
+    std::optional<Head> peek() const;
+    std::optional<FinishedSegment> take();
+    void drop(const char* reason);
+    /// The least version among the newest segments of a generation that have `steps` steps together; 0 if there are too few.
+    std::uint64_t newest_version(std::uint64_t steps, std::uint64_t generation) const;
+
+    /// Columns for a new segment: used ones, if there are any.
+    std::unique_ptr<SegmentColumns> columns(const std::shared_ptr<const SegmentShape>& shape, std::uint32_t limit);
+    void give_back(std::unique_ptr<SegmentColumns> columns);
+
+    struct Counts {
+        std::size_t items = 0, bytes = 0;
+        std::uint64_t steps = 0, put_items = 0, put_steps = 0;
+        std::map<std::string, std::uint64_t> dropped;  // segments by reason
+    };
+    Counts counts() const;
+
+private:
+    FinishedSegment pop();
+
+    const std::size_t max_items_, max_bytes_;
+    const bool drops_;
+    mutable std::mutex mutex_;
+    std::deque<FinishedSegment> items_;
+    std::vector<std::unique_ptr<SegmentColumns>> used_;
+    Counts counts_;
+};
+
+}  // namespace rl4sys::actor

@@ -1,0 +1,202 @@
+#include "actor/weight_subscriber.h"
+
+#include <algorithm>
+
+namespace rl4sys::actor {
+namespace {
+
+using wire::Kind;
+using wire::Received;
+
+constexpr int kHwm = 64;
+constexpr std::int64_t kMaxFrameBytes = std::int64_t{256} << 20;
+constexpr std::size_t kPreviousKept = 2, kMaxFrames = 8;
+constexpr double kPublisherSilence = 5.0, kFetchRetry = 1.0;
+constexpr char kWeightsTopic = 'W', kBeaconTopic = 'B';
+
+// The address of the learner's PUB socket, with the host of the learner in the place of "*".
+std::string seen_from(const std::string& pub, const std::string& learner) {
+    constexpr std::string_view kAnyHost = "tcp://*:";
+    if (pub.rfind(kAnyHost, 0) != 0) return pub;
+    const std::size_t colon = learner.rfind(':');
+    return learner.substr(0, colon + 1) + pub.substr(kAnyHost.size());
+}
+
+}  // namespace
+
+WeightSubscriber::WeightSubscriber(const Settings& settings, HostLink& host, delivery::Counters& counters, support::Random& random,
+                                   support::Zstd& zstd, std::function<void(delivery::PolicyVersion)> fetch)
+    : settings_(settings),
+      host_(host),
+      counters_(counters),
+      random_(random),
+      zstd_(zstd),
+      send_fetch_(std::move(fetch)),
+      silence_{kPublisherSilence} {}
+
+delivery::PolicyVersion WeightSubscriber::held() const noexcept {
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    if (!host_.acting.policy) return {0, 0};
+    const weights::Snapshot& snapshot = host_.acting.policy->snapshot();
+    return {snapshot.generation, snapshot.version};
+}
+
+double WeightSubscriber::next_deadline() const noexcept {
+    const double never = std::numeric_limits<double>::infinity();
+    return std::min(fetch_at_ != 0.0 ? fetch_at_ : never, sub_ ? silence_.deadline() : never);
+}
+
+void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot) {
+    spec_ = std::move(spec);
+    shape_ = std::make_shared<const SegmentShape>(*spec_);
+    tensors_.emplace(spec_->tensors);
+    swap(std::move(snapshot));
+}
+
+void WeightSubscriber::join(const io::ZmqFunctions& zmq, void* context, const Received& welcome, double now) {
+    auto spec = std::make_shared<const policy::PolicySpec>(policy::read_spec(welcome.map("spec")));
+    if (!welcome.list("relays").empty() && welcome.bytes("tag_key").size() == 32)
+        throw policy::Unsupported("the compiled form takes no weights from relays");
+    const auto same = [](const policy::Space& a, const policy::Space& b) {
+        return a.discrete == b.discrete && a.shape == b.shape && a.dtype == b.dtype && a.low == b.low && a.high == b.high && a.n == b.n &&
+               a.start == b.start;
+    };
+    if (spec_ && !(same(spec_->observations, spec->observations) && same(spec_->actions, spec->actions)))
+        throw ProtocolError(Refusal::mismatch, "it now has other spaces than in the last session");
+    if (spec_ && spec_->state_size != spec->state_size)
+        throw ProtocolError(Refusal::mismatch, "its policy now has other extra columns than in the last session");
+    spec_ = std::move(spec);
+    shape_ = std::make_shared<const SegmentShape>(*spec_);
+    tensors_.emplace(spec_->tensors);
+    policy_id_ = welcome.bytes("policy_id");
+    topic_ = welcome.bytes("topic");
+    pub_ = seen_from(welcome.text("pub"), settings_.address);
+    generation_ = welcome.integer("generation");
+    subscribe(zmq, context, now);
+}
+
+void WeightSubscriber::subscribe(const io::ZmqFunctions& zmq, void* context, double now) {
+    sub_.reset();
+    silence_.restart(now);
+    sub_ = std::make_unique<io::Socket>(zmq, context, io::Socket::Role::sub, pub_, 0, kHwm, kMaxFrameBytes,
+                                        settings_.keys ? &*settings_.keys : nullptr);
+    sub_->subscribe(kBeaconTopic + topic_);
+    sub_->subscribe(kWeightsTopic + topic_);
+    // In this order, no update is missed.
+    fetch(whole_, now);
+}
+
+void WeightSubscriber::fetch(bool whole, double now) {
+    whole_ = whole;
+    fetch_at_ = now + delivery::jittered(kFetchRetry, random_);
+    ++counters_["fetches"];
+    const auto base = whole ? nullptr : newest();
+    send_fetch_(base ? delivery::PolicyVersion{base->generation, base->version} : delivery::PolicyVersion{0, 0});
+}
+
+bool WeightSubscriber::receive_one(double now) {
+    if (!sub_) return false;
+    const std::optional<io::Message> message = sub_->receive(kMaxFrames);
+    if (!message) return false;
+    const wire::Frames& frames = message->frames();
+    if (frames.empty() || frames[0].empty()) return true;
+    silence_.restart(now);
+    try {
+        if (frames[0][0] == kWeightsTopic && (frames.size() == 3 || frames.size() == 4)) {
+            on_update(frames[1], frames[2], now);
+        } else if (frames[0][0] == kBeaconTopic) {
+            const Received beacon = wire::decode({frames.begin() + 1, frames.end()});
+            if (beacon.kind == Kind::beacon) on_beacon(beacon, now);
+        }
+    } catch (const ProtocolError& error) {
+        ++counters_[std::string("refused.") + name_of(error.code)];
+    }
+    return true;
+}
+
+void WeightSubscriber::on_fetched(const Received& reply, double now) {
+    if (reply.body.empty() || reply.body.size() % 2)
+        throw ProtocolError(Refusal::frames, std::to_string(reply.body.size()) + " frames of weights; expected pairs of them");
+    for (std::size_t n = 0; n < reply.body.size(); n += 2) on_update(reply.body[n], reply.body[n + 1], now);
+}
+
+void WeightSubscriber::tick(const io::ZmqFunctions& zmq, void* context, double now) {
+    if (sub_ && silence_.expired(now)) {
+        ++counters_["redials.weights"];
+        subscribe(zmq, context, now);
+    } else if (fetch_at_ != 0.0 && now >= fetch_at_) {
+        fetch(whole_, now);
+    }
+}
+
+void WeightSubscriber::on_update(std::string_view header, std::string_view payload, double now) {
+    if (!spec_) return;
+    const weights::Header head = weights::read_header(header);
+    if (head.policy_id != policy_id_ || head.generation != generation_) {
+        ++counters_["weights_ignored"];
+        return;
+    }
+    const auto base = newest();
+    if (base && base->generation == head.generation && head.new_version <= base->version && !whole_) {
+        if (head.new_version == base->version) fetch_at_ = 0.0;  // the policy was current
+        return;
+    }
+    if (is_rejected(head.generation, head.new_version)) {
+        fetch_at_ = 0.0;
+        return;
+    }
+    try {
+        const weights::Snapshot* before = newest_.size() > 1 ? newest_.front().get() : nullptr;
+        swap(std::make_shared<const weights::Snapshot>(weights::apply_update(head, payload, base.get(), *tensors_, before, zstd_)));
+        fetch_at_ = 0.0;
+        whole_ = false;
+        ++counters_["weights_applied"];
+    } catch (const WeightsError& error) {
+        ++counters_["weights_refused." + error.reason];
+        if (fetch_at_ == 0.0) fetch(error.reason != "gap", now);
+    }
+}
+
+void WeightSubscriber::on_beacon(const Received& beacon, double now) {
+    const std::uint64_t generation = beacon.integer("generation"), version = beacon.integer("version");
+    // With another generation, the session over the ROUTER will report it.
+    if (fetch_at_ != 0.0 || generation != generation_ || is_rejected(generation, version)) return;
+    const auto [held_generation, held_version] = held();
+    if (!newest() || held_generation != generation || version > held_version) {
+        ++counters_["resyncs.beacon"];
+        fetch(false, now);
+    } else if (version == held_version && beacon.integer("digest") != newest()->digest) {
+        ++counters_["resyncs.digest"];
+        fetch(true, now);
+    }
+}
+
+void WeightSubscriber::swap(std::shared_ptr<const weights::Snapshot> snapshot) {
+    auto policy = std::make_shared<const policy::Policy>(spec_, snapshot);
+    newest_.push_back(std::move(snapshot));
+    if (newest_.size() > 2) newest_.pop_front();
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    if (host_.acting.policy) previous_.push_back(std::move(host_.acting.policy));
+    if (previous_.size() > kPreviousKept) previous_.pop_front();
+    host_.acting = {std::move(policy), shape_};
+    host_.current.store(host_.acting.policy.get(), std::memory_order_release);
+    host_.changed.notify_all();
+}
+
+bool WeightSubscriber::roll_back(const policy::Policy* bad) {
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    if (host_.acting.policy.get() != bad) return true;  // a newer version has arrived
+    if (previous_.empty()) return false;
+    rejected_.insert({bad->snapshot().generation, bad->snapshot().version});
+    host_.acting.policy = std::move(previous_.back());
+    previous_.pop_back();
+    host_.current.store(host_.acting.policy.get(), std::memory_order_release);
+    return true;
+}
+
+bool WeightSubscriber::is_rejected(std::uint64_t generation, std::uint64_t version) const {
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    return rejected_.count({generation, version}) > 0;
+}
+
+}  // namespace rl4sys::actor

@@ -91,6 +91,18 @@ std::uint64_t SegmentColumns::oldest_version() const noexcept { return *std::min
 
 const std::uint8_t* SegmentColumns::last_mask() const noexcept { return masked_ ? masks_.data() + (steps - 1) * shape_->options : nullptr; }
 
+void SegmentColumns::keep_last() {
+    const std::size_t last = steps - 1, rows = 1 + std::size_t{bootstrap_};
+    std::memmove(observations_.data(), observations_.data() + last * shape_->observation_bytes, rows * shape_->observation_bytes);
+    std::memmove(actions_.data(), actions_.data() + last * shape_->action_bytes, shape_->action_bytes);
+    if (masked_) std::memmove(masks_.data(), masks_.data() + last * shape_->options, rows * shape_->options);
+    rewards_[0] = rewards_[last];
+    log_probs_[0] = log_probs_[last];
+    versions_[0] = versions_[last];
+    mixed_ = false;
+    steps = 1;
+}
+
 std::size_t SegmentColumns::bytes() const noexcept {
     const std::size_t rows = steps + std::size_t{bootstrap_};
     return rows * (shape_->observation_bytes + (masked_ ? shape_->options : 0)) + steps * (shape_->action_bytes + 8 + (mixed_ ? 8 : 0)) +

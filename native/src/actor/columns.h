@@ -42,6 +42,9 @@ public:
     std::uint64_t oldest_version() const noexcept;
     const char* last_observation() const noexcept { return observations_.data() + (steps - 1) * shape_->observation_bytes; }
     const std::uint8_t* last_mask() const noexcept;
+    std::size_t row_bytes() const noexcept { return shape_->observation_bytes; }
+    /// Drops all steps but the last.
+    void keep_last();
     /// The bytes of all columns as they travel.
     std::size_t bytes() const noexcept;
 

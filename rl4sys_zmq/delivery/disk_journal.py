@@ -9,28 +9,32 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
-from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, JournalEntry, JournalHealth, JournalPage, StreamRow
-from rl4sys_zmq.delivery.journal_cache import (
+from rl4sys_zmq.delivery.journal import (
+    ClientRow,
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,
     DropClient,
     DropClientEntries,
     DropStream,
-    JournalQueue,
-    JournalRowChanges,
+    JournalCalls,
+    JournalContent,
+    JournalEntry,
+    JournalHealth,
+    JournalPage,
     Operation,
     PageRequest,
     RetireActorStreams,
-    Write,
+    StreamRow,
 )
 from rl4sys_zmq.delivery.journal_file import (
     NO_RECOVERY,
     Connect,
     Fsync,
-    JournalFile,
+    JournalLock,
     JournalLossPolicy,
     JournalOpenOptions,
     connect,
@@ -38,6 +42,7 @@ from rl4sys_zmq.delivery.journal_file import (
     reopen,
 )
 from rl4sys_zmq.delivery.journal_marks import JournalLoss
+from rl4sys_zmq.delivery.journal_rows import JournalFile
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
@@ -48,7 +53,100 @@ log = get_logger(__name__)
 CHECK_S = 1.0
 
 
-class DiskJournal(Worker):
+GROUP_ITEMS = 512
+# Bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log.
+GROUP_BYTES = 8 << 20
+
+
+class JournalQueue:
+    """The queued operations of a journal, in the order of the calls. An operation stays in the queue until it is done."""
+
+    def __init__(self) -> None:
+        self._operations: deque[Operation] = deque()
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._operations)
+
+    def extend(self, operations: Iterable[Operation]) -> None:
+        self._operations.extend(operations)
+
+    def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
+        """Return the next transaction: the writes at the front of the queue that fit into `max_bytes`, or one read; [] if the
+        first write does not fit.
+        """
+        group: list[Operation] = []
+        size = 0
+        for operation in islice(self._operations, GROUP_ITEMS):
+            if isinstance(operation, PageRequest):
+                return group or [operation]
+            if isinstance(operation, JournalEntry):
+                nbytes = operation.stored_bytes
+                taken = used_bytes + size
+                if (group and size + nbytes > GROUP_BYTES) or (taken and taken + nbytes > max_bytes):
+                    break
+                size += nbytes
+            group.append(operation)
+        return group
+
+    def relief(self) -> list[Operation]:
+        """Return operations that can be done although entries before them do not fit: one read, or operations that free room.
+
+        - The removal of all entries of a client comes first, together with the client's operations queued before it. Together
+          they need no additional room.
+        - A trim is always possible, because its entries are committed already.
+        - The removal of a stream must wait for operations on the same stream before it. The retirement of an actor must wait
+          for operations on any of its streams before it.
+        - A client's reads must wait behind a removal that waits, and behind the retirement of an actor.
+        """
+        if given_up := self._given_up():
+            return given_up
+        changed: set[tuple[str, str, int]] = set()
+        named: set[tuple[str, str]] = set()
+        held: set[str] = set()
+        frees: list[Operation] = []
+        for operation in self._operations:
+            if isinstance(operation, PageRequest) and operation.client_id not in held:
+                return [operation]
+            if isinstance(operation, DeleteCoveredEntries):
+                frees.append(operation)
+            elif isinstance(operation, RetireActorStreams):
+                held.add(operation.client_id)  # a read behind it confirms that it is done
+                if (operation.client_id, operation.actor_id) not in named:
+                    frees.append(operation)
+            elif isinstance(operation, (JournalEntry, StreamRow)):
+                changed.add((operation.client_id, operation.actor_id, operation.origin))
+                named.add((operation.client_id, operation.actor_id))
+            elif isinstance(operation, DropStream):
+                if (operation.client_id, operation.actor_id, operation.origin) in changed:
+                    held.add(operation.client_id)
+                else:
+                    frees.append(operation)
+        return frees[:GROUP_ITEMS]
+
+    def _given_up(self) -> list[Operation]:
+        """Return the first operation that deletes all entries of a client, after the earlier writes of that client; or []."""
+        for place, drop in enumerate(self._operations):
+            if isinstance(drop, DropClient | DropClientEntries):
+                before = islice(self._operations, place)
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, PageRequest))
+                return [*own, drop]
+        return []
+
+    def done(self, group: Sequence[Operation]) -> None:
+        """Remove operations that are done from the queue. `group` must be in the order of the queue."""
+        operations = self._operations
+        if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
+            for _ in group:
+                operations.popleft()
+            return
+        gone = {id(operation) for operation in group}
+        self._operations = deque(operation for operation in operations if id(operation) not in gone)
+
+
+class DiskJournal(Worker, JournalCalls):
     """A journal in one SQLite file, which one thread writes.
 
     Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order, and
@@ -97,8 +195,9 @@ class DiskJournal(Worker):
         self._refusal: JournalError | None = None
         # Used by the journal's thread only.
         self._backlog = JournalQueue()
+        self._lock: JournalLock
         self._file: JournalFile
-        self._unmarked: list[JournalRowChanges] = []
+        self._repaired = 0
         self._unreported: list[JournalEntry | JournalPage] = []
         self._look_at = 0.0
         # Shared between threads, protected by `_condition`.
@@ -111,8 +210,6 @@ class DiskJournal(Worker):
         self._queued_bytes = self._used_bytes = 0
         self._commits = self._failures = self._damaged = self._rescued = 0
         self._commit_s = 0.0
-
-    # The interface for other threads.
 
     def open(self) -> JournalContent:
         """Start the thread and open the file. Return the journal's id, clients and streams, but no entries.
@@ -149,33 +246,6 @@ class DiskJournal(Worker):
             fresh, self._fresh = self._fresh, []
         return fresh
 
-    def put_client(self, row: ClientRow) -> None:
-        self._enqueue(row)
-
-    def put_stream(self, row: StreamRow) -> None:
-        self._enqueue(row)
-
-    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
-
-    def drop_client(self, client_id: str) -> None:
-        self._enqueue(DropClient(client_id), hurry=True)
-
-    def drop_entries(self, client_id: str) -> None:
-        self._enqueue(DropClientEntries(client_id), hurry=True)
-
-    def retire_actor(self, client_id: str, actor_id: str) -> None:
-        self._enqueue(RetireActorStreams(client_id, actor_id), hurry=True)
-
-    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        self._enqueue(CountSegmentsLostByJournal(client_id, count, stream))
-
-    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        self._enqueue(DeleteCoveredEntries(client_id, tuple(marks.items())), hurry=True)
-
-    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        self._enqueue(PageRequest(client_id, token, after_row, max_bytes), hurry=True)
-
     def state(self) -> JournalHealth:
         """Return the journal's condition. Any thread can call this."""
         with self._condition:
@@ -198,7 +268,8 @@ class DiskJournal(Worker):
         with self._condition:
             return self._queued[client_id]
 
-    def _enqueue(self, operation: Operation, *, hurry: bool = False) -> None:
+    def _enqueue(self, operation: Operation) -> None:
+        hurry = not isinstance(operation, ClientRow | StreamRow | CountSegmentsLostByJournal)
         with self._condition:
             self._incoming.append(operation)
             self._queued[operation.client_id] += 1
@@ -206,18 +277,18 @@ class DiskJournal(Worker):
             if hurry or not self._problem:
                 self._condition.notify()
 
-    # The thread.
-
     def run(self) -> None:
         """Open the file, do the queued operations until `stop`, and close the file: the code of the thread."""
         try:
-            with open_journal_file(self._opening) as opened:
-                self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired
-                self.loss = opened.loss
-                self._restored = opened.tables.cache.rows.restored()
-                self.journal_id = self._restored.journal_id
-                self._opened.set()
-                self._serve()
+            with JournalLock(self._path) as self._lock:
+                self._file, inspection = open_journal_file(self._opening)
+                with contextlib.closing(self._file):
+                    self.loss, self._used_bytes = inspection.loss, inspection.used_bytes
+                    self._damaged = self._repaired = inspection.repaired
+                    self._restored = self._file.tables.cache.rows.restored()
+                    self.journal_id = self._restored.journal_id
+                    self._opened.set()
+                    self._serve()
         except JournalError as error:
             self._refusal = error
         finally:
@@ -288,16 +359,14 @@ class DiskJournal(Worker):
                 self._file.marks.renew()
             return
         self._set_problem(f"{missing} was deleted, moved or replaced; no segments are acknowledged until it is written again")
-        reopen(self._file)
+        reopen(self._file, self._opening, self._lock)
         with self._condition:
             self._rescued += 1
         log.error("%s was written again from the open journal; no data is lost", self._path)
 
     def _report(self) -> None:
         """Write the last commits to ``journal.marks``, check the journal's files, and let `committed` return the results."""
-        while self._unmarked:
-            self._file.marks.note(self._unmarked[0])
-            del self._unmarked[0]
+        self._file.mark_commits()
         if not self._unreported:
             return
         if missing := self._file.missing(thorough=False):
@@ -333,7 +402,7 @@ class DiskJournal(Worker):
             fresh, grown, seconds = [self._file.tables.page(group[0])], 0, None
         else:
             began = time.monotonic()
-            grown, rest = self._transact([operation for operation in group if not isinstance(operation, PageRequest)])
+            grown, rest = self._file.write([operation for operation in group if not isinstance(operation, PageRequest)])
             seconds = time.monotonic() - began
             fresh = [operation for operation in group if isinstance(operation, JournalEntry)]
         self._backlog.done(group)
@@ -345,24 +414,8 @@ class DiskJournal(Worker):
             self._note_done(
                 o.client_id for o in group if not isinstance(o, JournalEntry | PageRequest)
             )  # entries and reads count as done when they are reported
-            self._damaged = len(self._file.tables.damaged) + self._file.repaired
+            self._damaged = len(self._file.tables.damaged) + self._repaired
             if seconds is not None:
                 self._commits += 1
                 self._commit_s = seconds
         self._report()
-
-    def _transact(self, group: Sequence[Write]) -> tuple[int, list[DeleteCoveredEntries]]:
-        db, tables = self._file.db, self._file.tables
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            result = tables.apply(group)
-            self._file.marks.drop(tables.cache.changes)
-            db.execute("COMMIT")
-        except BaseException:
-            tables.cache.revert()
-            if db.in_transaction:
-                with contextlib.suppress(sqlite3.Error):  # report the first error, not this one
-                    db.execute("ROLLBACK")
-            raise
-        self._unmarked.append(tables.cache.commit())
-        return result

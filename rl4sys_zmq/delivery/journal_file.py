@@ -6,29 +6,30 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from rl4sys_zmq.delivery.journal import new_journal_id
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows
 from rl4sys_zmq.delivery.journal_marks import (
+    ClientAndStreamRows,
     JournalLoss,
-    JournalMarksFileContent,
     JournalMarksFileWriter,
     JournalStateInCheckpoint,
     find_loss,
+    identity_of,
     marks_path,
     merge,
     read_marks,
 )
-from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalTables
+from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalFile, JournalTables
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 from rl4sys_zmq.resource import Resource, call_in_child
+
+log = get_logger(__name__)
 
 
 class JournalLock(Resource):
@@ -44,12 +45,7 @@ class JournalLock(Resource):
 
     def renew(self) -> None:
         """Acquire the lock again, on a new lock file, if the old file was removed or replaced."""
-        mine = os.fstat(self._file)
-        try:
-            there = os.stat(f"{self._path}.lock")
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+        if identity_of(f"{self._path}.lock") != identity_of(self._file):
             file = self._acquire()
             self.close()
             self._file = file
@@ -84,8 +80,6 @@ class JournalLock(Resource):
         return fd
 
 
-log = get_logger(__name__)
-
 Fsync = Literal["normal", "always"]
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -93,10 +87,6 @@ Connect = Callable[[Path], sqlite3.Connection]
 PAGE_BYTES = 16_384
 # The size of the write-ahead log at which SQLite moves its content to the main file. A lost log file loses as much.
 CHECKPOINT_BYTES = 4 << 20
-
-# The age at which a folder's modification time is reliable. File system times are coarse: a younger time can hide a second
-# change right after the first one.
-SETTLED_NS = 2_000_000_000
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -129,75 +119,16 @@ class JournalOpenOptions:
     recovery: JournalLossPolicy = NO_RECOVERY
 
 
-@dataclass(slots=True)
-class JournalFile:
-    """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object."""
-
-    opening: JournalOpenOptions
-    lock: JournalLock
-    db: sqlite3.Connection
-    tables: JournalTables
-    marks: JournalMarksFileWriter
-    used_bytes: int  # size of all entries when the journal was opened, in bytes
-    loss: JournalLoss | None = None  # lost data that the operator accepted when the journal was opened
-    repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
-    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _folder: tuple[int, int, int] = (0, 0, 0)
-
-    def record_identities(self) -> None:
-        """Record the device and inode numbers of the files, so that `missing` can detect that a file was replaced."""
-        path = self.opening.path
-        self._places, self._folder = {}, (0, 0, 0)
-        for name in (str(path), f"{path}-wal"):
-            status = os.stat(name)
-            self._places[name] = status.st_dev, status.st_ino
-
-    def close(self) -> None:
-        """Close the connection and ``journal.marks``. The lock stays held."""
-        self.marks.close()
-        self.db.close()
-
-    def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a deleted, moved or replaced file, or "". ``journal.marks`` is not checked.
-
-        Without `thorough`, the files are checked only if their folder has changed.
-        """
-        folder = self._folder_now()
-        if not thorough and folder == self._folder:  # each check of a file releases the GIL: to acquire it again can take 5 ms
-            return ""
-        for name, identity in self._places.items():
-            try:
-                status = os.stat(name)
-            except OSError:
-                return name
-            if (status.st_dev, status.st_ino) != identity:
-                return name
-        # File system times are coarse: two changes within one tick look like one.
-        self._folder = folder if time.time_ns() - folder[2] > SETTLED_NS else (0, 0, 0)
-        return ""
-
-    def _folder_now(self) -> tuple[int, int, int]:
-        try:
-            status = os.stat(self.opening.path.parent)
-        except OSError:
-            return 0, 0, 0
-        return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
-    """Open a journal for writing and lock it, until the end of the ``with`` block."""
+def open_journal_file(opening: JournalOpenOptions) -> tuple[JournalFile, JournalInspection]:
+    """Open a journal for writing. The caller holds its lock."""
     path = opening.path
-    with contextlib.closing(JournalLock(path)) as lock:
-        with _convert_errors(path):
-            inspection = _examine(opening)
-            if inspection.broken:
-                rebuild(path, inspection)
-            elif inspection.loss and inspection.is_new:
-                put_aside(path, "damaged")
-            opened = _open(opening, lock, inspection)
-        with contextlib.closing(opened):
-            yield opened
+    with _convert_errors(path):
+        inspection = _examine(opening)
+        if inspection.broken:
+            rebuild(path, inspection)
+        elif inspection.loss and inspection.is_new:
+            put_aside(path, "damaged")
+        return _open(opening, inspection), inspection
 
 
 @contextlib.contextmanager
@@ -217,9 +148,6 @@ def damaged(path: Path, error: object) -> JournalError:
     return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
 
 
-# ---- examination, which changes no file
-
-
 @dataclass(slots=True)
 class JournalInspection:
     """The findings about a journal's file before it is opened for writing."""
@@ -227,8 +155,7 @@ class JournalInspection:
     # clients and streams that the journal will have after it is opened
     known: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
     is_new: bool = False  # True if there is no journal at the path
-    used_bytes: int = 0  # size of all entries, in bytes
-    last_row: int = 0
+    used_bytes: int = 0  # size of all entries when the journal was opened, in bytes
     broken: str = ""  # reason why the file cannot be read; empty if it can be read
     rewrite: bool = False  # True if the clients and streams in the file differ from `known` and must be written again
     repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
@@ -238,20 +165,20 @@ class JournalInspection:
 def _examine(opening: JournalOpenOptions) -> JournalInspection:
     """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed."""
     path, recovery = opening.path, opening.recovery
-    remembered = read_marks(marks_path(path)) or JournalMarksFileContent()
-    if remembered.damaged:
-        log.warning("%s: %d lines are damaged and are ignored", marks_path(path), remembered.damaged)
+    remembered, bad_lines = read_marks(marks_path(path))
+    if bad_lines:
+        log.warning("%s: %d lines are damaged and are ignored", marks_path(path), bad_lines)
     inspection = inspect(path)
     if inspection.repaired:
-        _repair(path, inspection, remembered.rows)
+        _repair(path, inspection, remembered)
     usable = None if inspection.is_new or inspection.broken else inspection.known
-    loss = find_loss(usable, remembered.rows, recovery.witnesses)
+    loss = find_loss(usable, remembered, recovery.witnesses)
     if inspection.broken and not loss and not recovery.accept_loss:
         raise damaged(path, inspection.broken)
     if loss or inspection.broken:
         _report_loss(opening, inspection, loss)
         inspection.loss, inspection.rewrite = loss, True
-        inspection.known = merge(usable or ClientAndStreamRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
+        inspection.known = merge(usable or ClientAndStreamRows(remembered.journal_id), remembered, recovery.witnesses)
     inspection.known.journal_id = inspection.known.journal_id or new_journal_id()
     return inspection
 
@@ -312,8 +239,8 @@ def _inspect_open(path: Path, db: sqlite3.Connection) -> JournalInspection:
     tables = JournalTables(db)
     tables.check_schema()
     known, bad = tables.known()
-    used_bytes, last_row = tables.size()
-    return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
+    tables.size()  # detects damage
+    return JournalInspection(known, repaired=bad + (not known.journal_id))
 
 
 def _repair(path: Path, inspection: JournalInspection, remembered: ClientAndStreamRows) -> None:
@@ -333,14 +260,11 @@ def _repair(path: Path, inspection: JournalInspection, remembered: ClientAndStre
     inspection.broken, inspection.repaired = f"{inspection.repaired} rows of clients and streams do not match their checksums", 0
 
 
-# ---- opening
-
-
-def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalInspection) -> JournalFile:
+def _open(opening: JournalOpenOptions, inspection: JournalInspection) -> JournalFile:
     path = marks_path(opening.path)
     create_private(opening.path)  # SQLite creates its other files with the same mode
-    with contextlib.ExitStack() as stack:
-        db = stack.enter_context(contextlib.closing(opening.connect(opening.path)))
+    db = opening.connect(opening.path)
+    try:
         configure(db, opening.fsync)
         tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
@@ -348,7 +272,7 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalIns
             tables.create(inspection.known)
         elif inspection.rewrite and not inspection.broken:
             tables.replace(inspection.known)
-        used_bytes, last_row = tables.size()
+        inspection.used_bytes, last_row = tables.size()
         tables.restore(inspection.known, last_row)
         db.execute("COMMIT")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -357,11 +281,10 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalIns
         if not path.exists() and inspection.known.clients and not inspection.loss:
             log.warning("%s is missing; it is written again from the journal", path)
         marks = JournalMarksFileWriter(path, tables.cache.rows, flush=opening.fsync == "always")
-        stack.callback(marks.close)
-        opened = JournalFile(opening, lock, db, tables, marks, used_bytes, inspection.loss, inspection.repaired)
-        opened.record_identities()
-        stack.pop_all()  # from here on, `JournalFile.close` closes them
-    return opened
+    except BaseException:
+        db.close()
+        raise
+    return JournalFile(opening.path, tables, marks)
 
 
 def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
@@ -377,9 +300,6 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
     db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
     db.execute(f"PRAGMA journal_size_limit = {CHECKPOINT_BYTES}")
     db.execute("PRAGMA temp_store = MEMORY")  # a machine can have no folder for temporary files
-
-
-# ---- replacement of a damaged or missing file
 
 
 def rebuild(path: Path, inspection: JournalInspection) -> None:
@@ -399,20 +319,19 @@ def rebuild(path: Path, inspection: JournalInspection) -> None:
     log.error("%s was written again with %d entries of the damaged file, which is kept in the same folder", path, count)
 
 
-def reopen(opened: JournalFile) -> None:
+def reopen(opened: JournalFile, opening: JournalOpenOptions, lock: JournalLock) -> None:
     """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file."""
-    opening, path = opened.opening, opened.opening.path
+    path = opening.path
     make_private(path.parent)
-    opened.lock.renew()
+    lock.renew()
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
-        opened.db.backup(db)  # the open connection can still read the old file
+        opened.tables.db.backup(db)  # the open connection can still read the old file
     put_aside(path, "replaced")  # if there is another file at the path now
     put_in_place(new, path)
-    opened.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
-    db = opened.db = opening.connect(path)
-    configure(db, opening.fsync)
-    opened.tables.use_connection(db)
+    opened.tables.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
+    opened.tables.db = opening.connect(path)
+    configure(opened.tables.db, opening.fsync)
     opened.marks.renew()
     opened.record_identities()
 

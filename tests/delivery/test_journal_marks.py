@@ -11,14 +11,15 @@ from kit import until
 
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, JournalRowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_marks import (
-    JournalMarksFileContent,
+    ClientAndStreamRows,
     JournalMarksFileWriter,
+    JournalRowChanges,
     JournalStateInCheckpoint,
     read_marks,
 )
+from rl4sys_zmq.delivery.journal_rows import JournalCache
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import sync_folder
 
@@ -52,26 +53,19 @@ def rows(received: int = 5, streams: int = 1) -> ClientAndStreamRows:
     return known
 
 
-def marks_in(path: Path) -> JournalMarksFileContent:
-    found = read_marks(path)
-    assert found is not None
-    return found
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
     marks = JournalMarksFileWriter(path, known, flush=True)
     changes = JournalRowChanges(
         {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", 1, 2, 3, 4, 5, 6, True, True)}
     )
-    changes.apply_to(known.clients, known.streams)
+    changes.apply_to(known)
     marks.note(changes)
     gone = JournalRowChanges(dropped_streams={("c", "a1", 1)})
     marks.drop(gone)
-    gone.apply_to(known.clients, known.streams)
+    gone.apply_to(known)
     marks.close()
-    found = marks_in(path)
-    assert (found.rows, found.damaged) == (known, 0)
+    assert read_marks(path) == (known, 0)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -79,8 +73,8 @@ def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     marks = JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=False)
     marks.drop(JournalRowChanges(dropped_clients={"c"}))
     marks.close()
-    found = marks_in(tmp_path / "journal.marks")
-    assert (found.rows.journal_id, found.rows.clients, found.rows.streams) == (77, {}, {})
+    found, _ = read_marks(tmp_path / "journal.marks")
+    assert (found.journal_id, found.clients, found.streams) == (77, {}, {})
 
 
 def test_a_dropped_client_leaves_nothing_in_memory() -> None:
@@ -110,11 +104,11 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
     marks = JournalMarksFileWriter(path, known, flush=False)
     for received in range(6, 500):
         changes = JournalRowChanges(dict(rows(received).clients), dict(rows(received).streams))
-        changes.apply_to(known.clients, known.streams)
+        changes.apply_to(known)
         marks.note(changes)
     marks.close()
-    found = marks_in(path)
-    assert found.rows.streams["c", "a0", 1].received == found.rows.clients["c"].accepted == 499
+    found, _ = read_marks(path)
+    assert found.streams["c", "a0", 1].received == found.clients["c"].accepted == 499
     assert path.stat().st_size < 8_192
 
 
@@ -123,7 +117,7 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
     path, known = tmp_path / "journal.marks", rows()
     marks = JournalMarksFileWriter(path, known, flush=False)
     changes = JournalRowChanges({"d": ClientRow("d", 1, {"long": "x" * 8_000}, 0, 0, 0)}, {})
-    changes.apply_to(known.clients, known.streams)
+    changes.apply_to(known)
 
     def full(file: int) -> None:
         raise OSError(28, os.strerror(28))
@@ -133,8 +127,8 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
         marks.note(changes)
     marks.note(changes)
     marks.close()
-    found = marks_in(path)
-    assert found.rows.clients["d"].settings == {"long": "x" * 8_000}
+    found, _ = read_marks(path)
+    assert found.clients["d"].settings == {"long": "x" * 8_000}
 
 
 def test_the_rename_of_a_new_file_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +156,8 @@ def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[raw.index(b'"a0"') + 1] ^= 1
     path.write_bytes(raw)
-    found = marks_in(path)
-    assert (found.damaged, list(found.rows.clients), found.rows.streams) == (1, ["c"], {})
+    found, damaged = read_marks(path)
+    assert (damaged, list(found.clients), found.streams) == (1, ["c"], {})
 
 
 def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path: Path) -> None:
@@ -198,8 +192,8 @@ def test_marks_that_are_behind_or_gone_or_damaged_stop_nothing(tmp_path: Path) -
         again = Bench(tmp_path)
         again.close()
         assert again.restored.streams[0].received == 9
-        found = marks_in(tmp_path / "journal.marks")
-        assert found.rows.streams["c", "a", 1].received == 9
+        found, _ = read_marks(tmp_path / "journal.marks")
+        assert found.streams["c", "a", 1].received == 9
 
 
 def test_what_is_dropped_on_purpose_is_no_loss(tmp_path: Path) -> None:
@@ -329,8 +323,8 @@ def test_marks_that_are_deleted_under_it_are_written_again(tmp_path: Path) -> No
     (tmp_path / "journal.marks").unlink()
     until((tmp_path / "journal.marks").exists, "the file of marks")
     bench.close()
-    found = marks_in(tmp_path / "journal.marks")
-    assert found.rows.streams["c", "a", 1].received == 3
+    found, _ = read_marks(tmp_path / "journal.marks")
+    assert found.streams["c", "a", 1].received == 3
 
 
 def test_a_place_that_another_learner_has_taken_is_left_to_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from rl4sys_zmq.delivery import (
     StreamRow,
     StreamTable,
 )
-from rl4sys_zmq.delivery.journal_cache import CountSegmentsLostByJournal, PageRequest
+from rl4sys_zmq.delivery.journal import CountSegmentsLostByJournal, PageRequest
 from rl4sys_zmq.delivery.session import Action
 from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.delivery.table import OpenedSession

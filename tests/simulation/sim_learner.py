@@ -32,7 +32,7 @@ from rl4sys_zmq.delivery import (
     StreamTable,
     stall_reason,
 )
-from rl4sys_zmq.delivery.journal_cache import CountSegmentsLostByJournal, DropStream, Write
+from rl4sys_zmq.delivery.journal import CountSegmentsLostByJournal, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED

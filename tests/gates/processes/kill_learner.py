@@ -29,7 +29,7 @@ import rl4sys_zmq.learner.run.checkpoints as checkpoints
 from rl4sys_zmq.delivery import JournalEntry
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter
-from rl4sys_zmq.delivery.journal_rows import JournalTables
+from rl4sys_zmq.delivery.journal_rows import JournalFile, JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
@@ -120,7 +120,7 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.pruning": before(shutil, shutil.rmtree),
     "checkpoint.untold": after(checkpoints.CheckpointStore, checkpoints.CheckpointStore.write),
     "commit.applied": after(JournalTables, JournalTables.apply),
-    "commit.done": after(DiskJournal, DiskJournal._transact),
+    "commit.done": after(JournalFile, JournalFile.write),
     "marks.note": after(JournalMarksFileWriter, JournalMarksFileWriter.note),
     "marks.renew": before(JournalMarksFileWriter, JournalMarksFileWriter.renew),
     "trim": after(JournalTables, JournalTables._trim),

@@ -21,8 +21,8 @@ from rl4sys_zmq.actor.remote import InferenceCaller
 from rl4sys_zmq.actor.segments import AgentIdentity, LateRewardQueue, PolicyStamp
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
+from rl4sys_zmq.delivery.session import SessionState
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.logs import get_logger

@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.config.options import TIMEOUT_S, check_value
-from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import MemoryJournal
 from rl4sys_zmq.delivery.journal_marks import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.interfaces import EventSink

@@ -24,7 +24,7 @@ from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import count_received
-from rl4sys_zmq.delivery import StreamRow
+from rl4sys_zmq.delivery.journal import StreamRow
 from rl4sys_zmq.errors import CallRefusalReason, Closed, StoreFileError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.rpc import CallRefusedByCallback

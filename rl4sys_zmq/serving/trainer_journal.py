@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.delivery import JournalEntry, JournalHealth, JournalPage, StreamRow
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import JournalEntry, JournalHealth, JournalPage, StreamRow
 from rl4sys_zmq.delivery.journal_file import Fsync
 from rl4sys_zmq.errors import CallRefusalReason, JournalError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.logs import get_logger

@@ -19,26 +19,21 @@ from simulation.sim_spool import SimSpool
 from simulation.sim_thread import SimThread
 from simulation.simulator import Simulation, simulate
 
-from rl4sys_zmq.delivery import (
-    ActorSession,
-    CreditAllocator,
-    DataAmount,
-    Journal,
+from rl4sys_zmq.delivery.credit import CreditAllocator, DataAmount, LearnerThreadBacklog
+from rl4sys_zmq.delivery.journal import (
+    CountSegmentsLostByJournal,
     JournalContent,
     JournalEntry,
     JournalPage,
-    LearnerThreadBacklog,
     MemoryJournal,
-    Reconnect,
-    SegmentStream,
+    PageRequest,
     StreamRow,
-    StreamTable,
 )
-from rl4sys_zmq.delivery.journal import CountSegmentsLostByJournal, PageRequest
-from rl4sys_zmq.delivery.session import Action
-from rl4sys_zmq.delivery.stream import Key
-from rl4sys_zmq.delivery.table import OpenedSession
+from rl4sys_zmq.delivery.session import Action, ActorSession, Reconnect
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
+from rl4sys_zmq.delivery.table import OpenedSession, StreamTable
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.interfaces import Journal
 from rl4sys_zmq.learner import LearnerConfig
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState

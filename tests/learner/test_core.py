@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal
+from rl4sys_zmq.delivery.journal import JournalEntry, JournalPage, MemoryJournal
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
+from rl4sys_zmq.interfaces import Journal
 from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks

@@ -18,23 +18,20 @@ import rl4sys_zmq.learner.gateway.client_registry as registry_module
 import rl4sys_zmq.learner.gateway.core as core_module
 import rl4sys_zmq.learner.gateway.dispatcher as dispatcher_module
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import (
-    CreditAllocator,
-    DataAmount,
-    Journal,
+from rl4sys_zmq.delivery.credit import CreditAllocator, DataAmount, StallTimer, stall_reason
+from rl4sys_zmq.delivery.journal import (
+    CountSegmentsLostByJournal,
+    DropStream,
     JournalContent,
     JournalEntry,
     JournalPage,
-    Key,
-    SegmentStream,
-    StallTimer,
     StreamRow,
-    StreamTable,
-    stall_reason,
+    Write,
 )
-from rl4sys_zmq.delivery.journal import CountSegmentsLostByJournal, DropStream, Write
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
+from rl4sys_zmq.delivery.table import StreamTable
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.interfaces import WorkerHandle
+from rl4sys_zmq.interfaces import Journal, WorkerHandle
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.actor.io.host_link import SessionParameters
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession
+from rl4sys_zmq.delivery.session import Action, ActorSession
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.logs import get_logger

@@ -18,7 +18,7 @@ from rl4sys_zmq.actor.io.segment_queue import BatchSender, Outbox, SegmentQueue
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import (
+from rl4sys_zmq.delivery.session import (
     Action,
     ActorSession,
     Reconnect,

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, assert_never
 
-from rl4sys_zmq.delivery import DataAmount, SegmentStream, take_submit
-from rl4sys_zmq.delivery.credit import QUEUE_ITEMS
+from rl4sys_zmq.delivery.credit import QUEUE_ITEMS, DataAmount
+from rl4sys_zmq.delivery.intake import take_submit
+from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.gateway.admission import RefusalLog, check_hello, require_match
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState, Relays

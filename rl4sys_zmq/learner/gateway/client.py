@@ -7,20 +7,12 @@ from enum import StrEnum
 from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import (
-    ClientRow,
-    CreditAllocator,
-    DataAmount,
-    Journal,
-    JournalEntry,
-    Key,
-    SegmentStream,
-    StallTimer,
-    StreamRow,
-    StreamTable,
-    replay_entry,
-    stall_reason,
-)
+from rl4sys_zmq.delivery.credit import CreditAllocator, DataAmount, StallTimer, stall_reason
+from rl4sys_zmq.delivery.intake import replay_entry
+from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
+from rl4sys_zmq.delivery.table import StreamTable
+from rl4sys_zmq.interfaces import Journal
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.gateway.admission import ClientSettings
 from rl4sys_zmq.learner.gateway.client_parts import (

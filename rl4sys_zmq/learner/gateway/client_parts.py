@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Key, SegmentStream
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report

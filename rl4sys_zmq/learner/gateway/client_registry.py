@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
+from rl4sys_zmq.delivery.journal import JournalContent
+from rl4sys_zmq.delivery.table import StreamTable
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
-from rl4sys_zmq.interfaces import WorkerHandle
+from rl4sys_zmq.interfaces import Journal, WorkerHandle
 from rl4sys_zmq.learner.gateway.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks

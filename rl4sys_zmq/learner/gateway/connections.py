@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import FIELD_RATE
+from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES

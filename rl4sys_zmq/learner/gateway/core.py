@@ -11,9 +11,9 @@ from typing import Any, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Journal, JournalContent
+from rl4sys_zmq.delivery.journal import JournalContent
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError, restart_command
-from rl4sys_zmq.interfaces import EventSink
+from rl4sys_zmq.interfaces import EventSink, Journal
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState

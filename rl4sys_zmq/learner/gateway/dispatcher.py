@@ -6,7 +6,8 @@ import itertools
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.delivery import STALL_S, JournalEntry, JournalPage
+from rl4sys_zmq.delivery.credit import STALL_S
+from rl4sys_zmq.delivery.journal import JournalEntry, JournalPage
 from rl4sys_zmq.errors import restart_command
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState

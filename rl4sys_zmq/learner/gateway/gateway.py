@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalContent
+from rl4sys_zmq.delivery.journal import JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
-from rl4sys_zmq.interfaces import Engine, EventSink, WorkerHandle
+from rl4sys_zmq.interfaces import Engine, EventSink, Journal, WorkerHandle
 from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import ClientRow, JournalContent, JournalPage
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, JournalPage
 from rl4sys_zmq.errors import ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.gateway.operator import (
     COMMANDS,

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.delivery import JournalPage
+from rl4sys_zmq.delivery.journal import JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.core_callbacks import AbandonCheckpointsTask

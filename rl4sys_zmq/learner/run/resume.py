@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import JournalContent, MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import JournalContent, MemoryJournal
 from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
 from rl4sys_zmq.delivery.journal_marks import JournalStateInCheckpoint, marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.private import make_private

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import SegmentBatchReader, encode

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.learner.run.checkpoints import CheckpointedStreamProgress
 from rl4sys_zmq.wire.messages import Verdict
 

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.lags import count_lags
 from rl4sys_zmq.learner.training.progress import ObservedDataCounts

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.learner.run.worker_storage import MARK_BYTES, MAX_RANGES, SegmentRange, SuspectStorage, encode_range, read_mark
 from rl4sys_zmq.learner.training.held_segments import SegmentInTraining, streams_of
 from rl4sys_zmq.logs import get_logger

@@ -11,7 +11,7 @@ from typing import assert_never
 
 import numpy as np
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.registry import TunableAlgorithm

@@ -26,8 +26,8 @@ from harness.stepped_clock import step_clock
 from harness.trace import TraceWriter
 
 import rl4sys_zmq.learner.run.checkpoints as checkpoints
-from rl4sys_zmq.delivery import JournalEntry
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter
 from rl4sys_zmq.delivery.journal_rows import JournalFile, JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError

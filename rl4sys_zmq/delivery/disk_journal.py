@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -189,7 +190,7 @@ class DiskJournal(Worker, JournalCalls):
         self.loss: JournalLoss | None = None
         self._path = Path(path)
         self._opening = JournalOpenOptions(self._path, fsync, connect, recovery)
-        self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
+        self._retry_s, self._wake = retry_s, wake
         self._opened = threading.Event()
         self._restored: JournalContent | None = None
         self._refusal: JournalError | None = None
@@ -205,11 +206,8 @@ class DiskJournal(Worker, JournalCalls):
         self._incoming: deque[Operation] = deque()
         self._fresh: list[JournalEntry | JournalPage] = []
         self._stopping = self._hurry = False
-        self._problem = ""
         self._queued: Counter[str] = Counter()
-        self._queued_bytes = self._used_bytes = 0
-        self._commits = self._failures = self._damaged = self._rescued = 0
-        self._commit_s = 0.0
+        self._health = JournalHealth(durable=True, max_bytes=max_bytes)  # without `queued_items`
 
     def open(self) -> JournalContent:
         """Start the thread and open the file. Return the journal's id, clients and streams, but no entries.
@@ -237,8 +235,8 @@ class DiskJournal(Worker, JournalCalls):
         with self._condition:
             self._incoming.extend(batch)
             self._queued.update(entry.client_id for entry in batch)
-            self._queued_bytes += nbytes
-            if not self._problem:
+            self._health.queued_bytes += nbytes
+            if not self._health.error:
                 self._condition.notify()
 
     def committed(self) -> list[JournalEntry | JournalPage]:
@@ -249,20 +247,7 @@ class DiskJournal(Worker, JournalCalls):
     def state(self) -> JournalHealth:
         """Return the journal's condition. Any thread can call this."""
         with self._condition:
-            return JournalHealth(
-                durable=True,
-                used_bytes=self._used_bytes,
-                max_bytes=self._max_bytes,
-                queued_bytes=self._queued_bytes,
-                queued_items=self._queued.total(),
-                error=self._problem,
-                commits=self._commits,
-                failures=self._failures,
-                commit_s=self._commit_s,
-                damaged=self._damaged,
-                lost=sum(self.loss.segments.values()) if self.loss is not None else 0,
-                rescued=self._rescued,
-            )
+            return replace(self._health, queued_items=self._queued.total())
 
     def queued(self, client_id: str) -> int:
         with self._condition:
@@ -274,7 +259,7 @@ class DiskJournal(Worker, JournalCalls):
             self._incoming.append(operation)
             self._queued[operation.client_id] += 1
             self._hurry |= hurry
-            if hurry or not self._problem:
+            if hurry or not self._health.error:
                 self._condition.notify()
 
     def run(self) -> None:
@@ -283,8 +268,9 @@ class DiskJournal(Worker, JournalCalls):
             with JournalLock(self._path) as self._lock:
                 self._file, inspection = open_journal_file(self._opening)
                 with contextlib.closing(self._file):
-                    self.loss, self._used_bytes = inspection.loss, inspection.used_bytes
-                    self._damaged = self._repaired = inspection.repaired
+                    self.loss, self._health.used_bytes = inspection.loss, inspection.used_bytes
+                    self._health.lost = sum(self.loss.segments.values()) if self.loss is not None else 0
+                    self._health.damaged = self._repaired = inspection.repaired
                     self._restored = self._file.tables.cache.rows.restored()
                     self.journal_id = self._restored.journal_id
                     self._opened.set()
@@ -297,7 +283,7 @@ class DiskJournal(Worker, JournalCalls):
     def on_death(self, error: BaseException) -> None:
         """Make `state` report the error that ended the thread."""
         with self._condition:
-            self._problem = f"the journal's thread ended with an error: {error!r}"
+            self._health.error = f"the journal's thread ended with an error: {error!r}"
         self._wake()
 
     def _serve(self) -> None:
@@ -306,13 +292,13 @@ class DiskJournal(Worker, JournalCalls):
             done = self._work()
             if stopping and not (done and self._backlog):
                 if not done:
-                    log.error("%s: %d operations were not committed: %s", self._path, len(self._backlog), self._problem)
+                    log.error("%s: %d operations were not committed: %s", self._path, len(self._backlog), self._health.error)
                 return
 
     def _gather(self) -> bool:
         """Wait for an operation, the next check or the next retry, and take over the new operations. Return True after `stop`."""
         with self._condition:
-            if self._problem:
+            if self._health.error:
                 self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
             else:
                 self._condition.wait_for(lambda: self._stopping or self._incoming or self._backlog, CHECK_S)
@@ -324,14 +310,15 @@ class DiskJournal(Worker, JournalCalls):
     def _work(self) -> bool:
         """Commit one group of operations. After a failure, first do operations that free room. Return True on success."""
         group: list[Operation] = []
+        health = self._health
         try:
             self._restore_files()
             self._report()
-            group = self._backlog.next_group(self._used_bytes, self._max_bytes)
-            if self._problem or not group:
+            group = self._backlog.next_group(health.used_bytes, health.max_bytes)
+            if health.error or not group:
                 while relief := self._backlog.relief():
                     self._do(relief)
-                group = self._backlog.next_group(self._used_bytes, self._max_bytes)
+                group = self._backlog.next_group(health.used_bytes, health.max_bytes)
             if group:
                 self._do(group)
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError):
@@ -342,14 +329,14 @@ class DiskJournal(Worker, JournalCalls):
             return self._set_problem(str(error))
         if not group and self._backlog:
             return self._set_problem(
-                f"{self._path} is full: {self._used_bytes} of {self._max_bytes} bytes; save a checkpoint, or raise the limit"
+                f"{self._path} is full: {health.used_bytes} of {health.max_bytes} bytes; save a checkpoint, or raise the limit"
             )
         return self._set_problem("")
 
     def _restore_files(self) -> None:
         """Write the journal's file and ``journal.marks`` again if they were deleted, moved or replaced."""
         now = time.monotonic()
-        if not self._problem and now < self._look_at:
+        if not self._health.error and now < self._look_at:
             return  # `_report` checks the files again before it reports a commit
         self._look_at = now + CHECK_S
         missing = self._file.missing()
@@ -361,7 +348,7 @@ class DiskJournal(Worker, JournalCalls):
         self._set_problem(f"{missing} was deleted, moved or replaced; no segments are acknowledged until it is written again")
         reopen(self._file, self._opening, self._lock)
         with self._condition:
-            self._rescued += 1
+            self._health.rescued += 1
         log.error("%s was written again from the open journal; no data is lost", self._path)
 
     def _report(self) -> None:
@@ -375,7 +362,7 @@ class DiskJournal(Worker, JournalCalls):
         with self._condition:
             self._fresh += fresh
             self._note_done(item.client_id for item in fresh)
-            self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, JournalEntry))
+            self._health.queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, JournalEntry))
         self._wake()
 
     def _note_done(self, client_ids: Iterable[str]) -> None:
@@ -386,9 +373,9 @@ class DiskJournal(Worker, JournalCalls):
 
     def _set_problem(self, problem: str) -> bool:
         with self._condition:
-            changed = bool(problem) != bool(self._problem)
-            self._problem = problem
-            self._failures += bool(problem)
+            changed = bool(problem) != bool(self._health.error)
+            self._health.error = problem
+            self._health.failures += bool(problem)
         if changed:
             log.log(logging.ERROR if problem else logging.INFO, "%s", problem or f"{self._path} works again")
             self._wake()
@@ -409,13 +396,13 @@ class DiskJournal(Worker, JournalCalls):
         self._backlog.extend(rest)
         self._unreported += fresh
         with self._condition:
-            self._used_bytes += grown
+            self._health.used_bytes += grown
             self._queued.update(trim.client_id for trim in rest)
             self._note_done(
                 o.client_id for o in group if not isinstance(o, JournalEntry | PageRequest)
             )  # entries and reads count as done when they are reported
-            self._damaged = len(self._file.tables.damaged) + self._repaired
+            self._health.damaged = len(self._file.tables.damaged) + self._repaired
             if seconds is not None:
-                self._commits += 1
-                self._commit_s = seconds
+                self._health.commits += 1
+                self._health.commit_s = seconds
         self._report()

@@ -100,7 +100,7 @@ class JournalPage:
     damaged: int  # number of entries that are missing in this page because their checksums are wrong
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JournalHealth:
     """A report of the condition of a journal."""
 

@@ -161,9 +161,8 @@ class JournalMarksFileWriter:
         if not changes.clients and not changes.streams:
             return
         fresh = {c.client_id: c.settings for c in changes.clients.values() if self._settings.get(c.client_id) is not c.settings}
-        known = {**self._settings, **fresh}
-        self._append(self._line(changes, {client_id: known[client_id] for client_id in changes.clients if client_id in fresh}))
-        self._settings = known
+        self._append(self._line(changes, fresh))
+        self._settings.update(fresh)
 
     @property
     def present(self) -> bool:

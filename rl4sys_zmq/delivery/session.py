@@ -195,8 +195,6 @@ class ActorSession:
         self._want_steps = 0
         self._gap_at: int | None = None
 
-    # ---- the interface for the I/O thread
-
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
         """Start the session, or restart it on new sockets. `held` is the (generation, version) of the actor's policy."""
         self._silence.restart(now)
@@ -326,8 +324,6 @@ class ActorSession:
         """The number of this actor's segments by verdict, over all sessions, as last reported."""
         return {verdict: self._earlier[verdict] + self._verdicts[verdict] for verdict in Verdict.ALL}
 
-    # ---- internals
-
     def _join(self, now: float, held: tuple[int, int]) -> list[Action]:
         if self.state is not SessionState.REFUSED:
             self.state = SessionState.JOINING
@@ -369,7 +365,7 @@ class ActorSession:
         self.generation = welcome.generation
         self._gap_at = None
         self._credit_items, self._credit_bytes = self._next_seq, 0
-        self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
+        self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._sent_from(self.received)[0]
         self._want_steps = self.min_version = 0
         self._resend_timer.reset()
         return [SessionJoined(welcome), *self._resend(now)]
@@ -387,11 +383,12 @@ class ActorSession:
             self._gap_at = None
             self._resend_timer.acknowledged(now, self.received, waiting=self.received < self._next_seq)
         self.durable = ack.durable
+        steps, nbytes = self._sent_from(ack.received)
         if ack.received >= self.received:  # else the ack is outdated, or was sent before a GAP
-            self.sent_steps = ack.accepted_steps + self._steps_from(ack.received)
+            self.sent_steps = ack.accepted_steps + steps
         self.credit_steps = min(ack.credit_steps, max(self._want_steps, self.sent_steps))
         self._credit_items = ack.credit_items
-        self._credit_bytes = self._taken_bytes - self._bytes_from(ack.received) + ack.credit_bytes
+        self._credit_bytes = self._taken_bytes - nbytes + ack.credit_bytes
         self.min_version = ack.min_version
         newer = ack.generation != self._verdicts_of  # after a rollback to a checkpoint, the counts can be lower
         self._verdicts_of = ack.generation
@@ -539,18 +536,12 @@ class ActorSession:
         self._taken_bytes += packed.nbytes
         return item
 
-    def _steps_from(self, seq: int) -> int:
-        first = self._held_from(seq)
-        return self._taken_steps - first.before_steps if first is not None else 0
-
-    def _bytes_from(self, seq: int) -> int:
-        first = self._held_from(seq)
-        return self._taken_bytes - first.before_bytes if first is not None else 0
-
-    def _held_from(self, seq: int) -> _InFlight | None:
+    def _sent_from(self, seq: int) -> tuple[int, int]:
+        """Return the steps and the bytes of the segments in the window from `seq` on."""
         if not self._window or seq >= self._next_seq:
-            return None
-        return self._window[max(0, seq - self._window[0].seq)]
+            return 0, 0
+        first = self._window[max(0, seq - self._window[0].seq)]
+        return self._taken_steps - first.before_steps, self._taken_bytes - first.before_bytes
 
     def _release(self) -> None:
         while self._window and self._window[0].seq < self.durable:

@@ -76,8 +76,6 @@ class SegmentStream:
         """The key of the stream within its client."""
         return self.actor_id, self.origin
 
-    # ---- receiving
-
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         """Return how many segments of a message, from the first one on, are duplicates. Pass the others to `accept_all`.
 
@@ -154,8 +152,6 @@ class SegmentStream:
         if self._refused_late:
             self._refused_late = [seq for seq in self._refused_late if seq >= self.durable]
 
-    # ---- verdicts
-
     def dispose(self, ranges: Sequence[Sequence[int]], verdict: str) -> int:
         """Record a verdict for ranges (first number, one past the last). Return how many of the segments had no verdict before.
 
@@ -192,8 +188,6 @@ class SegmentStream:
         self._holes.clear()
         self.trained = self.received
         return pending
-
-    # ---- rollback to a checkpoint, and replay from the journal
 
     def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
         """Roll the stream back to its state in a checkpoint, which covers the segments below `mark`."""
@@ -256,8 +250,6 @@ class SegmentStream:
         while self.trained in self._disposed or self.trained in self._holes:
             self._disposed.discard(self.trained)
             self.trained = self._holes.pop(self.trained, self.trained + 1)
-
-    # ---- reporting
 
     @property
     def pending(self) -> int:

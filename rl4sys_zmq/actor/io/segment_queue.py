@@ -123,11 +123,14 @@ class SegmentQueue(Resource):
             count misses no segment.
     """
 
-    spool: Spool | None = None
-
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
         self.in_hand = 0
+
+    @property
+    def spool(self) -> Spool | None:
+        """The queue itself if it is on disk."""
+        return None
 
     @property
     def items(self) -> int:

@@ -1,4 +1,4 @@
-"""The spool: a queue on disk that keeps finished segments until the learner has recorded them.
+"""The spool: a queue on disk that keeps finished segments until the learner has recorded them. The module imports sqlite.
 
 The spool survives the end of the process, also by ``kill -9``, but not a loss of power. Its file is ``DIR/spool.db`` (sqlite,
 WAL). While the disk fails, new segments wait in memory.
@@ -21,12 +21,12 @@ import random
 import sqlite3
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.io.segment_queue import Outbox, QueuedSegmentInfo, SegmentQueue
 from rl4sys_zmq.actor.io.spool_file import (
     FLUSH_BYTES,
     SpoolDamagedError,
@@ -40,7 +40,6 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import PackedSegment
 
 log = get_logger(__name__)
@@ -76,6 +75,8 @@ log = get_logger(__name__)
 RETRY_S = 1.0
 DELETE_DELAY_S = 0.2
 MAX_HOLE = 65_536
+# The segments that go from the outbox into the spool in one transaction, at most.
+PUT_ITEMS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ class SpoolLimits:
     memory_bytes: int = 256 << 20  # largest size of these. Drops count as `overflow`
 
 
-class Spool(Resource):
-    """A FIFO of the finished segments of one actor, on disk. One thread uses it at a time.
+class Spool(SegmentQueue):
+    """A FIFO of the finished segments of one actor, on disk. They go from the outbox to the spool before they are sent.
 
     After the constructor, no method raises because of the disk: `error` has the last error, None while the disk works.
 
@@ -99,6 +100,7 @@ class Spool(Resource):
 
     def __init__(
         self,
+        outbox: Outbox,
         folder: Path,
         client_id: str,
         limits: SpoolLimits,
@@ -107,6 +109,7 @@ class Spool(Resource):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(outbox)
         self.counters = Counters()  # `spool_errors`, `spool_damaged_files`, `spool_damaged_rows` and `spool_placeholders`
         self.error: str | None = None
         self.reconciled = False  # true once `reconcile` has succeeded. Before that, no segment can be taken
@@ -126,7 +129,9 @@ class Spool(Resource):
             raise
         self.actor_id, self.origin, self.incarnation = self._meta.actor_id, self._meta.origin, self._meta.incarnation
 
-    # ---- contents
+    @property
+    def spool(self) -> Spool:
+        return self
 
     def __len__(self) -> int:
         return len(self._taken) + len(self._untaken)
@@ -140,9 +145,12 @@ class Spool(Resource):
         return self._meta.journal_id
 
     @property
-    def untaken_items(self) -> int:
-        """The number of segments that are not taken. Before `reconcile`, the learner can have received some of them."""
-        return len(self._untaken)
+    def items(self) -> int:
+        return len(self._untaken) + len(self.outbox)
+
+    @property
+    def steps(self) -> int:
+        return self.untaken_steps + self.outbox.steps
 
     @property
     def memory_items(self) -> int:
@@ -150,17 +158,27 @@ class Spool(Resource):
 
     @property
     def submitted(self) -> int:
-        return self._meta.submitted
+        return self._meta.submitted + len(self.outbox) + sum(super().dropped.values())
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped since the spool was created, by reason. `reconcile` can decrease it."""
-        return dict(self._meta.dropped)
+        # `reconcile` can decrease the counts of the spool.
+        return dict(Counter(self._meta.dropped) + Counter(super().dropped))
 
     def peek(self) -> QueuedSegmentInfo | None:
-        return self._untaken[0].head if self._untaken else None
+        return self._untaken[0].head if self.reconciled and self._untaken else None
 
-    # ---- changes
+    def fill(self) -> bool:
+        batch: list[PackedSegment] = []
+        self.in_hand = min(PUT_ITEMS, len(self.outbox))
+        while len(batch) < self.in_hand and (segment := self.outbox.pop()) is not None:
+            packed = self._packed(segment)
+            if packed is not None:
+                batch.append(packed)
+        if batch:
+            self.put(batch)
+        self.in_hand = 0
+        return bool(batch)
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
         """Add segments, and write about `FLUSH_BYTES` bytes of them to the file. `tick` writes the remaining segments."""
@@ -189,7 +207,7 @@ class Spool(Resource):
             if segment is None:
                 self.counters.add("spool_damaged_rows")
                 log.error("%s: a segment in the spool is damaged and is dropped", self._file.path)
-                if self.drop_head(1, "spool_damaged"):
+                if self.drop("spool_damaged"):
                     continue
                 segment = placeholder()  # the disk fails: the row stays and gets a number
             entry = self._untaken.popleft()
@@ -198,12 +216,8 @@ class Spool(Resource):
             return segment
         return None
 
-    def drop_head(self, count: int, reason: str) -> int:
-        """Drop the oldest `count` untaken segments for `reason`. Return the number dropped, 0 if the disk fails."""
-        count = min(count, len(self._untaken))
-        if not count or self.error is not None or not self._sync([(reason, count)]):
-            return 0
-        return count
+    def drop(self, reason: str) -> bool:
+        return bool(self._untaken) and self.error is None and self._sync([(reason, 1)])
 
     def untake(self) -> None:
         """Put all taken segments back into the queue, without a sequence number, for a new session."""
@@ -267,15 +281,15 @@ class Spool(Resource):
 
     def set_journal(self, journal_id: int) -> None:
         if journal_id != self._meta.journal_id:
-            self._meta = replace(self._meta, journal_id=journal_id)
-            self._dirty = True
-            self._sync()
+            self._record(replace(self._meta, journal_id=journal_id))
 
     def set_incarnation(self, incarnation: int) -> None:
         """Give this start a higher number, because the learner knows a later start."""
         self.incarnation = incarnation
-        self._meta = replace(self._meta, incarnation=incarnation)
-        self._dirty = True
+        self._record(replace(self._meta, incarnation=incarnation))
+
+    def _record(self, meta: SpoolMeta) -> None:
+        self._meta, self._dirty = meta, True
         self._sync()
 
     def tick(self) -> None:
@@ -297,15 +311,15 @@ class Spool(Resource):
         return due
 
     def close(self) -> None:
-        """Write the segments in memory to the file if possible. Then close the file and release the lock."""
+        """Write all segments to the file if possible. Then close the file and release the lock."""
+        while self.fill():
+            pass
         if self._file.is_open:
             while self._sync() and self._memory:
                 pass
             if self._memory:
                 log.error("%s: %d segments in memory are lost: %s", self._file.path, len(self._memory), self.error)
         self._file.close()
-
-    # ---- the file
 
     def _open(self, client_id: str, actor_id: str | None) -> SpoolMeta:
         """Read the file, or create it, and record this start of the actor under a new incarnation."""
@@ -429,8 +443,6 @@ class Spool(Resource):
             self._refused(exc)
             return None
 
-    # ---- helpers
-
     def _over_limits(self) -> list[tuple[str, int]]:
         """Return how many of the oldest untaken segments exceed the limits on age and size, by reason."""
         old = excess = 0
@@ -448,16 +460,16 @@ class Spool(Resource):
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
         """Return the document with these drops added. Segments that the learner can have received also count as evicted."""
-        dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._possibly_received
+        evicted, unsure = list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
-            dropped[reason] = dropped.get(reason, 0) + count
             perhaps = min(count, unsure)
             unsure -= perhaps
             if perhaps and evicted and evicted[-1][0] == reason:
                 evicted[-1] = (reason, evicted[-1][1] + perhaps)
             elif perhaps:
                 evicted.append((reason, perhaps))
-        return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
+        dropped = Counter(self._meta.dropped) + Counter(dict(drops))
+        return replace(self._meta, dropped=dict(dropped), evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
         """Drop the oldest untaken segments in memory, while the disk fails and they exceed the limits."""
@@ -473,9 +485,7 @@ class Spool(Resource):
             size -= entry.head.nbytes
             del self._memory[at]
             self.nbytes -= entry.head.nbytes
-            self._meta = replace(
-                self._meta, dropped={**self._meta.dropped, "overflow": self._meta.dropped.get("overflow", 0) + 1}
-            )
+            self._meta = replace(self._meta, dropped=dict(Counter(self._meta.dropped) + Counter(overflow=1)))
 
     def _first_id(self, meta: SpoolMeta) -> int:
         """Return the row id of the oldest segment, or of the next row if the spool is empty."""

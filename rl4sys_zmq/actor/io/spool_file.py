@@ -96,7 +96,17 @@ class SpoolFile:
 
     def open(self) -> SpoolMeta | None:
         """Open the database and return its document; create a missing database and return None."""
-        self._connection, meta = _connect(self.path)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        try:
+            pragmas = ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}")
+            for pragma in (*pragmas, "temp_store=MEMORY"):  # a machine can have no folder for temporary files
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+            meta = _read_meta(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
@@ -127,7 +137,7 @@ class SpoolFile:
         """Change the document and the rows in one transaction, with all arguments applied or none."""
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
-        try:
+        with connection:  # commits, or rolls back after an error
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DELETE FROM rows WHERE id < ?", (first_id,))
             if deleted:
@@ -138,11 +148,6 @@ class SpoolFile:
             if inserted:
                 connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, inserted))
             connection.execute("INSERT OR REPLACE INTO meta VALUES (1, ?, ?)", (document, _checksum(document)))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
 
     def read_segments(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
         """Return the segments of consecutive entries, with None in place of each damaged segment."""
@@ -230,20 +235,6 @@ def _lock(folder: Path) -> int:
     return descriptor
 
 
-def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
-    """Open or create the database. Return the connection and the document, None for a new database."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-    try:
-        pragmas = ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}")
-        for pragma in (*pragmas, "temp_store=MEMORY"):  # a machine can have no folder for temporary files
-            connection.execute(f"PRAGMA {pragma}").fetchall()
-        return connection, _read_meta(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-
-
 def _read_meta(connection: sqlite3.Connection, path: Path) -> SpoolMeta | None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -277,9 +268,6 @@ def _checksum(document: bytes) -> bytes:
 def is_damage(exc: Exception) -> bool:
     """Return True if an error means that the file is damaged, False if it means that the disk fails."""
     return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
-
-
-# ---- rows
 
 
 def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, float, bytes]:

@@ -208,18 +208,18 @@ class ActorIOThread(Worker):
         config = self._config
         if config.spool is not None:
             from rl4sys_zmq.actor.io.spool import Spool, SpoolLimits
-            from rl4sys_zmq.actor.io.spooled_queue import SpooledSegmentQueue
 
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
             began_s = time.time() - time.monotonic()  # setting the clock later does not change the age of a segment
             spool = Spool(
+                self._outbox,
                 config.spool,
                 config.client_id,
                 limits,
                 actor_id=config.actor_id,
                 clock=lambda: began_s + time.monotonic(),
             )
-            self.segment_queue = SpooledSegmentQueue(self._outbox, spool)
+            self.segment_queue = spool
             self._hello = replace(
                 self._hello,
                 actor_id=spool.actor_id,

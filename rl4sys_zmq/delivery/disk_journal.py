@@ -19,7 +19,6 @@ from rl4sys_zmq.delivery.journal import (
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,
     DropClient,
-    DropClientEntries,
     DropStream,
     JournalCalls,
     JournalContent,
@@ -130,7 +129,7 @@ class JournalQueue:
     def _given_up(self) -> list[Operation]:
         """Return the first operation that deletes all entries of a client, after the earlier writes of that client; or []."""
         for place, drop in enumerate(self._operations):
-            if isinstance(drop, DropClient | DropClientEntries):
+            if isinstance(drop, DropClient):
                 before = islice(self._operations, place)
                 own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, PageRequest))
                 return [*own, drop]
@@ -361,15 +360,9 @@ class DiskJournal(Worker, JournalCalls):
         fresh, self._unreported = self._unreported, []
         with self._condition:
             self._fresh += fresh
-            self._note_done(item.client_id for item in fresh)
+            self._queued -= Counter(item.client_id for item in fresh)
             self._health.queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, JournalEntry))
         self._wake()
-
-    def _note_done(self, client_ids: Iterable[str]) -> None:
-        """Count one operation of each listed client as done. The caller holds the lock."""
-        self._queued.subtract(client_ids)
-        for client_id in [client_id for client_id, count in self._queued.items() if not count]:
-            del self._queued[client_id]
 
     def _set_problem(self, problem: str) -> bool:
         with self._condition:
@@ -398,9 +391,8 @@ class DiskJournal(Worker, JournalCalls):
         with self._condition:
             self._health.used_bytes += grown
             self._queued.update(trim.client_id for trim in rest)
-            self._note_done(
-                o.client_id for o in group if not isinstance(o, JournalEntry | PageRequest)
-            )  # entries and reads count as done when they are reported
+            # entries and reads count as done when they are reported
+            self._queued -= Counter(o.client_id for o in group if not isinstance(o, JournalEntry | PageRequest))
             self._health.damaged = len(self._file.tables.damaged) + self._repaired
             if seconds is not None:
                 self._health.commits += 1

@@ -137,16 +137,10 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """An operation that removes a client, its streams and its entries."""
+    """An operation that removes all entries of a client, its streams and the client."""
 
     client_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class DropClientEntries:
-    """An operation that removes all entries of a client, but keeps its totals and the sequence numbers of its actors."""
-
-    client_id: str
+    entries_only: bool = False  # True to keep the client, with its totals and the sequence numbers of its actors
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +187,6 @@ Write = (
     | StreamRow
     | DropStream
     | DropClient
-    | DropClientEntries
     | RetireActorStreams
     | CountSegmentsLostByJournal
     | DeleteCoveredEntries
@@ -221,7 +214,7 @@ class JournalCalls(ABC):
         self._enqueue(DropClient(client_id))
 
     def drop_entries(self, client_id: str) -> None:
-        self._enqueue(DropClientEntries(client_id))
+        self._enqueue(DropClient(client_id, entries_only=True))
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
         self._enqueue(RetireActorStreams(client_id, actor_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -57,10 +58,9 @@ class JournalLock(Resource):
             os.close(file)
 
     def close(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            fcntl.flock(file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor
-            os.close(file)
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor
+        self.abandon()
 
     def _acquire(self) -> int:
         lock = f"{self._path}.lock"
@@ -122,19 +122,13 @@ class JournalOpenOptions:
 def open_journal_file(opening: JournalOpenOptions) -> tuple[JournalFile, JournalInspection]:
     """Open a journal for writing. The caller holds its lock."""
     path = opening.path
-    with _convert_errors(path):
+    try:
         inspection = _examine(opening)
         if inspection.broken:
             rebuild(path, inspection)
         elif inspection.loss and inspection.is_new:
             put_aside(path, "damaged")
         return _open(opening, inspection), inspection
-
-
-@contextlib.contextmanager
-def _convert_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
     except (sqlite3.OperationalError, OSError) as error:
         problem = f"cannot be opened and written ({error})"
         raise JournalError(str(path), problem, "check its permissions, free disk space, and other programs using it") from error
@@ -205,7 +199,18 @@ def inspect(path: Path) -> JournalInspection:
         return JournalInspection(is_new=True)
     try:
         with read_only(path) as db:
-            return _inspect_open(path, db)
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+                return JournalInspection(is_new=True)
+            if version != SCHEMA_VERSION:
+                problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
+                remedy = "open it with the version that wrote it, or move it away to start a new one"
+                raise JournalError(str(path), problem, remedy)
+            tables = JournalTables(db)
+            tables.check_schema()
+            known, bad = tables.known()
+            tables.size()  # detects damage
+            return JournalInspection(known, repaired=bad + (not known.journal_id))
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         # SQLite reports a missing table and a failing disk both as an OperationalError. A missing table is damage.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -227,20 +232,6 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
         db.close()
         if not shared:
             index.unlink(missing_ok=True)
-
-
-def _inspect_open(path: Path, db: sqlite3.Connection) -> JournalInspection:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-        return JournalInspection(is_new=True)
-    if version != SCHEMA_VERSION:
-        problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
-        raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to start a new one")
-    tables = JournalTables(db)
-    tables.check_schema()
-    known, bad = tables.known()
-    tables.size()  # detects damage
-    return JournalInspection(known, repaired=bad + (not known.journal_id))
 
 
 def _repair(path: Path, inspection: JournalInspection, remembered: ClientAndStreamRows) -> None:
@@ -346,12 +337,10 @@ def _new_file(path: Path) -> Path:
 
 def put_aside(path: Path, why: str) -> None:
     """Rename a journal's file and its write-ahead log to unused names that end in the word `why` and a number."""
-    number = 1
-    while True:
-        aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")
-        if not aside.exists() and not Path(f"{aside}-wal").exists():
+    for number in itertools.count(1):
+        aside = f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}"
+        if not os.path.exists(aside) and not os.path.exists(f"{aside}-wal"):
             break
-        number += 1
     for end in ("", "-wal"):
         if os.path.exists(f"{path}{end}"):
             os.rename(f"{path}{end}", f"{aside}{end}")

@@ -20,7 +20,6 @@ from rl4sys_zmq.delivery.journal import (
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,
     DropClient,
-    DropClientEntries,
     DropStream,
     JournalEntry,
     JournalPage,
@@ -338,11 +337,10 @@ class JournalTables:
                     self.cache.drop_stream(key, expires=operation.expires)
                 case DropClient():
                     grown -= self._delete_entries("client_id = ?", operation.client_id)
-                    for table in ("streams", "clients"):
-                        self.db.execute(f"DELETE FROM {table} WHERE client_id = ?", (operation.client_id,))
-                    self.cache.drop_client(operation.client_id)
-                case DropClientEntries():
-                    grown -= self._delete_entries("client_id = ?", operation.client_id)
+                    if not operation.entries_only:
+                        for table in ("streams", "clients"):
+                            self.db.execute(f"DELETE FROM {table} WHERE client_id = ?", (operation.client_id,))
+                        self.cache.drop_client(operation.client_id)
                 case RetireActorStreams():
                     self.cache.retire_actor(operation.client_id, operation.actor_id)
                 case DeleteCoveredEntries():

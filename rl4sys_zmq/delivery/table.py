@@ -68,19 +68,9 @@ class StreamTable:
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
         """Add the streams that a journal contained when the learner opened it. Their actors are not live."""
         for row in rows:
-            stream = SegmentStream(
-                row.client_id,
-                row.actor_id,
-                row.incarnation,
-                row.first_seq,
-                now,
-                origin=row.origin,
-                submits=row.submits,
-                spooled=row.spooled,
-            )
+            stream = self._add(row, row.origin, row.first_seq, now)
             stream.received = stream.durable = stream.accepted_end = row.received
             stream.accepted_steps, stream.refused, stream.owner = row.accepted_steps, row.refused, row.owner
-            self._streams[stream.key] = stream
             known = self._current.get(row.actor_id)
             if row.incarnation and (known is None or known.incarnation < row.incarnation):
                 self._current[row.actor_id] = stream
@@ -160,18 +150,13 @@ class StreamTable:
             raise ProtocolError(RefusalReason.EXPIRED, f"the stream of origin {origin} was discarded when its lease was over")
         evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
         first_seq = self._dropped.pop((hello.actor_id, origin), 0)  # the segments below it are counted already
-        stream = SegmentStream(
-            self.client_id,
-            hello.actor_id,
-            hello.incarnation,
-            first_seq,
-            now,
-            origin=origin,
-            submits=hello.submits,
-            spooled=hello.spooled,
-        )
+        return self._add(hello, origin, first_seq, now), evicted
+
+    def _add(self, start: Hello | StreamRow, origin: int, first_seq: int, now: float) -> SegmentStream:
+        stream = SegmentStream(self.client_id, start.actor_id, start.incarnation, first_seq, now, origin=origin)
+        stream.submits, stream.spooled = start.submits, start.spooled
         self._streams[stream.key] = stream
-        return stream, evicted
+        return stream
 
     def _make_room(self, hello: Hello, now: float) -> list[SegmentStream]:
         """Free a slot for a new actor. If necessary, discard empty streams. Return these."""

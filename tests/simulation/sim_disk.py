@@ -10,7 +10,6 @@ from rl4sys_zmq.delivery.journal import (
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,
     DropClient,
-    DropClientEntries,
     DropStream,
     JournalCalls,
     JournalEntry,
@@ -104,9 +103,9 @@ class SimDisk:
                 expired = max(client.expired, operation.origin) if operation.expires else client.expired
                 self.clients[client.client_id] = replace(client, expired=expired)
             case DropClient():
-                self.clients, self.streams, self.entries = {}, {}, []
-            case DropClientEntries():
                 self.entries = []
+                if not operation.entries_only:
+                    self.clients, self.streams = {}, {}
             case RetireActorStreams():
                 for key, row in self.streams.items():
                     if key[0] == operation.actor_id:

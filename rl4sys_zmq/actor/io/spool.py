@@ -368,17 +368,17 @@ class Spool(SegmentQueue):
         drops = drops or self._over_limits()
         count = sum(n for _, n in drops)
         dropped = list(itertools.islice(self._untaken, count))
-        lost = set(map(id, dropped))
+        lost = set(dropped)
+        waiting = [entry for entry in self._memory if entry not in lost]
         inserted: list[SpoolEntry] = []
         size = 0
-        for entry in self._memory:
-            if id(entry) not in lost:
-                if inserted and size > FLUSH_BYTES:
-                    break
-                inserted.append(entry)
-                size += entry.head.nbytes
+        for entry in waiting:
+            if inserted and size > FLUSH_BYTES:
+                break
+            inserted.append(entry)
+            size += entry.head.nbytes
         meta = self._counted(drops)
-        left = sum(id(e) not in lost for e in self._memory) - len(inserted)
+        left = len(waiting) - len(inserted)
         rows = len(self) - count - left
         if not self._try(replace(meta, rows=rows, submitted=meta.submitted - left), dropped, inserted):
             return False

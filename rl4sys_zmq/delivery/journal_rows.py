@@ -142,14 +142,10 @@ class JournalCache:
 
     def add_to_stream(self, key: RowKey, first_seq: int, received: int, steps: int, refused: int) -> None:
         """Add new segments to the totals of a stream. A stream that does not exist is created, beginning at `first_seq`."""
-        known = self._stream(key)
-        if known is None:
-            row = StreamRow(*key, key[2], first_seq, received, steps, refused, submits=True, spooled=False)
-        else:
-            marks = max(known.received, received), _sum(known.accepted_steps, steps), _sum(known.refused, refused)
-            rest = known.submits, known.spooled, known.owner
-            row = StreamRow(*key, known.incarnation, known.first_seq, *marks, *rest)
-        self.changes.streams[key] = row
+        known = self._stream(key) or StreamRow(*key, key[2], first_seq, 0, 0, 0, submits=True, spooled=False)
+        marks = max(known.received, received), _sum(known.accepted_steps, steps), _sum(known.refused, refused)
+        rest = known.submits, known.spooled, known.owner
+        self.changes.streams[key] = StreamRow(*key, known.incarnation, known.first_seq, *marks, *rest)
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
         """Set the incarnation of an actor's rows to 0, and clear `owner` and `spooled`."""
@@ -216,9 +212,8 @@ class JournalTables:
 
     def create(self, known: ClientAndStreamRows) -> None:
         """Create the tables in an empty file, and store the given clients and streams."""
-        for statement in _SCHEMA:
+        for statement in (*_SCHEMA, f"PRAGMA user_version = {SCHEMA_VERSION}"):
             self.db.execute(statement)
-        self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.replace(known)
 
     def check_schema(self) -> None:

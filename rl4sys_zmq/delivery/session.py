@@ -400,8 +400,10 @@ class ActorSession:
 
     def _lose_session(self, now: float) -> None:
         self._counters.add("sessions_lost.learner")
-        self.state = SessionState.JOINING
-        self._next_hello = now
+        self._rejoin(now)
+
+    def _rejoin(self, at: float) -> None:
+        self.state, self._next_hello = SessionState.JOINING, at
 
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
         try:
@@ -424,11 +426,9 @@ class ActorSession:
             return self._raise(now, refused.incarnation)
         if code in _TEMPORARY or refused.field == FIELD_RATE:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
-                self.state = SessionState.JOINING  # the reason for the permanent refusal is gone
-                self._next_hello = now
+                self._rejoin(now)  # the reason for the permanent refusal is gone
             return [SessionTemporarilyRefused(refused)]
-        self.state = SessionState.REFUSED
-        self._next_hello = now + REFUSED_RETRY_S
+        self.reject(now)
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
@@ -443,8 +443,7 @@ class ActorSession:
         self._hello = replace(
             hello, incarnation=incarnation, origin=self.origin if self._previously_welcomed or hello.spooled else 0
         )
-        self.state = SessionState.JOINING
-        self._next_hello = now
+        self._rejoin(now)
         return [ReplaceSockets(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
@@ -485,8 +484,7 @@ class ActorSession:
             self._counters.add("ignored.gap")
         elif expected < first:  # the segments before the window are gone; only a HELLO reports that
             self._counters.add("sessions_lost.gap")
-            self.state = SessionState.JOINING
-            self._next_hello = now + jittered(HELLO_RETRY_S, self._rng)
+            self._rejoin(now + jittered(HELLO_RETRY_S, self._rng))
         elif expected != self._gap_at:
             self._gap_at = self.received = expected
             return self._resend(now)
@@ -496,19 +494,16 @@ class ActorSession:
         """Send consecutive segments, in messages of at most `max_items` segments and `max_bytes`. A single segment can be
         larger.
         """
-        batch: list[_InFlight] = []
+        batches: list[list[_InFlight]] = []
         size = 0
-        actions: list[Action] = []
         for item in items:
-            full = len(batch) >= max_items or (max_bytes is not None and size + item.packed.nbytes > max_bytes)
-            if batch and full:
-                actions.append(self._send(now, self._joined(batch)))
-                batch, size = [], 0
-            batch.append(item)
+            too_large = max_bytes is not None and size + item.packed.nbytes > max_bytes
+            if not batches or too_large or len(batches[-1]) >= max_items:
+                batches.append([])
+                size = 0
+            batches[-1].append(item)
             size += item.packed.nbytes
-        if batch:
-            actions.append(self._send(now, self._joined(batch)))
-        return actions
+        return [self._send(now, self._joined(batch)) for batch in batches]
 
     def _joined(self, items: Sequence[_InFlight]) -> Submit:
         for item in items:

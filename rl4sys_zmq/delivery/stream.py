@@ -122,9 +122,8 @@ class SegmentStream:
             self.burst_steps += (steps - self.burst_steps) / 2
             self.ready_at = now
 
-    def refuse(self, seq: int | None = None) -> None:
-        """Record a malformed segment as refused, after `accept_all` has counted it. By default, it is the last segment."""
-        seq = self.received - 1 if seq is None else seq
+    def refuse(self, seq: int) -> None:
+        """Record a malformed segment as refused, after `accept_all` has counted it."""
         self.refused += 1
         self._refused_late.append(seq)
         self.dispose([[seq, seq + 1]], Verdict.REFUSED)

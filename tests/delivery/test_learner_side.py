@@ -147,7 +147,7 @@ def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data: 
                     take(stream, 1)
                     model[seq] = "pending"
                     if what == "refuse":
-                        stream.refuse()
+                        stream.refuse(stream.received - 1)
                         model[seq] = "done"
                 stream.commit(stream.received)
                 if data.draw(st.booleans()):

@@ -182,16 +182,16 @@ class Spool(SegmentQueue):
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
         """Add segments, and write about `FLUSH_BYTES` bytes of them to the file. `tick` writes the remaining segments."""
-        put_at, next_id = self._clock(), self._meta.next_id
-        for p in segments:
+        put_at, first_id = self._clock(), self._meta.next_id
+        for row_id, p in enumerate(segments, first_id):
             head = QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes)
-            entry = SpoolEntry(next_id, head, put_at, p)
-            next_id += 1
+            entry = SpoolEntry(row_id, head, put_at, p)
             self._untaken.append(entry)
             self._memory.append(entry)
             self.nbytes += p.nbytes
             self.untaken_steps += p.steps
-        self._meta = replace(self._meta, next_id=next_id, submitted=self._meta.submitted + len(segments))
+        count = len(segments)
+        self._meta = replace(self._meta, next_id=first_id + count, submitted=self._meta.submitted + count)
         self._dirty = True
         if self.error is None or self._monotonic() >= self._retry_at:
             self._sync()

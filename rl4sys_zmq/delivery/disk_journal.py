@@ -1,4 +1,4 @@
-"""The journal on disk: its thread, transactions, and reaction to disk errors."""
+"""The journal on disk: its queue, its thread, and the reaction to disk errors."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ log = get_logger(__name__)
 
 # Interval at which an idle journal checks that its files were not deleted, moved or replaced.
 CHECK_S = 1.0
-
-
+# Operations in one transaction, at most.
 GROUP_ITEMS = 512
 # Bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log.
 GROUP_BYTES = 8 << 20

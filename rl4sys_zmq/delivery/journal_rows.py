@@ -1,4 +1,4 @@
-"""The SQLite tables of a journal and the operations on them, without threads, files or retries."""
+"""The rows of a journal: in memory, and in the tables of its file, with the operations on them; without threads or retries."""
 
 from __future__ import annotations
 

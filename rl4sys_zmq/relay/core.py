@@ -30,7 +30,8 @@ from rl4sys_zmq.liveness import (
 )
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay.followed import FollowedClient
-from rl4sys_zmq.security import AccessList, Authorizer, TokenBucket, User
+from rl4sys_zmq.security.access import AccessList, TokenBucket, User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.weights import WeightsHeader
 from rl4sys_zmq.wire import decode, encode

@@ -9,7 +9,7 @@ from typing import Any
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
-from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.security.access import TokenBucket
 from rl4sys_zmq.transports import MAX_FRAME_BYTES
 from rl4sys_zmq.values import TensorSpec
 from rl4sys_zmq.values.policy import FLOAT32, other_bytes, other_tensors

@@ -18,7 +18,10 @@ from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client, read_user_keys
+from rl4sys_zmq.security.access import AccessList
+from rl4sys_zmq.security.authenticator import Authenticator
+from rl4sys_zmq.security.authorizer import Authorizer
+from rl4sys_zmq.security.keys import UserKeys, curve_client, read_user_keys
 from rl4sys_zmq.transports import (
     MAX_FRAMES,
     Address,

@@ -22,7 +22,7 @@ from rl4sys_zmq.errors import CallTimeout, Closed
 from rl4sys_zmq.resource import Resource, call_in_child
 from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, Subscription
 from rl4sys_zmq.rpc.session import HELLO, CallerSession
-from rl4sys_zmq.security import curve_client, read_user_keys
+from rl4sys_zmq.security.keys import curve_client, read_user_keys
 from rl4sys_zmq.transports import Address, Secure, SendResult, Socket, TooManyFrames
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Call, check_topic, encode_call

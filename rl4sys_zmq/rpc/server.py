@@ -31,7 +31,9 @@ from rl4sys_zmq.rpc.call_queue import CallQueue, CallRefusedByCallback, Handler,
 from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
-from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, User
+from rl4sys_zmq.security.access import AccessList, User
+from rl4sys_zmq.security.authenticator import Authenticator
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Call, decode_call

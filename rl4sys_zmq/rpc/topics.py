@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError
-from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import Socket, subscribed_topics
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame

@@ -14,8 +14,8 @@ from kit import play, until
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable, WorkerDied
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.security import UserKeys, new_key_pair, write_user_keys
 from rl4sys_zmq.security.authenticator import AccessListWatcher
+from rl4sys_zmq.security.keys import UserKeys, new_key_pair, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.weights import WeightsHeader

@@ -24,7 +24,7 @@ from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAME_BYTES, Fra
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
-# A socket's limits in `OPEN`: two high-water marks (send, receive) in messages, largest frame in bytes.
+# The `Limits` of a socket in `OPEN`.
 LIMITS = struct.Struct("<IIQ")
 # A frame with one number. In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a
 # lower bound on the number of frames of a message that had too many frames, or 0 for a message that had too many bytes.
@@ -116,16 +116,13 @@ class SidecarCommandQueue:
 class SidecarCommandReader:
     """A reader of commands from a socketpair. It keeps the bytes of a command that was received only in part.
 
-    Small frames are copied out of one shared buffer. A large frame is read directly into a buffer of its own, which becomes the
-    frame.
+    Commands are copied out of one shared buffer, the stage. A command that does not fit into it gets a buffer of its own.
     """
 
     def __init__(self) -> None:
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._begin = self._end = 0
-        self._partial: SidecarCommand | None = None
-        self._sizes: tuple[int, ...] = ()
-        self._large: memoryview | None = None
+        self._large: tuple[int, int, Sequence[int], memoryview] | None = None  # command, socket, sizes, the frames so far
         self._filled = 0
 
     def read(self, pair: socket.socket) -> list[SidecarCommand] | None:
@@ -137,7 +134,7 @@ class SidecarCommandReader:
         """
         try:
             if self._large is not None:
-                got = pair.recv_into(self._large[self._filled :])
+                got = pair.recv_into(self._large[3][self._filled :])
                 self._filled += got
             else:
                 self._compact()
@@ -161,47 +158,41 @@ class SidecarCommandReader:
             self._begin, self._end = 0, left
 
     def _next(self) -> SidecarCommand | None:
-        if self._partial is None and not self._read_head():
-            return None
-        command = self._partial
-        assert command is not None
-        while len(command.frames) < len(self._sizes):
-            frame = self._read_frame(self._sizes[len(command.frames)])
-            if frame is None:
+        if self._large is not None:
+            kind, line, sizes, body = self._large
+            if self._filled < len(body):
                 return None
-            command.frames.append(frame)
-        self._partial = None
-        return command
-
-    def _read_head(self) -> bool:
-        have = self._end - self._begin
-        if have < _HEAD.size:
-            return False
+            self._large = None
+            return SidecarCommand(kind, line, _frames(body.toreadonly(), sizes))
+        if self._end - self._begin < _HEAD.size:
+            return None
         kind, line, count = _HEAD.unpack_from(self._stage, self._begin)
         if count > SIDECAR_MESSAGE_FRAMES:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"a command of {count} frames")
-        if have < _HEAD.size + 4 * count:
-            return False
-        self._sizes = struct.unpack_from(f"<{count}I", self._stage, self._begin + _HEAD.size)
-        if fault := size_fault(self._sizes):
-            raise ProtocolError(RefusalReason.TOO_LARGE, fault)
-        self._begin += _HEAD.size + 4 * count
-        self._partial = SidecarCommand(kind, line, [])
-        return True
-
-    def _read_frame(self, size: int) -> Frame | None:
-        have = self._end - self._begin
-        if self._large is None:
-            if size < LARGE_FRAME_BYTES:
-                if have < size:
-                    return None
-                self._begin += size
-                return bytes(self._stage[self._begin - size : self._begin])
-            self._large = memoryview(bytearray(size))
-            self._filled = min(size, have)
-            self._large[: self._filled] = self._stage[self._begin : self._begin + self._filled]
-            self._begin += self._filled
-        if self._filled < size:
+        first = self._begin + _HEAD.size + 4 * count
+        if first > self._end:
             return None
-        frame, self._large = self._large.toreadonly(), None
-        return frame
+        sizes = struct.unpack_from(f"<{count}I", self._stage, self._begin + _HEAD.size)
+        if fault := size_fault(sizes):
+            raise ProtocolError(RefusalReason.TOO_LARGE, fault)
+        last = first + sum(sizes)
+        if last <= self._end:
+            self._begin = last
+            return SidecarCommand(kind, line, _frames(memoryview(bytes(self._stage[first:last])), sizes))
+        if last - self._begin > _STAGE_BYTES:
+            body = memoryview(bytearray(last - first))
+            self._filled = self._end - first
+            body[: self._filled] = self._stage[first : self._end]
+            self._begin = self._end
+            self._large = kind, line, sizes, body
+        return None
+
+
+def _frames(body: memoryview, sizes: Sequence[int]) -> list[Frame]:
+    frames: list[Frame] = []
+    begin = 0
+    for size in sizes:
+        frame = body[begin : begin + size]
+        frames.append(frame if size >= LARGE_FRAME_BYTES else bytes(frame))
+        begin += size
+    return frames

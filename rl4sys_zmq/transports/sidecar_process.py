@@ -19,7 +19,7 @@ from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
-from rl4sys_zmq.transports.network import curve
+from rl4sys_zmq.transports.network import connecting_socket
 from rl4sys_zmq.transports.poller import Poller
 from rl4sys_zmq.transports.sidecar_pipe import (
     LIMITS,
@@ -96,8 +96,6 @@ class _SidecarLoop:
     def _may_receive(self, line: _SidecarSocket) -> bool:
         return self._output.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
 
-    # ---- from the host
-
     def _read_pair(self) -> None:
         for _ in range(_READS_PER_TURN):
             done = self._input.read(self._pair)
@@ -136,14 +134,9 @@ class _SidecarLoop:
 
     def _open(self, command: SidecarCommand) -> None:
         role, address, limits, *keys = (bytes(frame) for frame in command.frames)
-        send_hwm, recv_hwm, most = LIMITS.unpack(limits)
-        secure = curve((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
+        three = (keys[0].decode(), keys[1].decode(), keys[2].decode()) if keys else None
         try:
-            if role == b"dealer":
-                hwm = {"send_hwm": send_hwm, "recv_hwm": recv_hwm}
-                made = Socket.dealer(address.decode(), max_frame_bytes=most, secure=secure, **hwm)
-            else:
-                made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
+            made = connecting_socket(role.decode(), address.decode(), LIMITS.unpack(limits), three)
         except TransportError as exc:
             self._output.put(SidecarCommandKind.FAILED, command.line, [str(exc).encode()])
             return
@@ -155,8 +148,6 @@ class _SidecarLoop:
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
             self._output.put(SidecarCommandKind.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
-
-    # ---- to the host
 
     def _serve_connection(self, line: _SidecarSocket) -> None:
         try:

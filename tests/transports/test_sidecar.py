@@ -262,8 +262,8 @@ def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: 
 
 
 def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, router: Any) -> None:
-    for name, value in (("sidecar.PING_S", 0.05), ("sidecar_handles.PING_S", 0.05), ("sidecar.PING_TIMEOUT_S", 1.0)):
-        monkeypatch.setattr(f"rl4sys_zmq.transports.{name}", value)
+    monkeypatch.setattr("rl4sys_zmq.transports.sidecar.PING_S", 0.05)
+    monkeypatch.setattr("rl4sys_zmq.transports.sidecar.PING_TIMEOUT_S", 1.0)
     with SidecarSocketFactory() as factory:
         dealer, _ = met(factory, router)
         with factory.poller() as poller:

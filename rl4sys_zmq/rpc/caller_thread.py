@@ -243,8 +243,6 @@ class AsyncCallThread(Worker, Resource):
         self._session.on_reconnected(now)
         return dealer
 
-    # ---- publications
-
     def _all(self) -> list[Subscription]:
         return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
 

@@ -141,8 +141,6 @@ class LeaderFollowerPool:
                 jobs = [other.job.what for other in hands if other.alive and other.job is not None]
                 raise CallbackStuck(self._name, ", ".join(jobs) or "an unknown group", timeout_s)
 
-    # ---- threads
-
     def _add(self, body: Callable[[_PoolThread], None]) -> None:
         self._made += 1
         thread = _PoolThread(f"rl4sys-{self._name}-{self._made}", body, self._leave)

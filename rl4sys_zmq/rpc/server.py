@@ -317,8 +317,6 @@ class Server(Resource):
         """Call `stop` with its default timeout."""
         self.stop()
 
-    # ---- sockets
-
     def _open(self) -> None:
         secure = self._authenticate()
         self._router = Socket.router(
@@ -364,8 +362,6 @@ class Server(Resource):
         if self._authorizer.replace(access):
             self._publisher.change_channel()
 
-    # ---- the leader's loop
-
     def _lead(self) -> None:
         """Receive calls, run callbacks and send replies, until the server stops or another thread leads."""
         assert self._router is not None
@@ -401,8 +397,6 @@ class Server(Resource):
             if self._xpub is not None:
                 wait_s = min(max(0.0, beacon.deadline - now), wait_s if wait_s is not None else BEACON_S)
         self._drain(router)
-
-    # ---- received messages
 
     def _take_one(self, router: Socket) -> bool:
         """Receive and handle one message. Return False if no message was waiting."""
@@ -448,8 +442,6 @@ class Server(Resource):
         except ProtocolError as exc:
             raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 
-    # ---- jobs
-
     def _run_job(self, job: Job, router: Socket) -> bool:
         """Run a job and send the replies. Return False if another thread leads now; that thread sends the replies."""
         group, name = job.concurrency_group, job.method.name
@@ -490,8 +482,6 @@ class Server(Resource):
             if self._wakeup in self._poller.poll(CLOSE_CHECK_S):
                 self._wakeup.clear()
             self._send_out(router)
-
-    # ---- methods of every server
 
     def _hello(self, call: Call, now: float) -> Tree:
         """Answer ``$hello``: open a session for the caller, and describe the server."""

@@ -445,8 +445,8 @@ def test_a_list_that_is_missing_or_wrong(tmp_path: Path) -> None:
     config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=keys.folder)
     with pytest.raises(ConfigError, match="--user NAME"):
         Learner(config).start()
-    keys.list_file.write_text("[good]\nkey = 'short'")
-    with pytest.raises(ConfigError, match=r"good\.client_ids is missing"):
+    keys.list_file.write_text("[good]\nroles = []")
+    with pytest.raises(ConfigError, match=r"good\.key is missing"):
         Learner(config).start()
     with pytest.raises(ConfigError, match=r"learner\.secret"):
         Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "nowhere")).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any, Self
@@ -20,7 +20,7 @@ from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.security.access import AccessList
 from rl4sys_zmq.security.authenticator import Authenticator
 from rl4sys_zmq.security.authorizer import Authorizer
-from rl4sys_zmq.security.keys import UserKeys, curve_client, read_user_keys
+from rl4sys_zmq.security.keys import curve_client, read_user_keys
 from rl4sys_zmq.transports import (
     MAX_FRAMES,
     Address,
@@ -51,12 +51,13 @@ TIDY_S = 5.0
 class RelayThread(Worker):
     """The thread of a relay, which uses the sockets and runs the `RelayCore`."""
 
-    def __init__(self, config: RelayConfig, authenticator: Authenticator | None, upstream_keys: UserKeys | None) -> None:
+    def __init__(self, config: RelayConfig, authenticator: Authenticator | None) -> None:
         """Create the sockets, which the thread then adopts."""
         super().__init__("rl4sys-relay")
         self._config, self._authenticator = config, authenticator
         self._upstream = Address.parse(config.upstream)
-        self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None
+        keys = config.upstream_keys
+        self._secure_upstream = curve_client(read_user_keys(keys)[1]) if keys is not None else None
         self._calls = ThreadCalls("relay")
         self._started_at = time.monotonic()
         self._sub: Socket | None = None
@@ -141,16 +142,10 @@ class RelayThread(Worker):
         while not self._calls.stopping:
             self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
             self._calls.serve()
-            for _ in range(BURST):
-                if self._sub is None or (frames := self._recv(self._sub)) is None:
-                    break
-                if frames:
-                    core.on_published(frames, time.monotonic())
-            for _ in range(BURST):
-                if (frames := self._recv(self._dealer, MAX_MESSAGE_FRAMES)) is None:
-                    break
-                if frames:
-                    core.on_upstream(frames, time.monotonic())
+            for frames in self._received(self._sub):
+                core.on_published(frames, time.monotonic())
+            for frames in self._received(self._dealer, MAX_MESSAGE_FRAMES):
+                core.on_upstream(frames, time.monotonic())
             self._read_children()
             self._read_subscriptions()
             now = time.monotonic()
@@ -160,20 +155,22 @@ class RelayThread(Worker):
                 self._limit.raise_if_dead()
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
-    def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Return the frames of a message; `[]` if the message had too many frames, or None if no message is waiting."""
-        try:
-            return socket.recv(max_frames)
-        except TooManyFrames as exc:
-            self.core.counters.add(f"refused.{exc.code.value}")
-            return []
+    def _received(self, socket: Socket | None, max_frames: int = MAX_FRAMES) -> Iterator[list[Frame]]:
+        """Yield the waiting messages, at most `BURST`. One with too many frames is only counted."""
+        if socket is None:
+            return
+        for _ in range(BURST):
+            try:
+                frames = socket.recv(max_frames)
+            except TooManyFrames as exc:
+                self.core.counters.add(f"refused.{exc.code.value}")
+                continue
+            if frames is None:
+                return
+            yield frames
 
     def _read_children(self) -> None:
-        for _ in range(BURST):
-            if (frames := self._recv(self._router)) is None:
-                return
-            if not frames:
-                continue
+        for frames in self._received(self._router):
             now = self._heard_at[self._router.descriptor()] = time.monotonic()
             key = self._router.user if self._router.authenticated else None
             self.core.on_child(bytes(frames[0]), key, frames[1:], now)
@@ -319,10 +316,9 @@ class Relay(Resource):
                 return self
             config = self.config
             try:
-                upstream_keys = read_user_keys(config.upstream_keys)[1] if config.upstream_keys is not None else None
                 if config.keys is not None:
                     self._authenticator = Authenticator(config.keys, config.users_file)
-                self._thread = RelayThread(config, self._authenticator, upstream_keys)
+                self._thread = RelayThread(config, self._authenticator)
                 self._thread.start()
                 if self._authenticator is not None:
                     self._authenticator.open(self._thread.change_access)

@@ -181,7 +181,7 @@ class AsyncCallThread(Worker, Resource):
         self._line, self._address, self._session = line, line.address, line.session
         self._lock = threading.Lock()  # guards the session: any thread begins calls, this one does the rest
         self._wakeup = Wakeup()
-        self._subscriptions: dict[str, list[Subscription]] = {}
+        self._subscriptions: list[Subscription] = []
         self._wanted: deque[Subscription] = deque()
         self._pub = ("", b"")  # the publisher's address, and the channel
         self._sub: Socket | None = None
@@ -302,17 +302,22 @@ class AsyncCallThread(Worker, Resource):
         self._session.on_reconnected(now)
 
     def _all(self) -> list[Subscription]:
-        return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
+        return [*self._subscriptions, *self._wanted]
+
+    def _subscribed_to(self, topic: str) -> list[Subscription]:
+        return [subscription for subscription in self._subscriptions if subscription.topic == topic]
 
     def _update_subscriptions(self, poller: Poller) -> None:
         """Start and end subscriptions, connect to the publisher, and request publications that were missed."""
-        self._drop_ended()
+        for subscription in [s for s in self._subscriptions if s.ended]:
+            self._subscriptions.remove(subscription)
+            if self._sub is not None and not self._subscribed_to(subscription.topic):
+                self._sub.unsubscribe(topic_frame(subscription.topic, self._pub[1]))
         while self._wanted:
             subscription = self._wanted.popleft()
-            held = self._subscriptions.setdefault(subscription.topic, [])
-            held.append(subscription)
-            if self._sub is not None and len(held) == 1:
+            if self._sub is not None and not self._subscribed_to(subscription.topic):
                 self._sub.subscribe(topic_frame(subscription.topic, self._pub[1]))
+            self._subscriptions.append(subscription)
             self._ask_latest(subscription)
         if not self._subscriptions:
             return
@@ -328,15 +333,6 @@ class AsyncCallThread(Worker, Resource):
                 if now - subscription.asked_s >= LATEST_RETRY_S:
                     self._ask_latest(subscription)
         self._dial_publisher(poller)
-
-    def _drop_ended(self) -> None:
-        for topic, held in list(self._subscriptions.items()):
-            if any(subscription.ended for subscription in held):
-                self._subscriptions[topic] = left = [s for s in held if not s.ended]
-                if not left:
-                    del self._subscriptions[topic]
-                    if self._sub is not None:
-                        self._sub.unsubscribe(topic_frame(topic, self._pub[1]))
 
     def _dial_publisher(self, poller: Poller) -> None:
         """Connect to the publisher if its address or channel, from the reply to ``$hello``, has changed."""
@@ -359,7 +355,7 @@ class AsyncCallThread(Worker, Resource):
             self._sub.close()
         self._sub = sub
         poller.register(self._sub)
-        for topic in self._subscriptions:
+        for topic in {subscription.topic for subscription in self._subscriptions}:
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
@@ -377,8 +373,8 @@ class AsyncCallThread(Worker, Resource):
                 self._session.counters.add("refused")
                 continue
             self._silence.restart(time.monotonic())
-            subscriptions = self._subscriptions.get(publication.topic) if isinstance(publication, Publication) else None
-            if subscriptions is None or not isinstance(publication, Publication):
+            subscriptions = self._subscribed_to(publication.topic) if isinstance(publication, Publication) else []
+            if not subscriptions or not isinstance(publication, Publication):
                 self._session.counters.add("refused")
                 continue
             for subscription in subscriptions:

@@ -58,9 +58,6 @@ class _PoolThread(Worker):
         finally:
             self._over()
 
-    def stop(self) -> None:
-        """Do nothing: `LeaderFollowerPool.stop` ends all threads of the pool."""
-
 
 class LeaderFollowerPool:
     """A thread pool for a server, with one leader, one follower, and one thread for each long job."""

@@ -34,7 +34,7 @@ from rl4sys_zmq.rpc.topics import TopicPublisher
 from rl4sys_zmq.security.access import AccessList, User
 from rl4sys_zmq.security.authenticator import Authenticator
 from rl4sys_zmq.security.authorizer import Authorizer
-from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
+from rl4sys_zmq.transports import Address, Frame, Poller, SendResult, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
@@ -146,7 +146,7 @@ class Server(Resource):
         self._xpub: Socket | None = None
         self._address: Address | None = None
         self._pub_address: Address | None = None
-        for system, run in ((LATEST, self._publisher.latest), (STATUS, self._status)):
+        for system, run in ((LATEST, self._publisher.latest), (STATUS, lambda payload: self.status())):
             self._call_queue.register(ServerMethod(system, per_call(run), "$", CALL_ROLE))
 
     def register(
@@ -318,9 +318,14 @@ class Server(Resource):
         self.stop()
 
     def _open(self) -> None:
-        secure = self._authenticate()
+        secure = None
+        if self._keys is not None:
+            self._authenticator = Authenticator(self._keys, self._users)
+            self._authorizer = Authorizer(self._authenticator.watcher.access)
+            self._authenticator.open(self._replace_access_list)
+            secure = self._authenticator.secure
         self._router = Socket.router(
-            self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
+            self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure
         )
         if self._pub is not None:
             self._xpub = Socket.xpub(self._pub, hwm=PUBLICATION_HWM, secure=secure, grants=True)
@@ -348,14 +353,6 @@ class Server(Resource):
                 socket.close()
         if self._authenticator is not None:
             self._authenticator.close()
-
-    def _authenticate(self) -> Secure | None:
-        if self._keys is None:
-            return None
-        self._authenticator = Authenticator(self._keys, self._users)
-        self._authorizer = Authorizer(self._authenticator.watcher.access)
-        self._authenticator.open(self._replace_access_list)
-        return self._authenticator.secure
 
     def _replace_access_list(self, access: AccessList) -> None:
         """Use a new access list. The thread that watches the list's file calls this."""
@@ -444,7 +441,7 @@ class Server(Resource):
 
     def _run_job(self, job: Job, router: Socket) -> bool:
         """Run a job and send the replies. Return False if another thread leads now; that thread sends the replies."""
-        group, name = job.concurrency_group, job.method.name
+        group, name = job.method.concurrency_group, job.method.name
         what = group if name == group else f"{group} ({name})"
         answers, leads = self._pool.run(what, self._executor.run, job, long=job.long)
         if not leads:
@@ -505,9 +502,6 @@ class Server(Resource):
             "terms": self._terms,
             "since": self._call_queue.windows.open(call.session, call.number, now),
         }
-
-    def _status(self, payload: Tree) -> Tree:
-        return self.status()
 
 
 def _agree(theirs: Tree, ours: Tree) -> bool:

@@ -122,8 +122,7 @@ def tracked() -> list[TrackedResource]:
 
 def open_sockets() -> int:
     """Return the number of open sockets of this process."""
-    with _process.lock:
-        return len(_process.open)
+    return len(tracked())
 
 
 def _after_fork() -> None:

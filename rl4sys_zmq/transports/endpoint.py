@@ -222,12 +222,10 @@ class Endpoint(TrackedResource):
 
     def subscribe(self, prefix: bytes) -> None:
         """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
-        self.check_owner()
         self._set_topic(zmq.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
         """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
-        self.check_owner()
         self._set_topic(zmq.UNSUBSCRIBE, prefix)
 
     def _release(self) -> None:
@@ -256,6 +254,7 @@ class Endpoint(TrackedResource):
             self._binding.abandon()
 
     def _set_topic(self, option: int, prefix: bytes) -> None:
+        self.check_owner()
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
         self.raw.setsockopt(option, prefix)

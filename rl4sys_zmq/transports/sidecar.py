@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -34,8 +33,7 @@ from rl4sys_zmq.transports.sidecar_pipe import (
     TOTAL,
     SidecarCommand,
     SidecarCommandKind,
-    SidecarCommandQueue,
-    SidecarCommandReader,
+    SidecarPipe,
     cost_bytes,
     size_fault,
 )
@@ -60,8 +58,7 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
         self._connections: dict[int, SidecarSocket] = {}
         self._opened = 0
         self._death: str | None = None
-        self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
-        self._pair, self._process = _start()
+        self.pipe, self._process = _start()  # when the pipe is ready, call `exchange`
         self.pid = self._process.pid  # of the sidecar
         self._heard_at = time.monotonic()
         self._answer_by: float | None = self._heard_at + SIDECAR_START_S
@@ -87,20 +84,11 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
         self._connections[line.number] = line
         return line
 
-    def fileno(self) -> int:
-        """Return the descriptor of the socketpair. When it is ready, call `exchange`."""
-        return self._pair.fileno()
-
-    @property
-    def unsent_bytes(self) -> int:
-        """The number of bytes that are queued because the socketpair is full."""
-        return self._output.nbytes
-
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Queue a command for the socket with the number `line` in the sidecar, and write what the socketpair accepts."""
-        self._output.put(command, line, frames)
+        self.pipe.put(command, line, frames)
         try:
-            self._output.flush(self._pair)
+            self.pipe.flush()
         except ConnectionError:
             self._die()
 
@@ -110,8 +98,8 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
         heard: list[SidecarCommand] = []
         progress = False
         try:
-            self._output.flush(self._pair)
-            while (done := self._input.read(self._pair)) is not None:
+            self.pipe.flush()
+            while (done := self.pipe.read()) is not None:
                 progress = True
                 heard += done
         except (EOFError, ConnectionError):
@@ -144,7 +132,7 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
         The copy would keep the sidecar running after the end of the host.
         """
         super().abandon()
-        self._pair.close()
+        self.pipe.close()
         self._process.returncode = 0  # the parent waits for the process
 
     def _watch(self, now: float, progress: bool) -> None:
@@ -160,7 +148,7 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
             self._die("it did not reply, and was killed")
 
     def _die(self, reason: str = "") -> NoReturn:
-        self._pair.close()
+        self.pipe.close()
         if reason:
             self._process.kill()
         code = self._process.end(CLOSE_WAIT_S)
@@ -175,20 +163,20 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
                 self._send_quit(deadline)
                 self._process.end(max(0.0, deadline - time.monotonic()))
         finally:
-            self._pair.close()
+            self.pipe.close()
 
     def _send_quit(self, deadline: float) -> None:
         # The socketpair stays open: closing it would end the process before it has sent its last message.
         room = select.poll()
-        room.register(self._pair, select.POLLOUT)
-        self._output.put(SidecarCommandKind.QUIT, 0)
+        room.register(self.pipe, select.POLLOUT)
+        self.pipe.put(SidecarCommandKind.QUIT, 0)
         with contextlib.suppress(ConnectionError):
-            while self._output.nbytes and (left_s := deadline - time.monotonic()) > 0:
+            while self.pipe.unsent_bytes and (left_s := deadline - time.monotonic()) > 0:
                 room.poll(math.ceil(left_s * 1000))
-                self._output.flush(self._pair)
+                self.pipe.flush()
 
 
-def _start() -> tuple[socket.socket, ChildProcess]:
+def _start() -> tuple[SidecarPipe, ChildProcess]:
     if not sys.executable:
         raise TransportError("cannot start a sidecar: sys.executable is empty; set it to the Python interpreter to use")
     try:
@@ -196,7 +184,7 @@ def _start() -> tuple[socket.socket, ChildProcess]:
     except (OSError, subprocess.SubprocessError) as exc:
         raise TransportError(f"cannot start a sidecar: {exc}") from exc
     ours.setblocking(False)
-    return ours, process
+    return SidecarPipe(ours), process
 
 
 class SidecarSocket(Resource):
@@ -226,7 +214,7 @@ class SidecarSocket(Resource):
     @property
     def writable(self) -> bool:
         """True if `send` would accept a message."""
-        return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.factory.unsent_bytes < SEND_WINDOW_BYTES
+        return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.factory.pipe.unsent_bytes < SEND_WINDOW_BYTES
 
     def send(self, frames: Frames) -> SendResult:
         self._check()
@@ -347,8 +335,9 @@ class SidecarPoller(Poller):
 
     def _ready_descriptors(self, timeout_s: float) -> set[Source]:
         self._factory.check_owner()
-        super().register(self._factory, write=self._factory.unsent_bytes > 0)
-        ready = super().poll(timeout_s) - {self._factory}
+        pipe = self._factory.pipe
+        super().register(pipe, write=pipe.unsent_bytes > 0)
+        ready = super().poll(timeout_s) - {pipe}
         if any(map(_is_closed, ready)):
             raise TransportError("cannot poll: unregister a source before closing it")
         return ready

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAME_BYTES, Frame, Frames, frame_bytes
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
@@ -81,12 +82,28 @@ def size_fault(sizes: Sequence[int]) -> str | None:
     return None
 
 
-class SidecarCommandQueue:
-    """The commands that wait until the socketpair has room. `nbytes` is their size."""
+class SidecarPipe(Resource):
+    """One end of the socketpair: the commands that wait until it has room, and the bytes of commands received only in part.
 
-    def __init__(self) -> None:
-        self.nbytes = 0
+    Received commands are copied out of one shared buffer, the stage. One that does not fit into it gets a buffer of its own.
+    """
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._pair = pair
+        self.unsent_bytes = 0  # size of the commands that wait
         self._chunks: deque[memoryview] = deque()
+        self._stage = memoryview(bytearray(_STAGE_BYTES))
+        self._begin = self._end = 0  # the part of the stage that is not handled
+        self._large: tuple[int, int, Sequence[int], memoryview] | None = None  # command, socket, sizes, the frames so far
+        self._filled = 0
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socketpair."""
+        return self._pair.fileno()
+
+    def close(self) -> None:
+        """Close the socketpair."""
+        self._pair.close()
 
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Add one command for the socket with the number `line`, with copies of its frames."""
@@ -94,17 +111,17 @@ class SidecarCommandQueue:
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))
         self._chunks.append(chunk)
-        self.nbytes += len(chunk)
+        self.unsent_bytes += len(chunk)
 
-    def flush(self, pair: socket.socket) -> None:
+    def flush(self) -> None:
         """Write as many queued bytes as the socketpair accepts without blocking."""
         while self._chunks:
             try:
                 # Without the flag, a host that has restored the default action of SIGPIPE would end together with its sidecar.
-                written = pair.sendmsg(itertools.islice(self._chunks, _MAX_CHUNKS), (), socket.MSG_NOSIGNAL)
+                written = self._pair.sendmsg(itertools.islice(self._chunks, _MAX_CHUNKS), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            self.nbytes -= written
+            self.unsent_bytes -= written
             while written:
                 chunk = self._chunks.popleft()
                 if written < len(chunk):
@@ -112,20 +129,7 @@ class SidecarCommandQueue:
                     break
                 written -= len(chunk)
 
-
-class SidecarCommandReader:
-    """A reader of commands from a socketpair. It keeps the bytes of a command that was received only in part.
-
-    Commands are copied out of one shared buffer, the stage. A command that does not fit into it gets a buffer of its own.
-    """
-
-    def __init__(self) -> None:
-        self._stage = memoryview(bytearray(_STAGE_BYTES))
-        self._begin = self._end = 0
-        self._large: tuple[int, int, Sequence[int], memoryview] | None = None  # command, socket, sizes, the frames so far
-        self._filled = 0
-
-    def read(self, pair: socket.socket) -> list[SidecarCommand] | None:
+    def read(self) -> list[SidecarCommand] | None:
         """Read once, without blocking. Return the commands that are now complete, or None if there was nothing to read.
 
         Raises:
@@ -134,11 +138,11 @@ class SidecarCommandReader:
         """
         try:
             if self._large is not None:
-                got = pair.recv_into(self._large[3][self._filled :])
+                got = self._pair.recv_into(self._large[3][self._filled :])
                 self._filled += got
             else:
                 self._compact()
-                got = pair.recv_into(self._stage[self._end :])
+                got = self._pair.recv_into(self._stage[self._end :])
                 self._end += got
         except BlockingIOError:
             return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -106,13 +105,12 @@ class MemoryLimitThread(Worker):
         self._limit_bytes, self._cut, self._on_end = limit_bytes, cut, on_end
         self._over_since: float | None = None
         self._cut_all = False
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Check the memory every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
         with ExitStack() as stack:
             statm = stack.enter_context(open(STATM, "rb")) if os.path.exists(STATM) else None
-            while not self._stopping.wait(LOOK_S):
+            while not self._stop_asked.wait(LOOK_S):
                 self.look(resident_bytes(statm), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
@@ -135,10 +133,6 @@ class MemoryLimitThread(Worker):
                     "%d connections closed%s", count, "" if all_connections else " that had completed no message for a while"
                 )
         give_back_memory()
-
-    def stop(self) -> None:
-        """Ask the thread to end, without waiting for its end."""
-        self._stopping.set()
 
     def raise_if_dead(self) -> None:
         """Raise the exception that ended the thread. Do nothing if it runs, or has ended without one."""

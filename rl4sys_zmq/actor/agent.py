@@ -33,7 +33,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, TensorSpec
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security import UserKeys
+    from rl4sys_zmq.security.keys import UserKeys
 
 log = get_logger(__name__)
 
@@ -550,6 +550,6 @@ def _ignore(extra: tuple[object, ...], more: Mapping[str, object]) -> None:
 def _keys(config: AgentConfig) -> UserKeys | None:
     if config.keys is None:
         return None
-    from rl4sys_zmq.security import read_user_keys
+    from rl4sys_zmq.security.keys import read_user_keys
 
     return read_user_keys(config.keys)[1]

@@ -34,7 +34,7 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security import UserKeys
+    from rl4sys_zmq.security.keys import UserKeys
 
 log = get_logger(__name__)
 

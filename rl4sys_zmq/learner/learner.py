@@ -35,7 +35,8 @@ from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.security import AccessList, Authenticator
+from rl4sys_zmq.security.access import AccessList
+from rl4sys_zmq.security.authenticator import Authenticator
 from rl4sys_zmq.wire.messages import OperatorCommand
 
 log = get_logger(__name__)

@@ -29,7 +29,7 @@ from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.report import worker_text
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, handshake_error, next_beacon, until
-from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.security.keys import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
 from rl4sys_zmq.version import package_version

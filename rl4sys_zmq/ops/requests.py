@@ -14,7 +14,7 @@ from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
-from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.security.keys import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, explain_silence, look_up
 from rl4sys_zmq.values import space_to_json

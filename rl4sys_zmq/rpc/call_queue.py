@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import CallDeduplicator
-from rl4sys_zmq.errors import CallRefusalReason, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, config_error
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
@@ -74,14 +74,12 @@ class QueuedCall:
     call: Call
     method: ServerMethod
     arrived_s: float
-    again: int = 0  # number of copies of the call that arrived later
 
 
 @dataclass(slots=True)
 class Job:
     """One run of a callback, and the calls that it serves."""
 
-    concurrency_group: str
     method: ServerMethod
     requests: list[QueuedCall]
     began_s: float
@@ -130,17 +128,12 @@ class CallQueue:
         """Add a method."""
         for name in (method.name, method.concurrency_group):
             if not is_name(name):
-                raise ConfigError(
-                    f"{name!r:.60} is not a valid name for a method or group: 1 to {MAX_NAME} characters", key="name"
-                )
+                raise config_error("name", f"{name!r:.60} is not a valid name for a method or group: 1 to {MAX_NAME} characters")
         if method.name in self.methods:
-            raise ConfigError(f"method {method.name!r} is registered already; choose another name", key=method.name)
+            raise config_error(method.name, "a method of this name is registered already; choose another name")
         if method.max_batch < 1 or method.max_queue < 1 or not 0 <= (method.max_wait_s or 0.0) < 60:
-            raise ConfigError(
-                f"{method.name!r}: max_batch {method.max_batch} and max_queue {method.max_queue} must be at least 1, max_wait_s "
-                f"{method.max_wait_s} between 0 and 60",
-                key=method.name,
-            )
+            sizes = f"max_batch {method.max_batch} and max_queue {method.max_queue} must be at least 1"
+            raise config_error(method.name, f"{sizes}, max_wait_s {method.max_wait_s} between 0 and 60")
         # Both dicts are replaced, not changed: another thread can be iterating over them.
         if method.concurrency_group not in self._concurrency_groups:
             self._concurrency_groups = {**self._concurrency_groups, method.concurrency_group: _ConcurrencyGroupQueue()}
@@ -167,7 +160,7 @@ class CallQueue:
         else:
             waiting = window.waiting.get(call.number)
             if waiting is not None:
-                waiting.peer, waiting.again = peer, waiting.again + 1
+                waiting.peer = peer
                 self.counters.add("again")
                 return None
             answer = window.replies.get(call.number)
@@ -207,7 +200,7 @@ class CallQueue:
             requests.append(group.queue.popleft())
         group.busy = True
         self.counters.add("jobs")
-        return Job(chosen, method, requests, now, group.last_job_s > LONG_S)
+        return Job(method, requests, now, group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
         """Return the time until the next callback can run if no further call arrives, in seconds."""
@@ -216,7 +209,7 @@ class CallQueue:
 
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
         """Record the end of a job, so that its group can go on. Keep the replies to calls that must run at most once."""
-        group = self._concurrency_groups[job.concurrency_group]
+        group = self._concurrency_groups[job.method.concurrency_group]
         group.busy, group.last_job_s = False, now - job.began_s
         if job.method.max_batch > 1:
             group.on_batch_finished(job.requests, job.began_s, now)

@@ -58,9 +58,6 @@ class _PoolThread(Worker):
         finally:
             self._over()
 
-    def stop(self) -> None:
-        """Do nothing: `LeaderFollowerPool.stop` ends all threads of the pool."""
-
 
 class LeaderFollowerPool:
     """A thread pool for a server, with one leader, one follower, and one thread for each long job."""
@@ -140,8 +137,6 @@ class LeaderFollowerPool:
             if not thread.join(max(0.0, deadline - time.monotonic())):
                 jobs = [other.job.what for other in hands if other.alive and other.job is not None]
                 raise CallbackStuck(self._name, ", ".join(jobs) or "an unknown group", timeout_s)
-
-    # ---- threads
 
     def _add(self, body: Callable[[_PoolThread], None]) -> None:
         self._made += 1

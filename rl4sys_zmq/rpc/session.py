@@ -170,7 +170,7 @@ class CallerSession:
             pending.sent, pending.due_s = 0, now  # it has not run: it was sent once, and refused
             self.require_hello()
         else:
-            self._end(pending, reply.payload, _error(pending, self.address, reply))
+            self.end(pending, _error(pending, self.address, reply), reply.payload)
 
     def require_hello(self) -> None:
         """Send a new ``$hello``, which opens the session at the server, before any other call."""
@@ -183,7 +183,7 @@ class CallerSession:
         over = [p for p in self.under_way.values() if p.deadline_s <= now]
         for pending in over:
             stage = "the answer" if self.server else "a server: none has answered yet"
-            self._end(pending, None, CallTimeout(pending.method, self.address, stage, pending.timeout_s))
+            self.end(pending, CallTimeout(pending.method, self.address, stage, pending.timeout_s))
         self._expiry_s = min([p.deadline_s for p in self.under_way.values()], default=math.inf)
         return bool(over)
 
@@ -195,9 +195,15 @@ class CallerSession:
             return 0.0
         return max(0.0, min([self._expiry_s, *(p.due_s for p in self._sendable())]) - now)
 
-    def end(self, pending: CallHandle, error: RL4SysError) -> None:
-        """End an unfinished call with an error, for example because its `Caller` was closed."""
-        self._end(pending, None, error)
+    def end(self, pending: CallHandle, error: RL4SysError | None, answer: Tree = None) -> None:
+        """End an unfinished call, with an answer or with an error, for example because its `Caller` was closed."""
+        self.under_way.pop(pending.number, None)
+        if not self.under_way:
+            self._hello = None  # no call waits for it any more
+        pending.answer, pending.error, pending.done = answer, error, True
+        pending.frames = []
+        if pending.tell is not None:
+            self.over.append(pending)
 
     def _make(
         self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[CallHandle], None] | None
@@ -224,14 +230,14 @@ class CallerSession:
         self._hello, self.server = None, reply.server
         if error is not None:
             for pending in list(self.under_way.values()):
-                self._end(pending, None, error)
+                self.end(pending, error)
             return
         self.welcome = reply.payload
         known = reply.server, self.welcome["since"]
         news, self._known = known != self._known, known
         for pending in list(self.under_way.values()):
             if news and pending.once and pending.sent:
-                self._end(pending, None, CallLost(pending.method, self.address))
+                self.end(pending, CallLost(pending.method, self.address))
             else:
                 self._check_size(pending)
 
@@ -240,16 +246,7 @@ class CallerSession:
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:
-            self._end(pending, None, CallRefused(pending.method, self.address, CallRefusalReason.TOO_LARGE, exc.problem))
-
-    def _end(self, pending: CallHandle, answer: Tree, error: RL4SysError | None) -> None:
-        self.under_way.pop(pending.number, None)
-        if not self.under_way:
-            self._hello = None  # no call waits for it any more
-        pending.answer, pending.error, pending.done = answer, error, True
-        pending.frames = []
-        if pending.tell is not None:
-            self.over.append(pending)
+            self.end(pending, CallRefused(pending.method, self.address, CallRefusalReason.TOO_LARGE, exc.problem))
 
 
 def _is_welcome(payload: Tree) -> bool:

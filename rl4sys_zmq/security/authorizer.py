@@ -33,8 +33,6 @@ class Authorizer:
         self._meters: dict[str, UserBuckets] = {}
         self._lapsed: set[str] = set()
 
-    # ---- the access list
-
     def replace(self, access: AccessList) -> set[str]:
         """Use a new access list from now on, and reset all rate limits.
 
@@ -51,8 +49,6 @@ class Authorizer:
         over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READERS & user.roles}
         fresh, self._lapsed = over - self._lapsed, over
         return fresh
-
-    # ---- every message
 
     def admit(self, key: str, nbytes: int, now: float) -> User | None:
         """Return the user that sent a message, before it is decoded. None if there is no access list.
@@ -74,8 +70,6 @@ class Authorizer:
         if meter.nbytes is not None and not meter.nbytes.take(nbytes, now):
             raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.bytes_per_s:g} bytes/s from {user.name}")
         return user
-
-    # ---- roles and client_ids
 
     @staticmethod
     def check_role(user: User | None, role: str) -> None:
@@ -117,8 +111,6 @@ class Authorizer:
         if user is None or not READERS & user.roles or user.expired(time.time()):
             return False
         return client_id is None or user.may_act_for(client_id)
-
-    # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
         """Check that an actor may open a session (its message HELLO).

@@ -93,9 +93,6 @@ def curve_client(keys: UserKeys) -> Secure:
     return curve((keys.own.public, keys.own.secret, keys.learner_public))
 
 
-# ---- writing
-
-
 def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
     """Write the key pair of a server to a file with mode 0600, usually ``learner.secret``, in a folder with mode 0700.
 
@@ -145,9 +142,6 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
         raise ConfigError("the file already exists; move it away, or choose another name", source=str(path)) from exc
     except OSError as exc:
         raise ConfigError(f"cannot be written: {exc.strerror}; choose a folder that you own", source=str(path)) from exc
-
-
-# ---- reading
 
 
 def read_server_keys(path: str | os.PathLike[str]) -> KeyPair:

@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
-from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.security.access import TokenBucket
 from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.inference import ThreadedServer

@@ -22,7 +22,7 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.liveness import RECONNECT_MAX_MS, RECONNECT_MS
 from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.binding import bind_socket, connect_socket
+from rl4sys_zmq.transports.binding import SocketBinding, connect_socket
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES
@@ -171,11 +171,9 @@ class Socket(Endpoint):
         monitor = None
         try:
             monitor = Monitor(raw) if watch else None
-            binding = None
-            if bind is None:
+            binding = SocketBinding(raw, address) if bind is not None else None
+            if binding is None:
                 connect_socket(raw, address)
-            else:
-                binding = bind_socket(raw, address)
         except BaseException:
             if monitor is not None:
                 monitor.close()

@@ -19,7 +19,7 @@ from rl4sys_zmq.learner.engines import checkpoint_thread, worker_link
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.remote import handle as remote
-from rl4sys_zmq.security import new_key_pair
+from rl4sys_zmq.security.keys import new_key_pair
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.version import package_version

@@ -15,7 +15,7 @@ from kit import segment_with, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.security.keys import UserKeys, curve_client
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import MonitorEvent, Poller, Socket, context
 from rl4sys_zmq.values import Segment

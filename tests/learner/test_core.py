@@ -21,7 +21,7 @@ from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.learner.training.reporting import GatewaySender
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update

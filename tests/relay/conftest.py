@@ -9,8 +9,8 @@ import pytest
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.relay.core import RelayCallbacks, RelayCore
-from rl4sys_zmq.security import AccessList, Authorizer, User
-from rl4sys_zmq.security.access import Quota
+from rl4sys_zmq.security.access import AccessList, Quota, User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, division_of, encode_update, round_to

@@ -41,7 +41,7 @@ from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.gateway.operator import RESTART, OperatorCommandExecutor
 from rl4sys_zmq.learner.run.recorder import NullEventSink
-from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads

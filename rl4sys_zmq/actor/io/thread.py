@@ -47,7 +47,7 @@ from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refus
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
     from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
     from rl4sys_zmq.actor.io.spool import Spool
-    from rl4sys_zmq.security import UserKeys
+    from rl4sys_zmq.security.keys import UserKeys
 
 log = get_logger(__name__)
 

@@ -23,7 +23,8 @@ from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.security import KeyPair, WorkerAccess, new_key_pair
+from rl4sys_zmq.security.authenticator import WorkerAccess
+from rl4sys_zmq.security.keys import KeyPair, new_key_pair
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame

@@ -19,7 +19,8 @@ from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import HEARTBEAT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
-from rl4sys_zmq.security import Authorizer, User
+from rl4sys_zmq.security.access import User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode, read_heads

@@ -25,7 +25,8 @@ from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorComm
 from rl4sys_zmq.learner.run.log_files import CLIENT_READY
 from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.security import AccessList, Authorizer
+from rl4sys_zmq.security.access import AccessList
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame, Verdict
 from rl4sys_zmq.wire.thread_messages import (

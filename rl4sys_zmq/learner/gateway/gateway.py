@@ -35,7 +35,8 @@ from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.security import Authenticator, Authorizer
+from rl4sys_zmq.security.authenticator import Authenticator
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, Socket, ThreadCalls, subscribed_topics
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version

@@ -171,7 +171,7 @@ class ReplayMemory(Replay):
         columns = {_RETURNS: number, _DISCOUNTS: number, _SEGMENT: ArraySpec((), np.dtype(np.int64))}
         observations = self._spaces.observations()
         pairs = zip(observations, self._spaces.observations(_SUCCESSORS), strict=True)
-        observed = dict(zip(pairs, observations.values(), strict=True))
+        observed: dict[tuple[str, ...], ArraySpec] = dict(zip(pairs, observations.values(), strict=True))
         self._ring = ReplayRows(options.capacity, self._spaces.actions() | columns, observed)
         super().__init__(self._ring, options.priority)
 

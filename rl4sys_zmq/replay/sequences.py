@@ -111,7 +111,7 @@ class SequenceMemory(Replay):
         initial = {c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
         self._initial = tuple(initial)
         plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
-        observed = {(name,): leaf for name, leaf in self._spaces.observations().items()}
+        observed: dict[tuple[str, ...], ArraySpec] = {(name,): leaf for name, leaf in self._spaces.observations().items()}
         described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), ArraySpec((), np.dtype(np.int64)))
         described[_TERMINATED] = ArraySpec((), np.dtype(np.bool_))
         described |= {_INITIAL + name: leaf for name, leaf in initial.items()}

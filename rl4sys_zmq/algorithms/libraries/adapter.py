@@ -23,9 +23,9 @@ from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithms import mask_refusal
-from rl4sys_zmq.replay import ReplayMemory
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.replay.pace import PaceRule
-from rl4sys_zmq.values import BoxSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
 
 ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -157,17 +157,20 @@ class LibraryReplayTraining(ReplayTraining):
 
     stored_returns: Mapping[str, float] = {}
     """The parameters with which the returns in the replay were computed, if they hold more than single rewards."""
+    _name: str
+    _observation_space: ObservationSpace
+    _action_space: Space
+    _replay: ReplayMemory
 
-    def use_replay(self, name: str, memory: ReplayMemory, rule: PaceRule, seed: int) -> None:
-        self._use_replay(memory, rule, seed)
-        self._label, self._memory = name, memory
+    def use_replay(self, options: ReplayOptions, rule: PaceRule, seed: int) -> None:
+        self._use_replay(ReplayMemory(self._observation_space, self._action_space, options), rule, seed)
         self.publish_every_updates = max(1, round(STEPS_PER_VERSION / rule.train_frequency))
 
     def check_memory(self, available: int) -> None:
-        check_replay_size(self._memory.options.capacity, self._memory.nbytes, available)
+        check_replay_size(self._replay.options.capacity, self._replay.nbytes, available)
 
     def _stored(self, segment: Segment) -> Segment:
-        refuse_masks(segment, self._label)
+        refuse_masks(segment, self._name)
         return segment
 
     def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:

@@ -73,8 +73,6 @@ class Sb3Adapter:
     """
 
     rollout_length: int
-    publish_every_updates = 1
-    max_policy_lag: int | None = None
 
     def __init__(
         self,
@@ -125,8 +123,6 @@ class Sb3Adapter:
     def _rate(self) -> Any:
         p = self.parameters
         return p.learning_rate if p.learning_rate_final is None else _RateSchedule(p.learning_rate, p.learning_rate_final)
-
-    # ---- the policy
 
     def spec(self) -> PolicySpec:
         return self._spec
@@ -201,8 +197,6 @@ class Sb3Adapter:
             if hasattr(model, f"{name}_target"):
                 getattr(model, f"{name}_target").load_state_dict(getattr(model, name).state_dict())
 
-    # ---- training
-
     def _advance(self, steps: int) -> None:
         """Set the number of steps that the model's schedules have seen."""
         model, total = self._model, self.parameters.total_steps
@@ -222,8 +216,6 @@ class Sb3Adapter:
         self._model.lr_schedule = FloatSchedule(self._model.learning_rate)
         for name in p.changeable - p.ours:
             setattr(self._model, name, getattr(p, name))
-
-    # ---- the state
 
     def _model_state(self) -> dict[str, Any]:
         model = self._model

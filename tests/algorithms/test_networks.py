@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from rl4sys_zmq.algorithms.action_distributions import Categorical, DiagonalGaussian
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.networks.flat_networks import MAX_RESCALE, FlatAdam, MLPStack
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, standardise
-from rl4sys_zmq.algorithms.networks.mlp_stack import MAX_RESCALE, MLPStack
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters
 from rl4sys_zmq.algorithms.networks.module_export import build_module
 from rl4sys_zmq.layers.layer import Sequences
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.cloning import CloneLoss, clone_policy
 from rl4sys_zmq.algorithms.networks import ReplayShape
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
 from rl4sys_zmq.algorithms.networks.interface import FlatNetwork, ReplayNetwork
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters

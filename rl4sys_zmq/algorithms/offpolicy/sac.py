@@ -35,7 +35,7 @@ from torch.nn import functional
 from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks import ReplayShape
-from rl4sys_zmq.algorithms.networks.flat_parameters import limit_norm
+from rl4sys_zmq.algorithms.networks.flat_networks import limit_norm
 from rl4sys_zmq.algorithms.offpolicy.critic_parameters import SACParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, ActionScale, Distribution
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states, standardise
 from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters

@@ -127,10 +127,6 @@ Make = Callable[[ArraySpec], NDArray[Any]]
 """Creates an array of zeros."""
 
 
-def is_shared(leaf: ArraySpec) -> bool:
-    return leaf.nbytes >= SHARED_BYTES
-
-
 def stack_axis(leaf: ArraySpec) -> int | None:
     """Return the axis along which an image is split into frames, each of which is stored once; None for no split.
 
@@ -151,64 +147,35 @@ def frames_per_value(leaf: ArraySpec) -> int:
 
 
 def pool_bytes(capacity: int, leaf: ArraySpec) -> int:
-    """Return the size in bytes of the storage for frames that `FrameColumn.reserve` creates for `capacity` values."""
+    """Return the size in bytes of the storage for frames that `FramePool.reserve` creates for `capacity` values."""
     frame = leaf.nbytes // frames_per_value(leaf)
     return (_BLOCKS + 1) * -(-capacity // _BLOCKS) * frame
 
 
-def frame_pool(capacity: int, leaf: ArraySpec, make: Make) -> FrameStore:
-    """Create the `FrameStore` for values of one shape and dtype. Several columns can share this *pool*."""
-    axis, shape = stack_axis(leaf), list(leaf.shape)
-    if axis is not None:
-        shape.pop(axis)
-    block = -(-capacity // _BLOCKS)
-    frame = ArraySpec(tuple(shape), leaf.dtype)
-    return FrameStore(frame, block, lambda _: make(ArraySpec((block, *frame.shape), frame.dtype)))
+class FramePool(FrameStore):
+    """A `FrameStore` for values of one shape and dtype, each of which consists of one or more frames.
 
-
-class FrameColumn:
-    """A column of values that consist of frames in a pool (`FrameStore`). Equal frames in the pool are stored once.
-
-    Each row has the slots of its frames; -1 before the first write.
+    Args:
+        capacity: Number of values for which `reserve` creates enough blocks.
+        leaf: Shape and dtype of a value.
+        make: Function that creates the blocks.
     """
 
-    def __init__(self, capacity: int, leaf: ArraySpec, pool: FrameStore) -> None:
-        self.leaf = leaf
-        self._axis = stack_axis(leaf)
-        self.pool = pool
-        self.frames_per_value = frames_per_value(leaf)
-        self._slots = np.full((capacity, self.frames_per_value), -1, np.int64)
+    def __init__(self, capacity: int, leaf: ArraySpec, make: Make) -> None:
+        self._axis, shape = stack_axis(leaf), list(leaf.shape)
+        if self._axis is not None:
+            shape.pop(self._axis)
+        block = -(-capacity // _BLOCKS)
+        frame = ArraySpec(tuple(shape), leaf.dtype)
+        super().__init__(frame, block, lambda _: make(ArraySpec((block, *frame.shape), frame.dtype)))
 
-    def write(self, first: int, block: NDArray[Any]) -> None:
-        """Write the values ``[count, *leaf.shape]`` to the rows from `first` on."""
-        rows = slice(first, first + len(block))
-        frames = block if self._axis is None else np.moveaxis(block, 1 + self._axis, 1)
-        slots = self.pool.hold(frames.astype(self.leaf.dtype, copy=False).reshape(-1, *self.pool.leaf.shape))
-        self._replace(rows, slots.reshape(len(block), -1))
-
-    def overwrite(self, places: NDArray[np.int64], sources: NDArray[np.int64]) -> None:
-        """Copy the values of the rows `sources` to the rows `places`."""
-        slots = self._slots[sources]
-        self.pool.share(slots)
-        self._replace(places, slots)
-
-    def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of the values of these rows, ``[*places.shape, *leaf.shape]``."""
-        return self.join(self.pool.gather(self._slots[places]))
-
-    def slots(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slots of the frames of these rows, ``[*places.shape, frames]``."""
-        slots: NDArray[np.int64] = self._slots[places]
-        return slots
+    def put(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Store values ``[n, *leaf.shape]``. Return the slots of their frames, ``[n, frames]``."""
+        frames = values[:, None] if self._axis is None else np.moveaxis(values, 1 + self._axis, 1)
+        slots = self.hold(frames.astype(self.leaf.dtype, copy=False).reshape(-1, *self.leaf.shape))
+        return slots.reshape(frames.shape[:2])
 
     def join(self, frames: NDArray[Any]) -> NDArray[Any]:
-        """Join frames ``[..., frames, *frame]`` to values ``[..., *leaf.shape]``."""
-        rows = frames.ndim - 1 - len(self.pool.leaf.shape)
-        if self._axis is None:
-            return frames.reshape(*frames.shape[:rows], *self.leaf.shape)
-        return np.ascontiguousarray(np.moveaxis(frames, rows, rows + self._axis))
-
-    def _replace(self, rows: Any, slots: NDArray[np.int64]) -> None:
-        old = self._slots[rows].copy()
-        self._slots[rows] = slots
-        self.pool.release(old[old >= 0])
+        """Join frames ``[..., frames, *frame]`` to values, as `put` gets them."""
+        axis = frames.ndim - 1 - len(self.leaf.shape)
+        return frames.squeeze(axis) if self._axis is None else np.ascontiguousarray(np.moveaxis(frames, axis, axis + self._axis))

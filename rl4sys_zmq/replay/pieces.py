@@ -11,7 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.replay.frames import FrameColumn, Make, frame_pool, frames_per_value, is_shared, pool_bytes
+from rl4sys_zmq.replay.frames import SHARED_BYTES, FramePool, Make, frames_per_value, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec, zeros
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.replay.space_columns import MASKS
@@ -70,11 +70,11 @@ class ReplayRows(RowRingBuffer):
         self._plain = dict(columns)
         self._large: dict[tuple[str, ...], ArraySpec] = {}
         for names, leaf in (observations or {}).items():
-            if is_shared(leaf):
+            if leaf.nbytes >= SHARED_BYTES:
                 self._large[names] = leaf
             else:
                 self._plain |= dict.fromkeys(names, leaf)
-        self._shared: dict[str, FrameColumn] = {}
+        self._pools: dict[str, FramePool] = {}  # for a column of large values, the pool of frames to whose slots its rows refer
         self._size = -(-capacity // _PIECES)
         self._known: dict[int, tuple[int, str]] = {}  # for a complete piece, its first row and its name when it was last copied
 
@@ -88,7 +88,7 @@ class ReplayRows(RowRingBuffer):
     @property
     def frames(self) -> int:
         """The number of frames of large observations, each of which can belong to several rows."""
-        return sum(self._shared[names[0]].pool.used for names in self._large)
+        return sum(pool.used for pool in set(self._pools.values()))
 
     def create(self, *, reserve: bool = False) -> None:
         """Create the columns, unless they exist; with `reserve`, also the arrays of shared ones."""
@@ -96,8 +96,9 @@ class ReplayRows(RowRingBuffer):
             return
         self._columns = {name: self.make(self._whole(leaf)) for name, leaf in self._plain.items()}
         for names, leaf in self._large.items():
-            pool = frame_pool(self.capacity, leaf, self.make)
-            self._shared |= {name: FrameColumn(self.capacity, leaf, pool) for name in names}
+            pool = FramePool(self.capacity, leaf, self.make)
+            self._pools |= dict.fromkeys(names, pool)
+            self._columns |= {name: np.full((self.capacity, frames_per_value(leaf)), -1, np.int64) for name in names}
             if reserve:
                 pool.reserve()
 
@@ -116,14 +117,21 @@ class ReplayRows(RowRingBuffer):
         self.append(blocks, rows)
 
     def append(self, blocks: Mapping[str, NDArray[Any]], count: int) -> None:
-        if self._shared:
+        if self._pools:
             end, before = self.end, min(count, self.capacity - self.end % self.capacity)
             for low, high in ((0, before), (before, count)):
                 # Equal frames are only found among recently written frames, so the columns take turns after few rows.
                 for start in range(low, high, _TURN):
-                    for name, column in self._shared.items():
-                        column.write((end + start) % self.capacity, blocks[name][start : min(start + _TURN, high)])
-        super().append({name: block for name, block in blocks.items() if name not in self._shared}, count)
+                    stop, first = min(start + _TURN, high), (end + start) % self.capacity
+                    for name, pool in self._pools.items():
+                        self._refer(name, slice(first, first + stop - start), pool.put(blocks[name][start:stop]))
+        super().append({name: block for name, block in blocks.items() if name not in self._pools}, count)
+
+    def _refer(self, name: str, places: Any, slots: NDArray[np.int64]) -> None:
+        """Let rows of a column of large values refer to other slots, for which their references are counted already."""
+        old = self._columns[name][places].copy()
+        self._columns[name][places] = slots
+        self._pools[name].release(old[old >= 0])
 
     def skip_to(self, number: int) -> None:
         super().skip_to(number)
@@ -144,14 +152,17 @@ class ReplayRows(RowRingBuffer):
         return begin + (places - begin) % self.capacity
 
     def take(self, name: str, places: Ids) -> NDArray[Any]:
-        return self._shared[name].take(places) if name in self._shared else super().take(name, places)
+        taken, pool = super().take(name, places), self._pools.get(name)
+        return taken if pool is None else pool.join(pool.gather(taken))
 
     def overwrite(self, places: Ids, sources: Ids) -> None:
         """Copy the rows at the indices `sources` of all columns to the indices `places`."""
-        for column in self._columns.values():
-            column[places] = column[sources]
-        for shared in self._shared.values():
-            shared.overwrite(places, sources)
+        for name, column in self._columns.items():
+            if name in self._pools:
+                self._pools[name].share(column[sources])
+                self._refer(name, places, column[sources])
+            else:
+                column[places] = column[sources]
         for number in np.unique(self.numbers(places) // self._size):
             self._known.pop(int(number), None)
 
@@ -200,15 +211,15 @@ class ReplayRows(RowRingBuffer):
 
     def _copy(self, ids: Ids) -> dict[str, NDArray[Any]]:
         """Return the arrays of a piece: plain columns, and for large values their different frames and each row's indices."""
-        arrays = {name: self.gather(name, ids) for name in self._columns if not name.startswith("/")}
+        plain = self._columns.keys() - self._pools.keys()
+        arrays = {name: self.gather(name, ids) for name in plain if not name.startswith("/")}
         for names in self._large:
-            columns = [self._shared[name] for name in names]
-            used = np.stack([column.slots(ids % self.capacity) for column in columns])
+            used = np.stack([self._columns[name][ids % self.capacity] for name in names])
             slots, first, inverse = np.unique(used, return_index=True, return_inverse=True)
             order = np.argsort(first)
             indices = np.empty(len(order), np.int32)
             indices[order] = np.arange(len(order))
-            arrays[_FRAMES + names[0]] = columns[0].pool.gather(slots[order])
+            arrays[_FRAMES + names[0]] = self._pools[names[0]].gather(slots[order])
             rows = indices[inverse.reshape(used.shape)]
             arrays |= {_SLOTS + name: block for name, block in zip(names, rows, strict=True)}
         return arrays
@@ -222,10 +233,10 @@ class ReplayRows(RowRingBuffer):
         self._check(rows, arrays)
         for start in range(skipped, rows, _AT_ONCE):
             stop = min(start + _AT_ONCE, rows)
-            blocks = {name: self._block(name, arrays, start, stop) for name in self._columns}
+            blocks = {name: self._block(name, arrays, start, stop) for name in self._columns.keys() - self._pools.keys()}
             for names in self._large:
-                frames = arrays[_FRAMES + names[0]]
-                blocks |= {name: self._shared[name].join(frames[arrays[_SLOTS + name][start:stop]]) for name in names}
+                frames, pool = arrays[_FRAMES + names[0]], self._pools[names[0]]
+                blocks |= {name: pool.join(frames[arrays[_SLOTS + name][start:stop]]) for name in names}
             self.append(blocks, stop - start)
         number = first // self._size
         if first + rows == (number + 1) * self._size and first <= max(number * self._size, begin):
@@ -240,12 +251,10 @@ class ReplayRows(RowRingBuffer):
 
     def _check(self, rows: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Raise `ConfigError` if the arrays of a piece of `rows` rows are not those of this ring."""
-        expected = {name: (rows, *column.shape[1:]) for name, column in self._columns.items() if not name.startswith("/")}
-        if MASKS not in arrays:
-            expected.pop(MASKS, None)
-        expected |= {_SLOTS + name: (rows, column.frames_per_value) for name, column in self._shared.items()}
-        for name, shape in expected.items():
-            actual = arrays[name].shape if name in arrays else None
+        for name, column in self._columns.items():
+            if name.startswith("/") or (name == MASKS and name not in arrays):
+                continue
+            stored, shape = _SLOTS + name if name in self._pools else name, (rows, *column.shape[1:])
+            actual = arrays[stored].shape if stored in arrays else None
             if actual != shape:
-                name = name.removeprefix(_SLOTS)
                 raise ConfigError(f"{name} in the replay state has shape {actual}; expected {shape}", key="buffer_size")

@@ -47,12 +47,16 @@ class PublishedNetwork:
         layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
             them, so do not keep this object.
         extras: The tensors of the action head, such as ``log_std``.
+        beside: Layers beside the last one, whose outputs follow those of the last one.
+        quantiles: The number of estimates of each output. Actors get their mean.
     """
 
     head: str
     layers: Sequence[tuple[Tensor, Tensor]]
     activation: str
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    beside: Sequence[tuple[Tensor, Tensor]] = ()
+    quantiles: int = 1
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -60,9 +64,28 @@ class PublishedNetwork:
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         named = dict(self.extras)
-        for index, (weight, bias) in enumerate(self.layers):
-            named[f"layers.{index}.weight"], named[f"layers.{index}.bias"] = weight, bias
+        for name, parts, copies in self._named():
+            joined = torch.cat(parts)
+            named[name] = joined if copies == 1 else joined.unflatten(0, (copies, -1)).mean(0)  # the mean is linear
         return {name: np.array(tensor.detach().cpu().numpy(), np.float32) for name, tensor in named.items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Give the network the weights of a policy. All quantiles get the mean."""
+        weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
+        for name, tensor in self.extras.items():
+            tensor.copy_(weights[name])
+        for name, parts, copies in self._named():
+            for own, new in zip(parts, torch.cat([weights[name]] * copies).chunk(len(parts)), strict=True):
+                own.copy_(new)
+
+    def _named(self) -> Iterator[tuple[str, list[Tensor], int]]:
+        """Yield the name of each tensor of the policy's layers, the tensors of the network in it, and its number of quantiles."""
+        for index, layer in enumerate(self.layers):
+            last = index == len(self.layers) - 1
+            parts = (layer, *self.beside) if last else (layer,)
+            for name, tensors in zip(("weight", "bias"), zip(*parts, strict=True), strict=True):
+                yield f"layers.{index}.{name}", list(tensors), self.quantiles if last else 1
 
 
 def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:

@@ -6,8 +6,8 @@ A parameter has the name and the default of the library, unless its description 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -39,22 +39,18 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
 )
 
 
-def _entropy_weight(value: object) -> float | str:
-    if isinstance(value, str) and re.fullmatch(r"auto(_\d+(\.\d+)?)?", value):
-        return value
-    try:
-        return number(0.0, MAX_NUMBER)(value)
-    except InvalidValue as exc:
-        raise InvalidValue(f"{exc}, or auto, or auto_X with a number X") from exc
+def _number_or(low: float, pattern: str, texts: str) -> Callable[[object], float | str]:
+    """Return a check of an option that is a number of at least `low`, or a text of a pattern, which `texts` describes."""
 
+    def check(value: object) -> float | str:
+        if isinstance(value, str) and re.fullmatch(pattern, value):
+            return value
+        try:
+            return number(low, MAX_NUMBER)(value)
+        except InvalidValue as exc:
+            raise InvalidValue(f"{exc}, or {texts}") from exc
 
-def _target_entropy(value: object) -> float | str:
-    if value == "auto":
-        return "auto"
-    try:
-        return number(-MAX_NUMBER, MAX_NUMBER)(value)
-    except InvalidValue as exc:
-        raise InvalidValue(f"{exc}, or auto") from exc
+    return check
 
 
 @with_settings(hidden_sizes=(64, 64), activation=Setting("tanh", names=("activation_fn",)), rollout_length=128)
@@ -62,10 +58,7 @@ class Sb3Parameters(LibraryParameters):
     """The parameters that all algorithms of Stable-Baselines3 have. *Steps* are environment steps."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "learning_rate_final", "total_steps"})
-    ours: ClassVar[frozenset[str]] = frozenset(
-        {"learning_rate", "learning_rate_final", "total_steps", "hidden_sizes", "activation", "rollout_length"}
-    )
-    """The parameters that are no arguments of the library's class."""
+    ours: ClassVar[frozenset[str]] = LibraryParameters.ours | changeable
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="step size of the optimizer")
     learning_rate_final: float | None = nullable(
@@ -77,10 +70,6 @@ class Sb3Parameters(LibraryParameters):
         names=("total_timesteps",),
         doc="length of the schedules in steps; training continues after it",
     )
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's class, by name, without the learning rate."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.ours}
 
     def network_arguments(self) -> dict[str, Any]:
         """Return further arguments of the library's policy class, by name."""
@@ -236,7 +225,10 @@ class SACParameters(OffPolicyParameters):
     """The parameters of ``sb3:SAC``."""
 
     ent_coef: float | str = option(
-        _entropy_weight, "auto", names=("alpha",), doc="weight of the entropy; auto or auto_X: learnt, from 1 or X"
+        _number_or(0.0, r"auto(_\d+(\.\d+)?)?", "auto, or auto_X with a number X"),
+        "auto",
+        names=("alpha",),
+        doc="weight of the entropy; auto or auto_X: learnt, from 1 or X",
     )
     target_update_interval: int = option(
         whole_number(1),
@@ -244,7 +236,9 @@ class SACParameters(OffPolicyParameters):
         doc="gradient steps from one update of the target network to the next, in each training, which begins with one",
     )
     target_entropy: float | str = option(
-        _target_entropy, "auto", doc="entropy that a learnt weight holds; auto: minus the number of an action's elements"
+        _number_or(-MAX_NUMBER, "auto", "auto"),
+        "auto",
+        doc="entropy that a learnt weight holds; auto: minus the number of an action's elements",
     )
 
 

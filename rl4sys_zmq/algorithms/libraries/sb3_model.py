@@ -56,16 +56,6 @@ class _SpacesOnly(VecEnv):
         return [False]
 
 
-class _RateSchedule:
-    """A learning rate that falls linearly, as a function of the share of steps that remain."""
-
-    def __init__(self, first: float, last: float) -> None:
-        self._first, self._last = first, last
-
-    def __call__(self, remaining: float) -> float:
-        return self._last + (self._first - self._last) * remaining
-
-
 class Sb3Adapter:
     """The base class of the adapters of Stable-Baselines3's on-policy and off-policy algorithms.
 
@@ -121,8 +111,9 @@ class Sb3Adapter:
         return self.parameters.arguments()
 
     def _rate(self) -> Any:
-        p = self.parameters
-        return p.learning_rate if p.learning_rate_final is None else _RateSchedule(p.learning_rate, p.learning_rate_final)
+        """Return the learning rate: a number, or a function of the share of steps that remain."""
+        first, last = self.parameters.learning_rate, self.parameters.learning_rate_final
+        return first if last is None else lambda remaining: last + (first - last) * remaining
 
     def spec(self) -> PolicySpec:
         return self._spec
@@ -146,8 +137,7 @@ class Sb3Adapter:
             return self._published_actor(policy.actor, epsilon)
         if hasattr(policy, "quantile_net"):
             layers, activation = network_layers(policy.quantile_net.quantile_net)
-            means = [tensor.unflatten(0, (model.n_quantiles, -1)).mean(0) for tensor in layers[-1]]  # the mean is linear
-            return PublishedNetwork("q_values", [*layers[:-1], (means[0], means[1])], activation, epsilon)
+            return PublishedNetwork("q_values", layers, activation, epsilon, quantiles=model.n_quantiles)
         if hasattr(policy, "q_net"):
             return PublishedNetwork("q_values", *network_layers(policy.q_net.q_net), epsilon)
         raise ConfigError(
@@ -162,37 +152,15 @@ class Sb3Adapter:
             noise = torch.tensor([getattr(self.parameters, "exploration_noise", 0.1)], dtype=torch.float32, device="cpu")
             return PublishedNetwork("deterministic", layers, activation, {"noise_std": noise, **epsilon})
         layers, activation = network_layers(actor.latent_pi, actor.mu)
-        network_layers(actor.log_std)
-        weight, bias = (torch.cat([getattr(actor.mu, name), getattr(actor.log_std, name)]) for name in ("weight", "bias"))
-        return PublishedNetwork("squashed_gaussian", [*layers[:-1], (weight, bias)], activation)
+        return PublishedNetwork("squashed_gaussian", layers, activation, beside=network_layers(actor.log_std)[0])
 
     def _epsilon(self) -> float:
         return float(getattr(self._model, "exploration_rate", 0.0))
 
-    @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Start the training from a policy. If the algorithm estimates quantiles of the return, all quantiles get the mean."""
-        model, policy, published = self._model, self._model.policy, self._published()
-        weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
-        last = len(published.layers) - 1
-        pairs = [(weights[f"layers.{index}.weight"], weights[f"layers.{index}.bias"]) for index in range(last + 1)]
-        targets = list(published.layers[:-1])
-        if published.head == "squashed_gaussian":
-            targets += [(layer.weight, layer.bias) for layer in (policy.actor.mu, policy.actor.log_std)]
-            means, log_stds = zip(*(tensor.chunk(2) for tensor in pairs.pop()), strict=True)
-            pairs += [means, log_stds]
-        elif hasattr(policy, "quantile_net"):
-            output = policy.quantile_net.quantile_net[-1]
-            targets.append((output.weight, output.bias))
-            weight, bias = pairs.pop()
-            pairs.append((weight.repeat(model.n_quantiles, 1), bias.repeat(model.n_quantiles)))
-        else:
-            targets.append(published.layers[-1])
-        if published.head == "gaussian":
-            published.extras["log_std"].copy_(weights["log_std"])
-        for target, source in zip(targets, pairs, strict=True):
-            for own, new in zip(target, source, strict=True):
-                own.copy_(new)
+        model = self._model
+        self._published().load(tensors)
         for name in ("q_net", "quantile_net", "actor"):
             if hasattr(model, f"{name}_target"):
                 getattr(model, f"{name}_target").load_state_dict(getattr(model, name).state_dict())

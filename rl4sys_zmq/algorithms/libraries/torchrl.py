@@ -66,8 +66,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         name = entry.name.partition(":")[2]
         with self._random.active(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about later versions of the library
-            made = make_loss(name, p, feature_size(self._observation_space), action_space)
-            self._loss, self._policy = made.loss, made.policy
+            self._loss, self._policy = make_loss(name, p, feature_size(self._observation_space), action_space)
             self._targets = SoftUpdate(self._loss, tau=p.tau) if isinstance(p, ValueParameters) else None
         self._gradient_steps = 0
         self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
@@ -79,7 +78,10 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         return self._spec
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the policy's weights, with the current amount of exploration."""
+        return self._published().tensors()
+
+    def _published(self) -> PublishedNetwork:
+        """Return the policy's network, with the current amount of exploration."""
         layers, activation = network_layers(self._policy)
         started = self._gradient_steps > 0  # the count of updates changes without training if their rule changes (`settle`)
         extras: dict[str, Tensor] = {}
@@ -89,14 +91,12 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         if self._head == "deterministic":
             noise_std = getattr(self.parameters, "exploration_noise", 0.1)
             extras["noise_std"] = torch.tensor([noise_std], dtype=torch.float32, device="cpu")
-        return PublishedNetwork(self._head, layers, activation, extras).tensors()
+        return PublishedNetwork(self._head, layers, activation, extras)
 
     @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Start the training from a policy. The policy's target network gets the same weights."""
-        for index, pair in enumerate(network_layers(self._policy)[0]):
-            for name, tensor in zip(("weight", "bias"), pair, strict=True):
-                tensor.copy_(torch.from_numpy(np.array(tensors[f"layers.{index}.{name}"], np.float32)))
+        self._published().load(tensors)
         for own in ("actor_network", "value_network"):
             target = getattr(self._loss, f"target_{own}_params", None)
             if target is not None and self._targets is not None:

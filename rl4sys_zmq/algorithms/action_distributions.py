@@ -31,9 +31,6 @@ class Distribution(Protocol):
     def mean_entropy(self) -> Tensor:
         """Return the mean entropy of the ``B`` distributions in nats, as a scalar tensor."""
 
-    def mode(self) -> Tensor:
-        """Return the most probable action of each distribution, in the form that `log_probs` takes."""
-
 
 class Categorical:
     """A batch of ``B`` distributions over ``n`` discrete actions. It implements `Distribution`.
@@ -53,10 +50,6 @@ class Categorical:
     def mean_entropy(self) -> Tensor:
         """Return the mean of ``-Σ p log p`` over the ``B`` distributions, as a scalar tensor."""
         return (self._log_probs.exp() * self._log_probs).sum() * (-1.0 / len(self._log_probs))
-
-    def mode(self) -> Tensor:
-        """Return the most probable actions, int64 ``[B]`` from 0."""
-        return self._log_probs.argmax(dim=1)
 
 
 class DiagonalGaussian:
@@ -82,10 +75,6 @@ class DiagonalGaussian:
     def mean_entropy(self) -> Tensor:
         """Return the entropy ``Σ log σ + n/2 (1 + log 2π)``, for standard deviations σ, as a scalar tensor."""
         return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
-
-    def mode(self) -> Tensor:
-        """Return the means, ``[B, n]``: the most probable actions."""
-        return self._means
 
 
 class ActionDistributions:
@@ -161,12 +150,6 @@ class JointDistribution:
         if self._numbers is not None:
             parts.append(self._numbers.mean_entropy())
         return torch.stack(parts).sum()
-
-    def mode(self) -> Tensor:
-        indices = torch.empty((self._rows, self._count), dtype=torch.float32, device="cpu")
-        for group, choices in zip(self._groups, self._choices, strict=True):
-            indices = indices.to(choices.device).index_copy(1, choices, group.mode().view(self._rows, -1).float())
-        return indices if self._numbers is None else torch.cat((indices, self._numbers.mode()), dim=1)
 
 
 class ActionScale:

@@ -40,7 +40,7 @@ class FrameStore:
         return int(np.count_nonzero(self._uses))
 
     def reserve(self) -> None:
-        """Create the blocks of `pool_bytes` now. The store must be empty."""
+        """Create the blocks of a `FramePool` now. The store must be empty."""
         while len(self._blocks) <= _BLOCKS:
             self._add_block()
 
@@ -141,17 +141,6 @@ def stack_axis(leaf: ArraySpec) -> int | None:
     return None
 
 
-def frames_per_value(leaf: ArraySpec) -> int:
-    axis = stack_axis(leaf)
-    return 1 if axis is None else leaf.shape[axis]
-
-
-def pool_bytes(capacity: int, leaf: ArraySpec) -> int:
-    """Return the size in bytes of the storage for frames that `FramePool.reserve` creates for `capacity` values."""
-    frame = leaf.nbytes // frames_per_value(leaf)
-    return (_BLOCKS + 1) * -(-capacity // _BLOCKS) * frame
-
-
 class FramePool(FrameStore):
     """A `FrameStore` for values of one shape and dtype, each of which consists of one or more frames.
 
@@ -159,14 +148,18 @@ class FramePool(FrameStore):
         capacity: Number of values for which `reserve` creates enough blocks.
         leaf: Shape and dtype of a value.
         make: Function that creates the blocks.
+
+    Attributes:
+        frames_per_value: Number of frames in a value.
+        nbytes: Size in bytes of the blocks that `reserve` creates.
     """
 
     def __init__(self, capacity: int, leaf: ArraySpec, make: Make) -> None:
         self._axis, shape = stack_axis(leaf), list(leaf.shape)
-        if self._axis is not None:
-            shape.pop(self._axis)
+        self.frames_per_value = 1 if self._axis is None else shape.pop(self._axis)
         block = -(-capacity // _BLOCKS)
         frame = ArraySpec(tuple(shape), leaf.dtype)
+        self.nbytes = (_BLOCKS + 1) * block * frame.nbytes
         super().__init__(frame, block, lambda _: make(ArraySpec((block, *frame.shape), frame.dtype)))
 
     def put(self, values: NDArray[Any]) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.replay.frames import SHARED_BYTES, FramePool, Make, frames_per_value, pool_bytes
+from rl4sys_zmq.replay.frames import SHARED_BYTES, FramePool, Make
 from rl4sys_zmq.replay.layout import ArraySpec, zeros
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.replay.space_columns import MASKS
@@ -68,13 +68,14 @@ class ReplayRows(RowRingBuffer):
         super().__init__(capacity)
         self.make: Make = zeros
         self._plain = dict(columns)
-        self._large: dict[tuple[str, ...], ArraySpec] = {}
+        self._large: dict[tuple[str, ...], FramePool] = {}
         for names, leaf in (observations or {}).items():
             if leaf.nbytes >= SHARED_BYTES:
-                self._large[names] = leaf
+                self._large[names] = FramePool(capacity, leaf, lambda block: self.make(block))  # noqa: PLW0108 - it can be replaced
             else:
                 self._plain |= dict.fromkeys(names, leaf)
-        self._pools: dict[str, FramePool] = {}  # for a column of large values, the pool of frames to whose slots its rows refer
+        # For a column of large values, the pool of frames to whose slots its rows refer.
+        self._pools = {name: pool for names, pool in self._large.items() for name in names}
         self._size = -(-capacity // _PIECES)
         self._known: dict[int, tuple[int, str]] = {}  # for a complete piece, its first row and its name when it was last copied
 
@@ -82,23 +83,21 @@ class ReplayRows(RowRingBuffer):
     def nbytes(self) -> int:
         """The size of a full ring in bytes, without masks."""
         row = sum(leaf.nbytes for leaf in self._plain.values())
-        row += sum(8 * len(names) * frames_per_value(leaf) for names, leaf in self._large.items())
-        return self.capacity * row + sum(pool_bytes(self.capacity, leaf) for leaf in self._large.values())
+        row += sum(8 * pool.frames_per_value for pool in self._pools.values())
+        return self.capacity * row + sum(pool.nbytes for pool in self._large.values())
 
     @property
     def frames(self) -> int:
         """The number of frames of large observations, each of which can belong to several rows."""
-        return sum(pool.used for pool in set(self._pools.values()))
+        return sum(pool.used for pool in self._large.values())
 
     def create(self, *, reserve: bool = False) -> None:
         """Create the columns, unless they exist; with `reserve`, also the arrays of shared ones."""
         if self._columns:
             return
         self._columns = {name: self.make(self._whole(leaf)) for name, leaf in self._plain.items()}
-        for names, leaf in self._large.items():
-            pool = FramePool(self.capacity, leaf, self.make)
-            self._pools |= dict.fromkeys(names, pool)
-            self._columns |= {name: np.full((self.capacity, frames_per_value(leaf)), -1, np.int64) for name in names}
+        for name, pool in self._pools.items():
+            self._columns[name] = np.full((self.capacity, pool.frames_per_value), -1, np.int64)
             if reserve:
                 pool.reserve()
 
@@ -213,13 +212,13 @@ class ReplayRows(RowRingBuffer):
         """Return the arrays of a piece: plain columns, and for large values their different frames and each row's indices."""
         plain = self._columns.keys() - self._pools.keys()
         arrays = {name: self.gather(name, ids) for name in plain if not name.startswith("/")}
-        for names in self._large:
+        for names, pool in self._large.items():
             used = np.stack([self._columns[name][ids % self.capacity] for name in names])
             slots, first, inverse = np.unique(used, return_index=True, return_inverse=True)
             order = np.argsort(first)
             indices = np.empty(len(order), np.int32)
             indices[order] = np.arange(len(order))
-            arrays[_FRAMES + names[0]] = self._pools[names[0]].gather(slots[order])
+            arrays[_FRAMES + names[0]] = pool.gather(slots[order])
             rows = indices[inverse.reshape(used.shape)]
             arrays |= {_SLOTS + name: block for name, block in zip(names, rows, strict=True)}
         return arrays
@@ -234,8 +233,8 @@ class ReplayRows(RowRingBuffer):
         for start in range(skipped, rows, _AT_ONCE):
             stop = min(start + _AT_ONCE, rows)
             blocks = {name: self._block(name, arrays, start, stop) for name in self._columns.keys() - self._pools.keys()}
-            for names in self._large:
-                frames, pool = arrays[_FRAMES + names[0]], self._pools[names[0]]
+            for names, pool in self._large.items():
+                frames = arrays[_FRAMES + names[0]]
                 blocks |= {name: pool.join(frames[arrays[_SLOTS + name][start:stop]]) for name in names}
             self.append(blocks, stop - start)
         number = first // self._size

@@ -73,14 +73,12 @@ class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
         masks = None if rollout.forbidden is None else (~rollout.forbidden).numpy()
         features = rollout.features[rollout.rows]
         with torch.no_grad():
-            estimates = policy.predict_values(rollout.features).squeeze(1).numpy().astype(np.float64)
+            before, after = rollout.step_values(policy.predict_values(rollout.features))
             rhos = np.ones(len(rollout.rewards))
             if rollout.correct.any():
                 mask_argument = {} if masks is None else {"action_masks": masks}
                 current = policy.evaluate_actions(features, rollout.actions, **mask_argument)[1]
                 rhos[rollout.correct] = (current - rollout.log_probs).exp().numpy()[rollout.correct]
-        values = np.append(estimates, 0.0)
-        before, after = values[rollout.rows], values[rollout.rows + 1] * rollout.alive
         advantages, targets = vtrace(
             rollout.rewards, before, after, rollout.continues, rhos, gamma=model.gamma, lam=model.gae_lambda
         )

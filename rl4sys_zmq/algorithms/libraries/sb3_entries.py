@@ -18,6 +18,7 @@ from rl4sys_zmq.algorithms.libraries.library import (
     count_values,
     library_entry,
 )
+from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters as OwnDQNParameters
 from rl4sys_zmq.config.options import (
     MAX_NUMBER,
     InvalidValue,
@@ -35,6 +36,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
     NamedFactory,
     Setting,
     Staleness,
+    inherited,
     with_settings,
 )
 
@@ -61,15 +63,8 @@ class Sb3Parameters(LibraryParameters):
     ours: ClassVar[frozenset[str]] = LibraryParameters.ours | changeable
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="step size of the optimizer")
-    learning_rate_final: float | None = nullable(
-        number(0.0, 10.0), doc="learning rate at total_steps, reached linearly; null: constant"
-    )
-    total_steps: int = option(
-        whole_number(1),
-        1_000_000,
-        names=("total_timesteps",),
-        doc="length of the schedules in steps; training continues after it",
-    )
+    learning_rate_final: float | None = inherited(OwnDQNParameters, "learning_rate_final", None)
+    total_steps: int = inherited(OwnDQNParameters, "total_steps", 1_000_000)
 
     def network_arguments(self) -> dict[str, Any]:
         """Return further arguments of the library's policy class, by name."""

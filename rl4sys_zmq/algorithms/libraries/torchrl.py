@@ -71,7 +71,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         self._gradient_steps = 0
         self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
         gamma = p.gamma if isinstance(p, ValueParameters) else 1.0
-        rule = PaceRule(learning_starts=p.learning_starts, train_frequency=p.train_frequency, rollout_length=p.rollout_length)
+        rule = PaceRule.of(p)
         self.use_replay(ReplayOptions(capacity=p.buffer_size, gamma=gamma), rule, seed)
 
     def spec(self) -> PolicySpec:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import layer_network
-from rl4sys_zmq.config.options import check_fields, one_of, option, optional, sizes
+from rl4sys_zmq.config.options import check_fields, nullable, one_of, option, sizes
 from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.concat import Concat
@@ -35,17 +35,13 @@ class CNNOptions:
         ConfigError: If only some of `channels`, `kernels` and `strides` are given, or their lengths differ.
     """
 
-    channels: tuple[int, ...] | None = option(
-        optional(sizes), None, doc="number of filters of each convolution; null: by the size of the image"
+    channels: tuple[int, ...] | None = nullable(
+        sizes, doc="number of filters of each convolution; null: by the size of the image"
     )
-    kernels: tuple[int, ...] | None = option(
-        optional(sizes),
-        None,
-        doc="width and height of the filters of each convolution, in pixels; null: by the size of the image",
+    kernels: tuple[int, ...] | None = nullable(
+        sizes, doc="width and height of the filters of each convolution, in pixels; null: by the size of the image"
     )
-    strides: tuple[int, ...] | None = option(
-        optional(sizes), None, doc="step of each convolution, in pixels; null: by the size of the image"
-    )
+    strides: tuple[int, ...] | None = nullable(sizes, doc="step of each convolution, in pixels; null: by the size of the image")
     hidden_sizes: tuple[int, ...] = option(sizes, (128,), doc="widths of the hidden layers after the convolutions")
     activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation function after each convolution and hidden layer")
     axes: str = option(

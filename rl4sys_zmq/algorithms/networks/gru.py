@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image, layer_network
-from rl4sys_zmq.config.options import flag, integer, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import flag, integer, nullable, one_of, option, sizes, whole_number
 from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.layers.gru import GRU, MAX_UNITS
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan, PolicyRequirements
@@ -29,9 +29,8 @@ class GRUOptions:
     activation: str = option(
         one_of(*ACTIVATIONS), "tanh", doc="activation function after each hidden layer before the unit, and in the value network"
     )
-    sequence_length: int | None = option(
-        optional(whole_number(1, 1 << 20)),
-        None,
+    sequence_length: int | None = nullable(
+        whole_number(1, 1 << 20),
         doc="on-policy: most steps through which a gradient is computed; longer segments are cut; null: whole segments",
     )
     value_gradient: bool = option(

@@ -166,16 +166,15 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         p = self.parameters
         columns = self._sampler.columns(rows, None if p.priority is None else p.priority_beta_at(self._pace.steps))
         rate = p.learning_rate_at(self._pace.steps)
-        target_due = self._target_due()
-        work = {"columns": columns, "rate": rate, "target_due": target_due}
+        work: dict[str, Any] = {"columns": columns, "rate": rate, "target_due": self._target_due()}
         with self._compute.ranks.leading(work, self._training_state):
-            metrics, errors = self._step(columns, rate, target_due=target_due)
+            metrics, errors = self._step(**work)
         if errors is not None:
             self._sampler.update_priorities(rows, errors.cpu().numpy())
         return metrics
 
     def follow(self, work: Mapping[str, Any]) -> None:
-        self._step(work["columns"], work["rate"], target_due=work["target_due"])
+        self._step(**work)
 
     def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> StepResult:
         """Take a gradient step in which each rank trains on its share of the rows. Return the results for all rows."""

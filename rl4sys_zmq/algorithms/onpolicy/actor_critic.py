@@ -61,7 +61,9 @@ class ActorCritic(OnPolicyTraining):
         self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
         if self._network.extras is not None:
             self._network.extras.data.fill_(p.log_std_init)
-        self._optimizer = self._new_optimizer()
+        self._optimizer = FlatAdam(
+            self._network.flat, self._network.parts, eps=p.adam_eps, betas=p.betas, bias_correction=not p.rms_prop
+        )
         self._moments = RunningMoments(features)
         self._mean = torch.zeros(features, dtype=torch.float32, device="cpu")
         self._scale = torch.ones_like(self._mean)
@@ -75,10 +77,6 @@ class ActorCritic(OnPolicyTraining):
         self.parameters = parameters
         if self._reward_scale is not None:
             self._reward_scale.gamma = parameters.gamma
-
-    def _new_optimizer(self) -> FlatAdam:
-        p = self.parameters
-        return FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps, betas=p.betas, bias_correction=not p.rms_prop)
 
     @abstractmethod
     def _work(self, rollout: RolloutBatch) -> tuple[dict[str, Any], Sequences | None, dict[str, float]]:
@@ -110,7 +108,7 @@ class ActorCritic(OnPolicyTraining):
         self._compute = compute
         self._network.place(compute.device)
         self._actions.place(compute.device)
-        self._optimizer = self._new_optimizer()
+        self._optimizer.place(self._network.flat)
         self._mean, self._scale = compute.put(self._mean), compute.put(self._scale)
 
     def spec(self) -> PolicySpec:
@@ -287,11 +285,6 @@ class ActorCritic(OnPolicyTraining):
     def _normalised(self, advantages: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the advantages of a batch with mean 0 and standard deviation 1; a single one as it is."""
         return (advantages - advantages.mean()) / (advantages.std() + 1e-8) if len(advantages) > 1 else advantages
-
-    def _step_values(self, rollout: RolloutBatch, estimates: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the values before and after each step, ``[N]`` each; 0 after a step to a terminal state."""
-        all_values = np.append(estimates.squeeze(1).cpu().numpy().astype(np.float64), 0.0)
-        return all_values[rollout.rows], all_values[rollout.rows + 1] * rollout.alive
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:
         return self._actions(outputs, self._network.extras, forbidden)

@@ -49,7 +49,7 @@ class IMPALA(ActorCritic):
         columns, current, estimates, sequences = self._forward(rollout)
         log_ratios = (current.cpu() - rollout.log_probs).numpy().astype(np.float64)
         weights = np.exp(log_ratios) if p.vtrace else np.ones(len(log_ratios))
-        values, next_values = self._step_values(rollout, estimates)
+        values, next_values = rollout.step_values(estimates)
         advantages, targets = vtrace(
             self._scaled_rewards(rollout), values, next_values, rollout.continues, weights,
             gamma=p.gamma, lam=p.gae_lambda, rho_clip=p.rho_clip, c_clip=p.c_clip,

@@ -314,7 +314,7 @@ class PPO(ActorCritic):
         columns, current, estimates, sequences = self._forward(rollout)
         log_probs = put(rollout.log_probs)
         ratios = (current - log_probs).exp().cpu()
-        values, next_values = self._step_values(rollout, estimates if p.critic else torch.zeros_like(estimates))
+        values, next_values = rollout.step_values(estimates if p.critic else torch.zeros_like(estimates))
         rewards = self._scaled_rewards(rollout)
         rhos = np.where(rollout.correct, ratios.numpy().astype(np.float64), 1.0)
         inputs = (rewards, values, next_values, rollout.continues, rhos)

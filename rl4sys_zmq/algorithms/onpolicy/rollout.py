@@ -62,6 +62,14 @@ class RolloutBatch:
     correct: NDArray[np.bool_]
     segments: Sequence[Segment]
 
+    def step_values(self, estimates: Tensor) -> tuple[Column, Column]:
+        """Return the values before and after each step, ``[N]``, from those of all observations ``[M, 1]``.
+
+        After a step to a terminal state, the value is 0.
+        """
+        values = np.append(estimates.squeeze(1).cpu().numpy().astype(np.float64), 0.0)
+        return values[self.rows], values[self.rows + 1] * self.alive
+
 
 def join_segments(
     taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributions

@@ -83,9 +83,8 @@ class ActionDistributions:
     def __init__(self, space: ActionSpace) -> None:
         self.layout = action_layout(space)
         self._space = space
-        self._groups = () if isinstance(space, BoxSpace | DiscreteSpace) else choice_groups(self.layout)
-        self._choices = [torch.from_numpy(group.choices) for group in self._groups]
-        self._logits = [torch.from_numpy(group.logits) for group in self._groups]
+        groups = () if isinstance(space, BoxSpace | DiscreteSpace) else choice_groups(self.layout)
+        self._groups = [(group.options, torch.from_numpy(group.choices), torch.from_numpy(group.logits)) for group in groups]
 
     @property
     def number_columns(self) -> slice | None:
@@ -95,8 +94,7 @@ class ActionDistributions:
         return slice(None) if isinstance(self._space, BoxSpace) else slice(self.layout.choices, None)
 
     def place(self, device: torch.device) -> None:
-        self._choices = [index.to(device) for index in self._choices]
-        self._logits = [index.to(device) for index in self._logits]
+        self._groups = [(options, choices.to(device), logits.to(device)) for options, choices, logits in self._groups]
 
     def encode(self, actions: Tree) -> Tensor:
         """Return raw actions, a tree of arrays ``[N, *leaf]``, in the form that `Distribution.log_probs` takes.
@@ -118,11 +116,11 @@ class ActionDistributions:
             assert log_std is not None
             return DiagonalGaussian(outputs, log_std)
         groups = []
-        for group, index in zip(self._groups, self._logits, strict=True):
-            excluded = None if forbidden is None else forbidden.index_select(1, index).reshape(-1, group.options)
-            groups.append(Categorical(outputs.index_select(1, index).reshape(-1, group.options), excluded))
+        for options, choices, index in self._groups:
+            excluded = None if forbidden is None else forbidden.index_select(1, index).reshape(-1, options)
+            groups.append((Categorical(outputs.index_select(1, index).reshape(-1, options), excluded), choices))
         numbers = None if log_std is None else DiagonalGaussian(outputs[:, self.layout.logits :], log_std)
-        return JointDistribution(len(outputs), groups, self._choices, numbers)
+        return JointDistribution(len(outputs), groups, numbers)
 
 
 class JointDistribution:
@@ -132,21 +130,21 @@ class JointDistribution:
     computed together.
     """
 
-    def __init__(self, rows: int, groups: list[Categorical], choices: list[Tensor], numbers: DiagonalGaussian | None) -> None:
-        self._rows, self._groups, self._choices, self._numbers = rows, groups, choices, numbers
-        self._count = sum(map(len, choices))
+    def __init__(self, rows: int, groups: list[tuple[Categorical, Tensor]], numbers: DiagonalGaussian | None) -> None:
+        self._rows, self._groups, self._numbers = rows, groups, numbers
+        self._count = sum(len(choices) for _, choices in groups)
 
     def log_probs(self, actions: Tensor) -> Tensor:
         parts = [
             group.log_probs(actions.index_select(1, choices).long().reshape(-1)).view(self._rows, -1).sum(dim=1)
-            for group, choices in zip(self._groups, self._choices, strict=True)
+            for group, choices in self._groups
         ]
         if self._numbers is not None:
             parts.append(self._numbers.log_probs(actions[:, self._count :]))
         return torch.stack(parts).sum(dim=0)
 
     def mean_entropy(self) -> Tensor:
-        parts = [group.mean_entropy() * float(len(choices)) for group, choices in zip(self._groups, self._choices, strict=True)]
+        parts = [group.mean_entropy() * float(len(choices)) for group, choices in self._groups]
         if self._numbers is not None:
             parts.append(self._numbers.mean_entropy())
         return torch.stack(parts).sum()

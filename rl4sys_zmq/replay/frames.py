@@ -85,7 +85,9 @@ class FrameStore:
         digest = _digest(frame)
         slot = self._recent.get(digest, -1)
         if slot < 0 or not self._uses[slot] or not np.array_equal(self._at(slot), frame):
-            slot = self._new_slot()
+            if not self._free:
+                self._add_block()
+            slot = self._free.pop()
             self._at(slot)[...] = frame
         self._recent.pop(digest, None)
         self._recent[digest] = slot  # the newest is the last
@@ -97,11 +99,6 @@ class FrameStore:
     def _at(self, slot: int) -> NDArray[Any]:
         frame: NDArray[Any] = self._blocks[slot // self._block][slot % self._block, ...]
         return frame
-
-    def _new_slot(self) -> int:
-        if not self._free:
-            self._add_block()
-        return self._free.pop()
 
     def _add_block(self) -> None:
         first = len(self._blocks) * self._block

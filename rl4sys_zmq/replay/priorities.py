@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -254,8 +254,7 @@ class RowPriorities:
     def state(self) -> dict[str, Any]:
         """Return a copy of the masses in the order of the rows, of the largest mass so far, and of the options."""
         held = np.arange(self._ring.begin, self._ring.end)
-        options = {"alpha": self.options.alpha, "epsilon": self.options.epsilon}
-        return {"masses": self.masses(held), "greatest": self._greatest, **options}
+        return {"masses": self.masses(held), "greatest": self._greatest, **asdict(self.options)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state` of the same rows. With other options, compute the masses anew."""

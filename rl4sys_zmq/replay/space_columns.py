@@ -32,7 +32,6 @@ class SpaceColumns:
             text = f"a replay stores actions of one array, not of {action_space!s:.80}; use an on-policy algorithm, such as PPO"
             raise ConfigError(text, key="action_space")
         self._leaves = leaves_of(observation_space)
-        self._named: dict[str, tuple[str, ...]] = {}
         bounds = integer_bounds(action_space)
         self._first_action = None if bounds is None else bounds[0]
         self._actions = ArraySpec(action_space.shape, _dtype(action_space))
@@ -60,10 +59,8 @@ class SpaceColumns:
         """Return the observations of `rows` in the form of their space. `take` returns rows of one column."""
         return self._leaves.unflatten([take(name, rows) for name in self._names(role)])
 
-    def _names(self, role: str) -> tuple[str, ...]:
-        if role not in self._named:
-            self._named[role] = tuple(name.replace(OBSERVATIONS, role, 1) for name in self._leaves.names)
-        return self._named[role]
+    def _names(self, role: str) -> list[str]:
+        return [name.replace(OBSERVATIONS, role, 1) for name in self._leaves.names]
 
 
 def _observation_dtype(space: LeafSpace) -> np.dtype[Any]:

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.registry.algorithms import mask_refusal
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.replay.pace import PaceRule
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space
 
 ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -171,18 +172,46 @@ def _set(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
 
 
+class LibraryAlgorithm:
+    """The part of an algorithm that is the same for all libraries: the spaces, the parameters and the policy."""
+
+    _spec: PolicySpec
+
+    def __init__(
+        self,
+        entry: AlgorithmEntry,
+        observation_space: ObservationSpace,
+        action_space: Space,
+        parameters: Mapping[str, object],
+        seed: int,
+    ) -> None:
+        assert entry.parameters is not None
+        self._name = entry.name
+        self._observation_space, self._action_space = observation_space, action_space
+        self.parameters: Any = read_parameters(entry.parameters, parameters, algorithm=entry.name)
+        self.rollout_length: int = self.parameters.rollout_length
+        self._random = GlobalRandomState(seed)
+
+    def _published(self) -> PublishedNetwork:
+        """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""
+        raise NotImplementedError
+
+    def spec(self) -> PolicySpec:
+        return self._spec
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        return self._published().tensors()
+
+
 STEPS_PER_VERSION = 256
 """The default number of steps from one published version to the next."""
 
 
-class LibraryReplayTraining(ReplayTraining):
+class LibraryReplayTraining(LibraryAlgorithm, ReplayTraining):
     """The part of an off-policy algorithm that is the same for all libraries. Subclasses call `use_replay` when built."""
 
     stored_returns: Mapping[str, float] = {}
     """The parameters with which the returns in the replay were computed, if they hold more than single rewards."""
-    _name: str
-    _observation_space: ObservationSpace
-    _action_space: Space
     _replay: ReplayMemory
 
     def use_replay(self, options: ReplayOptions, rule: PaceRule, seed: int) -> None:

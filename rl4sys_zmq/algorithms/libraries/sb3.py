@@ -161,6 +161,8 @@ class _SegmentReplay(ReplayBuffer):
 class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
     """An off-policy algorithm of Stable-Baselines3, with the pace and the target updates of the library."""
 
+    more_arguments = {"replay_buffer_class": _SegmentReplay}
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         model, seed = self._model, arguments[-1]
@@ -175,9 +177,6 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
         self.stored_returns = {"gamma": model.gamma, "n_steps": n_steps}
         self.use_replay(ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps), rule, seed)
         model.replay_buffer.connect(self._replay, self._draws, self._observation_space, self._action_space)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "replay_buffer_class": _SegmentReplay}
 
     def _epsilon(self) -> float:
         """The probability of a random action of actors: 1 until the training starts."""
@@ -219,7 +218,7 @@ def build(
     if entry.plan is not None:
         entry.plan(observation_space, action_space, parameters)
     adapter: type[Sb3Adapter] = Sb3OnPolicy if issubclass(cls, OnPolicyAlgorithm) else Sb3OffPolicy
-    return adapter(entry, cls, observation_space, action_space, parameters, seed)
+    return adapter(cls, entry, observation_space, action_space, parameters, seed)
 
 
 def _find_class(name: str) -> type[BaseAlgorithm]:

@@ -61,14 +61,12 @@ class Sb3Parameters(LibraryParameters):
 
     changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "learning_rate_final", "total_steps"})
     ours: ClassVar[frozenset[str]] = LibraryParameters.ours | changeable
+    of_network: ClassVar[tuple[str, ...]] = ()
+    """The names of further arguments of the library's policy class."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="step size of the optimizer")
     learning_rate_final: float | None = inherited(OwnDQNParameters, "learning_rate_final", None)
     total_steps: int = inherited(OwnDQNParameters, "total_steps", 1_000_000)
-
-    def network_arguments(self) -> dict[str, Any]:
-        """Return further arguments of the library's policy class, by name."""
-        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,15 +202,13 @@ class DQNParameters(OffPolicyParameters):
 class QRDQNParameters(DQNParameters):
     """The parameters of ``sb3:QRDQN``."""
 
-    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles"}
+    of_network: ClassVar[tuple[str, ...]] = ("n_quantiles",)
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {*of_network}
 
     max_grad_norm: float | None = nullable(  # type: ignore[assignment]
         number(0.0, MAX_NUMBER), doc="largest norm of the gradient; null: no limit"
     )
     n_quantiles: int = option(whole_number(1, 10_000), 200, doc="quantiles of the return that are estimated for each action")
-
-    def network_arguments(self) -> dict[str, Any]:
-        return {"n_quantiles": self.n_quantiles}
 
 
 @with_settings(hidden_sizes=(256, 256))
@@ -241,7 +237,8 @@ class SACParameters(OffPolicyParameters):
 class TQCParameters(SACParameters):
     """The parameters of ``sb3:TQC``."""
 
-    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles", "n_critics"}
+    of_network: ClassVar[tuple[str, ...]] = ("n_quantiles", "n_critics")
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {*of_network}
 
     top_quantiles_to_drop_per_net: int = option(whole_number(0, 10_000), 2, doc="quantiles that are left out of the targets")
     n_quantiles: int = option(whole_number(1, 10_000), 25, doc="quantiles of the return that each critic estimates")
@@ -249,9 +246,6 @@ class TQCParameters(SACParameters):
 
     def __post_init__(self) -> None:
         check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
-
-    def network_arguments(self) -> dict[str, Any]:
-        return {"n_quantiles": self.n_quantiles, "n_critics": self.n_critics}
 
 
 @with_settings(learning_rate=1e-3, hidden_sizes=(400, 300))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rl4sys_zmq.algorithms.libraries.adapter import ACTIVATION_LAYERS, GlobalRandomState, PublishedNetwork, network_layers
+from rl4sys_zmq.algorithms.libraries.adapter import ACTIVATION_LAYERS, LibraryAlgorithm, PublishedNetwork, network_layers
 from rl4sys_zmq.algorithms.libraries.sb3_entries import Sb3Parameters
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
+from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values import DiscreteSpace, feature_size
 from rl4sys_zmq.values.action_layout import action_layout
 
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate", "_current_progress_remaining")
@@ -56,36 +56,27 @@ class _SpacesOnly(VecEnv):
         return [False]
 
 
-class Sb3Adapter:
+class Sb3Adapter(LibraryAlgorithm):
     """The base class of the adapters of Stable-Baselines3's on-policy and off-policy algorithms.
 
     The library's model sees flat float32 features instead of observations, and discrete actions from 0 or raw actions.
     """
 
-    rollout_length: int
+    more_arguments: ClassVar[Mapping[str, Any]] = {}
+    """Further arguments of the library's class."""
 
-    def __init__(
-        self,
-        entry: AlgorithmEntry,
-        cls: type[BaseAlgorithm],
-        observation_space: ObservationSpace,
-        action_space: Space,
-        parameters: Mapping[str, object],
-        seed: int,
-    ) -> None:
-        self._name = entry.name
-        self._observation_space = observation_space
-        self._action_space = action_space
-        assert entry.parameters is not None
-        self.parameters: Sb3Parameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
-        self.rollout_length = self.parameters.rollout_length
-        self._random = GlobalRandomState(seed)
+    parameters: Sb3Parameters
+
+    def __init__(self, cls: type[BaseAlgorithm], *arguments: Any) -> None:
+        super().__init__(*arguments)
         with self._random.active(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # advice about environments and batch sizes
-            self._model: Any = self._make_model(cls, seed)
+            self._model: Any = self._make_model(cls, arguments[-1])
         self._model.set_logger(Logger(None, []))
         published = self._published()
-        self._spec = mlp_spec(self._observation_space, action_space, published.head, published.hidden_sizes, published.activation)
+        self._spec = mlp_spec(
+            self._observation_space, self._action_space, published.head, published.hidden_sizes, published.activation
+        )
         self._spec.flatten(self.snapshot())  # a network that does not fit the spaces is refused here
 
     def _make_model(self, cls: type[BaseAlgorithm], seed: int) -> BaseAlgorithm:
@@ -99,30 +90,20 @@ class Sb3Adapter:
         network = {
             "net_arch": list(p.hidden_sizes),
             "activation_fn": ACTIVATION_LAYERS[p.activation],
-            **p.network_arguments(),
+            **{name: getattr(p, name) for name in p.of_network},
         }
-        arguments = {"policy_kwargs": network, "device": "cpu", **self._arguments()}
+        arguments = {"policy_kwargs": network, "device": "cpu", **p.arguments(), **self.more_arguments}
         try:
             return cls("MlpPolicy", _SpacesOnly(1, features, actions), self._rate(), seed=seed % (1 << 32), **arguments)
         except (TypeError, ValueError, AssertionError) as exc:  # the library's checks of arguments
             raise ConfigError(f"{self._name} cannot be created: {exc}", key="algorithm_parameters") from exc
-
-    def _arguments(self) -> dict[str, Any]:
-        return self.parameters.arguments()
 
     def _rate(self) -> Any:
         """Return the learning rate: a number, or a function of the share of steps that remain."""
         first, last = self.parameters.learning_rate, self.parameters.learning_rate_final
         return first if last is None else lambda remaining: last + (first - last) * remaining
 
-    def spec(self) -> PolicySpec:
-        return self._spec
-
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        return self._published().tensors()
-
     def _published(self) -> PublishedNetwork:
-        """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""
         model, policy = self._model, self._model.policy
         if getattr(model, "use_sde", False):
             raise ConfigError(f"{self._name}: actors cannot explore with use_sde; leave it out", key="algorithm_parameters")

@@ -15,7 +15,6 @@ from torch import Tensor
 from torchrl.objectives import SoftUpdate
 
 from rl4sys_zmq.algorithms.libraries.adapter import (
-    GlobalRandomState,
     LibraryReplayTraining,
     PublishedNetwork,
     network_layers,
@@ -30,7 +29,7 @@ from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.policies.layer_policy import read_network
 from rl4sys_zmq.replay import ReplayOptions
 from rl4sys_zmq.replay.pace import PaceRule
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, Space, feature_size
 
 
 def build(
@@ -47,22 +46,16 @@ class TorchrlAlgorithm(LibraryReplayTraining):
     networks move, unless the parameters delay that.
     """
 
+    parameters: TorchrlParameters
+
     def __init__(
-        self,
-        entry: AlgorithmEntry,
-        observation_space: ObservationSpace,
-        action_space: Space,
-        parameters: Mapping[str, object],
-        seed: int,
+        self, entry: AlgorithmEntry, observation_space: ObservationSpace, action_space: Space, parameters: Any, seed: int
     ) -> None:
-        assert entry.plan is not None and entry.parameters is not None
+        super().__init__(entry, observation_space, action_space, parameters, seed)
+        assert entry.plan is not None
         self._spec = entry.plan(observation_space, action_space, parameters)
         self._head = read_network(self._spec)[0].head
-        self.parameters: TorchrlParameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
         p = self.parameters
-        self._name, self._observation_space, self._action_space = entry.name, observation_space, action_space
-        self.rollout_length = p.rollout_length
-        self._random = GlobalRandomState(seed)
         name = entry.name.partition(":")[2]
         with self._random.active(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about later versions of the library
@@ -74,14 +67,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         rule = PaceRule.of(p)
         self.use_replay(ReplayOptions(capacity=p.buffer_size, gamma=gamma), rule, seed)
 
-    def spec(self) -> PolicySpec:
-        return self._spec
-
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        return self._published().tensors()
-
     def _published(self) -> PublishedNetwork:
-        """Return the policy's network, with the current amount of exploration."""
         layers, activation = network_layers(self._policy)
         started = self._gradient_steps > 0  # the count of updates changes without training if their rule changes (`settle`)
         extras: dict[str, Tensor] = {}

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import layer_network
 from rl4sys_zmq.config.options import check_fields, nullable, one_of, option, sizes
-from rl4sys_zmq.errors import ConfigError, config_error
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.concat import Concat
 from rl4sys_zmq.layers.conv import Conv
 from rl4sys_zmq.layers.image import Image
 from rl4sys_zmq.layers.layer import Layer
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan
 from rl4sys_zmq.policies.mlp import hidden_layers
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace
@@ -93,7 +94,7 @@ def planned(options: CNNOptions, space: ObservationSpace) -> LayerPlan:
 
 
 def _unfit(problem: str) -> ConfigError:
-    return config_error("algorithm_parameters.network", f"a network of kind 'cnn' {problem}")
+    return parameter_error("network", f"a network of kind 'cnn' {problem}")
 
 
 def _image_of(space: ObservationSpace) -> tuple[int, BoxSpace]:

@@ -209,8 +209,8 @@ def input_change(weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, new_
 class FlatAdam:
     """The Adam optimizer (Kingma & Ba 2015, algorithm 1) for parameters in one flat vector, divided into parts.
 
-    With a first decay rate of 0 and without the bias correction, the optimizer is RMSProp (Tieleman & Hinton 2012), as in
-    torch.
+    With `rms_prop`, the optimizer is RMSProp (Tieleman & Hinton 2012), as in torch: with a first decay rate of 0, and without the
+    bias correction.
 
     A step takes about five kernel launches, however many layers there are. Each part (such as one network) has a separate step
     count for Adam's bias correction, so one network can take fewer steps than another.
@@ -219,15 +219,7 @@ class FlatAdam:
         steps: The number of steps that each part has taken.
     """
 
-    def __init__(
-        self,
-        flat: Tensor,
-        parts: Sequence[slice] | None = None,
-        *,
-        eps: float = 1e-5,
-        betas: tuple[float, float] = (0.9, 0.999),
-        bias_correction: bool = True,
-    ) -> None:
+    def __init__(self, flat: Tensor, parts: Sequence[slice] | None = None, *, eps: float = 1e-5, rms_prop: bool = False) -> None:
         """Create the optimizer of parameters, float32 ``[size]``, which `step` changes in place.
 
         The `parts` are consecutive slices that together cover `flat`; None stands for a single part. Without the bias
@@ -236,8 +228,8 @@ class FlatAdam:
         self._flat = flat
         self._parts = tuple(parts) if parts is not None else (slice(None),)
         self._eps = eps
-        self._betas = betas
-        self._bias_correction = bias_correction
+        self._betas = (0.0, 0.99) if rms_prop else (0.9, 0.999)
+        self._bias_correction = not rms_prop
         self._mean = torch.zeros_like(flat)
         self._square = torch.zeros_like(flat)
         self.steps = [0] * len(self._parts)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image, layer_network
 from rl4sys_zmq.config.options import flag, integer, nullable, one_of, option, sizes, whole_number
-from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.layers.gru import GRU, MAX_UNITS
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan, PolicyRequirements
 from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
 from rl4sys_zmq.policies.mlp import hidden_layers
@@ -56,8 +56,8 @@ def _check(options: GRUOptions, requirements: PolicyRequirements) -> None:
     if r.head.head in VALUE_HEADS:
         for name, remedy in _ACTOR_CRITIC_OPTIONS.items():
             if getattr(options, name) != getattr(GRUOptions(), name):
-                key = f"algorithm_parameters.network.{name}"
-                raise config_error(key, f"on-policy algorithms have it; {remedy.format(algorithm=r.algorithm)}")
+                key = f"network.{name}"
+                raise parameter_error(key, f"on-policy algorithms have it; {remedy.format(algorithm=r.algorithm)}")
     check_not_image(r.observation_space, next(iter(options.hidden_sizes), 3 * options.units), r.algorithm)
 
 

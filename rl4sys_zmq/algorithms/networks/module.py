@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.errors import config_error
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.onnx_policy import onnx_spec
@@ -38,9 +38,7 @@ def module_network(
 
         space = requirements.observation_space
         if not isinstance(space, BoxSpace):
-            raise config_error(
-                "algorithm_parameters.network", f"a network of kind {name!r} needs a Box of observations, not {space!s:.80}"
-            )
+            raise parameter_error("network", f"a network of kind {name!r} needs a Box of observations, not {space!s:.80}")
         head = requirements.head
         weights, model = export_module(name, build, chosen, space, head.outputs(requirements.action_space))
         return onnx_spec(space, requirements.action_space, head, weights, model)

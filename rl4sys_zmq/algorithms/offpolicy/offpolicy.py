@@ -24,7 +24,7 @@ from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.learner.registry.compute import CPU, Compute, RowShare, check_one_rank, check_rows
-from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, SequenceMemory, TransitionBatch
+from rl4sys_zmq.replay import ReplayOptions, SequenceMemory, TransitionBatch
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Segment, Space
 
 P = TypeVar("P", bound=OffPolicyParameters)
@@ -60,13 +60,11 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         spaces = self._stored_space(), action_space
         if p.sequences is None:
             options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step, priority=p.priority)
-            replay: ReplayMemory | SequenceMemory
-            replay = transitions = ReplayMemory(*spaces, options)
-            self._sampler = TransitionSampler(transitions, spaces, self._columns)
+            self._sampler = TransitionSampler(spaces, options, self._columns)
         else:
-            replay = sequences = SequenceMemory(*spaces, p.sequences, self._spec.columns)
+            sequences = SequenceMemory(*spaces, p.sequences, self._spec.columns)
             self._sampler = SequenceSampler(sequences, spaces[0], p.n_step, p.gamma)
-        self._use_replay(replay, p.pace_rule, seed)
+        self._use_replay(self._sampler.memory, p.pace_rule, seed)
         self._networks: dict[str, FlatNetwork] = {}
         self._optimizers: dict[str, FlatAdam] = {}
         self._gradient_steps = 0

@@ -61,9 +61,7 @@ class ActorCritic(OnPolicyTraining):
         self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
         if self._network.extras is not None:
             self._network.extras.data.fill_(p.log_std_init)
-        self._optimizer = FlatAdam(
-            self._network.flat, self._network.parts, eps=p.adam_eps, betas=p.betas, bias_correction=not p.rms_prop
-        )
+        self._optimizer = FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps, rms_prop=p.rms_prop)
         self._moments = RunningMoments(features)
         self._mean = torch.zeros(features, dtype=torch.float32, device="cpu")
         self._scale = torch.ones_like(self._mean)

@@ -178,10 +178,6 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
         self.use_replay(ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps), rule, seed)
         model.replay_buffer.connect(self._replay, self._draws, self._observation_space, self._action_space)
 
-    def _epsilon(self) -> float:
-        """The probability of a random action of actors: 1 until the training starts."""
-        return super()._epsilon() if self._model.num_timesteps else 1.0
-
     @property
     def _unit_gradient_steps(self) -> int:
         steps: int = self._model.gradient_steps

@@ -113,7 +113,8 @@ class Sb3Adapter(LibraryAlgorithm):
             if log_std is None:
                 return PublishedNetwork("categorical", layers, activation)
             return PublishedNetwork("gaussian", layers, activation, {"log_std": log_std})
-        epsilon = {"epsilon": torch.tensor([self._epsilon()], dtype=torch.float32, device="cpu")}
+        rate = getattr(model, "exploration_rate", 0.0) if model.num_timesteps else 1.0  # 1 until the training starts
+        epsilon = {"epsilon": torch.tensor([rate], dtype=torch.float32, device="cpu")}
         if hasattr(policy, "actor"):
             return self._published_actor(policy.actor, epsilon)
         if hasattr(policy, "quantile_net"):
@@ -134,9 +135,6 @@ class Sb3Adapter(LibraryAlgorithm):
             return PublishedNetwork("deterministic", layers, activation, {"noise_std": noise, **epsilon})
         layers, activation = network_layers(actor.latent_pi, actor.mu)
         return PublishedNetwork("squashed_gaussian", layers, activation, beside=network_layers(actor.log_std)[0])
-
-    def _epsilon(self) -> float:
-        return float(getattr(self._model, "exploration_rate", 0.0))
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Start the training from a policy. If the algorithm estimates quantiles of the return, all quantiles get the mean."""

@@ -185,8 +185,7 @@ class ContinuousSAC(_SoftActorCritic):
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
         successors = batch["successors"]
         actions, log_probs = self._sample(successors, batch["successor_noise"])
-        one, other = self._targets(successors, actions=actions)
-        return torch.minimum(one, other).squeeze(1) - temperature * log_probs
+        return torch.minimum(*self._targets(successors, actions=actions)).squeeze(1) - temperature * log_probs
 
     def _estimates(self, batch: Columns) -> list[Tensor]:
         return [values.squeeze(1) for values in self._critics(batch["observations"], actions=batch["actions"])]
@@ -194,8 +193,8 @@ class ContinuousSAC(_SoftActorCritic):
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
         observations = batch["observations"]
         actions, log_probs = self._sample(observations, batch["noise"])
-        one, other = self._critics(observations, actions=actions)
-        loss = (temperature * log_probs - torch.minimum(one, other).squeeze(1)).mean()
+        values = torch.minimum(*self._critics(observations, actions=actions)).squeeze(1)
+        loss = (temperature * log_probs - values).mean()
         target = self.parameters.target_entropy
         return PolicyLoss(loss, -log_probs, -float(actions.shape[1]) if target is None else target)
 
@@ -259,8 +258,7 @@ class DiscreteSAC(_SoftActorCritic):
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
         successors = batch["successors"]
         log_probs = self._log_probs(successors, batch["successor_forbidden"])
-        one, other = self._targets(successors)
-        return (log_probs.exp() * (torch.minimum(one, other) - temperature * log_probs)).sum(1)
+        return (log_probs.exp() * (torch.minimum(*self._targets(successors)) - temperature * log_probs)).sum(1)
 
     def _estimates(self, batch: Columns) -> list[Tensor]:
         chosen = batch["actions"].unsqueeze(1)
@@ -270,8 +268,8 @@ class DiscreteSAC(_SoftActorCritic):
         log_probs = self._log_probs(batch["observations"], batch["forbidden"])
         probabilities = log_probs.exp()
         with torch.no_grad():
-            one, other = self._critics(batch["observations"])
-        loss = (probabilities * (temperature * log_probs - torch.minimum(one, other))).sum(1).mean()
+            values = torch.minimum(*self._critics(batch["observations"]))
+        loss = (probabilities * (temperature * log_probs - values)).sum(1).mean()
         entropy = -(probabilities * log_probs).sum(1)
         if self.parameters.target_entropy is not None:
             return PolicyLoss(loss, entropy, self.parameters.target_entropy)

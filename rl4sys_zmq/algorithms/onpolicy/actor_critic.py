@@ -126,18 +126,13 @@ class ActorCritic(OnPolicyTraining):
         """Add features ``[N, F]`` to the statistics that standardise observations, and adjust the networks that have trained."""
         trained = self._moments.count > 0
         self._moments.update(features)
-        mean, scale = self._statistics()
+        continuous = feature_layout(self._observation_space).continuous()  # all other features keep 0 and 1
+        arrays = np.where(continuous, self._moments.mean, 0.0), np.where(continuous, self._moments.scale(), 1.0)
+        mean, scale = (self._compute.put(torch.from_numpy(array.astype(np.float32))) for array in arrays)
         if trained:
             self._optimizer.rescale(self._network.change_inputs(self._mean, self._scale, mean, scale))
             self._compute.ranks.differ()
         self._mean, self._scale = mean, scale
-
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the mean and the factor that standardise each feature: 0 and 1 for features that are not from a Box."""
-        continuous = feature_layout(self._observation_space).continuous()
-        arrays = np.where(continuous, self._moments.mean, 0.0), np.where(continuous, self._moments.scale(), 1.0)
-        mean, scale = (self._compute.put(torch.from_numpy(array.astype(np.float32))) for array in arrays)
-        return mean, scale
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         flat = np.empty(self._spec.size, dtype=np.float32)

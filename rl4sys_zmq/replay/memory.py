@@ -69,14 +69,8 @@ class TransitionBatch:
             (known,) = {mask.shape[1] for mask in (self.masks, other.masks) if mask is not None}
             free = [np.ones((len(batch.returns), known), np.bool_) for batch in (self, other)]
             masks = np.concatenate([mine if of.masks is None else of.masks for of, mine in zip((self, other), free, strict=True)])
-        return TransitionBatch(
-            _joined(self.observations, other.observations),
-            np.concatenate([self.actions, other.actions]),
-            np.concatenate([self.returns, other.returns]),
-            np.concatenate([self.discounts, other.discounts]),
-            _joined(self.successors, other.successors),
-            masks,
-        )
+        names = ("observations", "actions", "returns", "discounts", "successors")
+        return TransitionBatch(**{name: _joined(getattr(self, name), getattr(other, name)) for name in names}, masks=masks)
 
 
 def _joined(one: Tree, other: Tree) -> Tree:

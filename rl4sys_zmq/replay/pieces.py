@@ -230,9 +230,13 @@ class ReplayRows(RowRingBuffer):
             problem = f"a piece of the replay state has the rows {first} to {first + rows - 1}; expected {self.end}"
             raise ConfigError(problem, key="buffer_size")
         self._check(rows, arrays)
+        plain = self._columns.keys() - self._pools.keys()
+        for name in plain - arrays.keys():
+            column = self._columns[name]
+            arrays[name] = np.full((rows, *column.shape[1:]), True if name == MASKS else -1, column.dtype)
         for start in range(skipped, rows, _AT_ONCE):
             stop = min(start + _AT_ONCE, rows)
-            blocks = {name: self._block(name, arrays, start, stop) for name in self._columns.keys() - self._pools.keys()}
+            blocks = {name: arrays[name][start:stop] for name in plain}
             for names, pool in self._large.items():
                 frames = arrays[_FRAMES + names[0]]
                 blocks |= {name: pool.join(frames[arrays[_SLOTS + name][start:stop]]) for name in names}
@@ -240,13 +244,6 @@ class ReplayRows(RowRingBuffer):
         number = first // self._size
         if first + rows == (number + 1) * self._size and first <= max(number * self._size, begin):
             self._known[number] = (first, piece.name)
-
-    def _block(self, name: str, arrays: Mapping[str, NDArray[Any]], start: int, stop: int) -> NDArray[Any]:
-        """Return a plain column's values for the rows `start` to `stop` of a piece: True or -1 if the piece has none."""
-        if name in arrays:
-            return arrays[name][start:stop]
-        column = self._columns[name]
-        return np.full((stop - start, *column.shape[1:]), True if name == MASKS else -1, column.dtype)
 
     def _check(self, rows: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Raise `ConfigError` if the arrays of a piece of `rows` rows are not those of this ring."""

@@ -48,24 +48,21 @@ class TorchrlAlgorithm(LibraryReplayTraining):
 
     parameters: TorchrlParameters
 
-    def __init__(
-        self, entry: AlgorithmEntry, observation_space: ObservationSpace, action_space: Space, parameters: Any, seed: int
-    ) -> None:
-        super().__init__(entry, observation_space, action_space, parameters, seed)
+    def __init__(self, entry: AlgorithmEntry, *arguments: Any) -> None:
+        super().__init__(entry, *arguments)
         assert entry.plan is not None
-        self._spec = entry.plan(observation_space, action_space, parameters)
+        self._spec = entry.plan(*arguments[:3])
         self._head = read_network(self._spec)[0].head
         p = self.parameters
         name = entry.name.partition(":")[2]
         with self._random.active(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about later versions of the library
-            self._loss, self._policy = make_loss(name, p, feature_size(self._observation_space), action_space)
+            self._loss, self._policy = make_loss(name, p, feature_size(self._observation_space), self._action_space)
             self._targets = SoftUpdate(self._loss, tau=p.tau) if isinstance(p, ValueParameters) else None
         self._gradient_steps = 0
         self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
         gamma = p.gamma if isinstance(p, ValueParameters) else 1.0
-        rule = PaceRule.of(p)
-        self.use_replay(ReplayOptions(capacity=p.buffer_size, gamma=gamma), rule, seed)
+        self.use_replay(ReplayOptions(capacity=p.buffer_size, gamma=gamma), PaceRule.of(p), arguments[-1])
 
     def _published(self) -> PublishedNetwork:
         layers, activation = network_layers(self._policy)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionDistributions
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.values import ObservationSpace, Segment, Space

@@ -113,10 +113,6 @@ def _entropy(value: Any, values: Values) -> dict[str, object]:
         raise InvalidValue("a number above 0, 'auto', or 'auto_' and the first value") from None
 
 
-def _target_entropy(value: Any, values: Values) -> dict[str, object]:
-    return {"target_entropy": None if value == "auto" else value}
-
-
 def _sb3_replay(name: str, rules: Values, **other: Any) -> Library:
     """Return the table of an off-policy algorithm of Stable-Baselines3."""
     names = {
@@ -206,7 +202,9 @@ SAC: Libraries = {
     "sb3": _sb3_replay(
         "SAC", {}, learning_rate=3e-4, **_layers([256, 256], "relu"),
         ent_coef=SharedName("auto", "auto, auto_ and its first value, or fixed", "learn_temperature, temperature", _entropy),
-        target_entropy=SharedName("auto", "auto: null", "", _target_entropy),
+        target_entropy=SharedName(
+            "auto", "auto: null", "", lambda value, _: {"target_entropy": None if value == "auto" else value}
+        ),
     ),
     "cleanrl": _cleanrl_replay(
         "sac_continuous_action.py", {"log_std_min": -5.0, "log_std_max": 2.0},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil, floor
 
 from rl4sys_zmq.values import Segment
@@ -61,6 +61,11 @@ class PaceRule:
     unit_samples: int = 0
     traj_per_epoch: int | None = None
     insert_rate: SamplesPerInsert | None = None
+
+    @classmethod
+    def of(cls, parameters: object) -> PaceRule:
+        """Return the rule of parameters that have the names of the fields. Fields with a default can be missing."""
+        return cls(**{f.name: getattr(parameters, f.name) for f in fields(cls) if hasattr(parameters, f.name)})
 
 
 @dataclass(slots=True)

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from rl4sys_zmq.algorithms.action_distributions import Categorical, DiagonalGaussian
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.networks.flat_networks import MAX_RESCALE, FlatAdam, MLPStack
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, standardise
-from rl4sys_zmq.algorithms.networks.mlp_stack import MAX_RESCALE, MLPStack
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace
@@ -165,7 +164,7 @@ def test_flat_adam_without_a_mean_and_a_bias_correction_is_rms_prop() -> None:
     generator = torch.Generator().manual_seed(0)
     mine = torch.randn(50, generator=generator)
     theirs = nn.Parameter(mine.clone())
-    rms = FlatAdam(mine, eps=1e-5, betas=(0.0, 0.99), bias_correction=False)
+    rms = FlatAdam(mine, eps=1e-5, rms_prop=True)
     reference = torch.optim.RMSprop([theirs], lr=3e-3, alpha=0.99, eps=1e-5)
     for _ in range(30):
         grad = torch.randn(50, generator=generator)

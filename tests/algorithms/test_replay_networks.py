@@ -101,7 +101,7 @@ def test_critics_share_convolutions_and_get_the_action_after_them() -> None:
 
 
 def test_an_action_is_joined_to_the_features_of_a_module() -> None:
-    network = ModuleNetworks(pooled, Options(width=4), IMAGE, (1, 1), actions=2)
+    network = ModuleNetworks(pooled, Options(width=4), IMAGE, ReplayShape(outputs=(1, 1), actions=2))
     network.initialise_uniform(torch.Generator().manual_seed(3))
     assert not torch.equal(network.leaves[0][0], network.leaves[1][0])
     body = Pooled(4, JOINED_UNITS)

@@ -111,8 +111,9 @@ def test_the_greedy_action_is_the_mode_and_the_same_for_one_and_for_many(name: s
     distributions = ActionDistributions(space)
     forbidden = None if masks is None else torch.from_numpy(~masks)
     extras = None if log_std is None else torch.from_numpy(log_std)
-    mode = distributions(torch.from_numpy(outputs), extras, forbidden).mode()
-    assert torch.equal(distributions.encode(raw), mode)
+    twin = distributions(torch.from_numpy(outputs), extras, forbidden)
+    most, others = twin.log_probs(distributions.encode(raw)), [head.choose_batch(outputs, masks, rng, True)[0] for _ in range(50)]
+    assert all((twin.log_probs(distributions.encode(other)) <= most).all() for other in others)
     for many, one in ((raw, 0), (env, 1)):
         for ours, theirs in zip(
             distributions.layout.leaves.flatten(many),

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.registry.algorithms import mask_refusal
-from rl4sys_zmq.replay import ReplayMemory
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.replay.pace import PaceRule
-from rl4sys_zmq.values import BoxSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space
 
 ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -47,12 +48,16 @@ class PublishedNetwork:
         layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
             them, so do not keep this object.
         extras: The tensors of the action head, such as ``log_std``.
+        beside: Layers beside the last one, whose outputs follow those of the last one.
+        quantiles: The number of estimates of each output. Actors get their mean.
     """
 
     head: str
     layers: Sequence[tuple[Tensor, Tensor]]
     activation: str
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    beside: Sequence[tuple[Tensor, Tensor]] = ()
+    quantiles: int = 1
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -60,9 +65,28 @@ class PublishedNetwork:
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         named = dict(self.extras)
-        for index, (weight, bias) in enumerate(self.layers):
-            named[f"layers.{index}.weight"], named[f"layers.{index}.bias"] = weight, bias
+        for name, parts, copies in self._named():
+            joined = torch.cat(parts)
+            named[name] = joined if copies == 1 else joined.unflatten(0, (copies, -1)).mean(0)  # the mean is linear
         return {name: np.array(tensor.detach().cpu().numpy(), np.float32) for name, tensor in named.items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Give the network the weights of a policy. All quantiles get the mean."""
+        weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
+        for name, tensor in self.extras.items():
+            tensor.copy_(weights[name])
+        for name, parts, copies in self._named():
+            for own, new in zip(parts, torch.cat([weights[name]] * copies).chunk(len(parts)), strict=True):
+                own.copy_(new)
+
+    def _named(self) -> Iterator[tuple[str, list[Tensor], int]]:
+        """Yield the name of each tensor of the policy's layers, the tensors of the network in it, and its number of quantiles."""
+        for index, layer in enumerate(self.layers):
+            last = index == len(self.layers) - 1
+            parts = (layer, *self.beside) if last else (layer,)
+            for name, tensors in zip(("weight", "bias"), zip(*parts, strict=True), strict=True):
+                yield f"layers.{index}.{name}", list(tensors), self.quantiles if last else 1
 
 
 def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:
@@ -148,26 +172,57 @@ def _set(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
 
 
+class LibraryAlgorithm:
+    """The part of an algorithm that is the same for all libraries: the spaces, the parameters and the policy."""
+
+    _spec: PolicySpec
+
+    def __init__(
+        self,
+        entry: AlgorithmEntry,
+        observation_space: ObservationSpace,
+        action_space: Space,
+        parameters: Mapping[str, object],
+        seed: int,
+    ) -> None:
+        assert entry.parameters is not None
+        self._name = entry.name
+        self._observation_space, self._action_space = observation_space, action_space
+        self.parameters: Any = read_parameters(entry.parameters, parameters, algorithm=entry.name)
+        self.rollout_length: int = self.parameters.rollout_length
+        self._random = GlobalRandomState(seed)
+
+    def _published(self) -> PublishedNetwork:
+        """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""
+        raise NotImplementedError
+
+    def spec(self) -> PolicySpec:
+        return self._spec
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        return self._published().tensors()
+
+
 STEPS_PER_VERSION = 256
 """The default number of steps from one published version to the next."""
 
 
-class LibraryReplayTraining(ReplayTraining):
+class LibraryReplayTraining(LibraryAlgorithm, ReplayTraining):
     """The part of an off-policy algorithm that is the same for all libraries. Subclasses call `use_replay` when built."""
 
     stored_returns: Mapping[str, float] = {}
     """The parameters with which the returns in the replay were computed, if they hold more than single rewards."""
+    _replay: ReplayMemory
 
-    def use_replay(self, name: str, memory: ReplayMemory, rule: PaceRule, seed: int) -> None:
-        self._use_replay(memory, rule, seed)
-        self._label, self._memory = name, memory
+    def use_replay(self, options: ReplayOptions, rule: PaceRule, seed: int) -> None:
+        self._use_replay(ReplayMemory(self._observation_space, self._action_space, options), rule, seed)
         self.publish_every_updates = max(1, round(STEPS_PER_VERSION / rule.train_frequency))
 
     def check_memory(self, available: int) -> None:
-        check_replay_size(self._memory.options.capacity, self._memory.nbytes, available)
+        check_replay_size(self._replay.options.capacity, self._replay.nbytes, available)
 
     def _stored(self, segment: Segment) -> Segment:
-        refuse_masks(segment, self._label)
+        refuse_masks(segment, self._name)
         return segment
 
     def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image
 from rl4sys_zmq.config.options import one_of, option, sizes, whole_number
@@ -38,11 +38,18 @@ def check_quantiles(dropped: int, quantiles: int) -> None:
 class LibraryParameters:
     """The parameters that the algorithms of all libraries have: those of the policy's network and of its segments."""
 
+    ours: ClassVar[frozenset[str]] = frozenset({"hidden_sizes", "activation", "rollout_length"})
+    """The parameters that are no arguments of the library's class."""
+
     hidden_sizes: tuple[int, ...] = option(
         sizes, (256, 256), names=("net_arch",), doc="widths of the hidden layers of each network"
     )
     activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the parameters that are arguments of the library's class, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.ours}
 
 
 def library_entry(

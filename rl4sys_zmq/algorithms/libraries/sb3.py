@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import sb3_contrib
@@ -22,7 +22,8 @@ from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.algorithms.libraries.adapter import LibraryReplayTraining, refuse_masks, scaled_actions
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
-from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments, vtrace
+from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule
+from rl4sys_zmq.algorithms.onpolicy.rollout import OnPolicyTraining, RolloutBatch, vtrace
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.plugins import load_object
@@ -31,7 +32,7 @@ from rl4sys_zmq.replay.pace import PaceRule
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 
 
-class Sb3OnPolicy(Sb3Adapter):
+class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
     """An on-policy algorithm of Stable-Baselines3. Each update trains on a batch of whole segments.
 
     The advantages and value targets are those of `vtrace`, with traces across the segments of an episode. A2C and its
@@ -39,32 +40,19 @@ class Sb3OnPolicy(Sb3Adapter):
     weights ``ρ``.
     """
 
-    kind: ClassVar[str] = "onpolicy"
-    max_policy_lag: int | None = 4
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.rollout_length = min(self.rollout_length, self._model.n_steps)
         self._masked = hasattr(self._model.rollout_buffer, "action_masks")
         self._without_ratio = isinstance(self._model, A2C)
-        self._taken: list[tuple[Segment, bool]] = []
-        self._buffered = self._surplus = 0
+        self._use_batches(BatchCompletionRule(steps=self._model.n_steps), ActionDistributions(self._action_space))
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         if not self._masked:
             refuse_masks(segment, self._name)
-        self._taken.append((segment, correct))
-        self._buffered += segment.steps
+        super().observe(segment, correct=correct)
 
-    def demand(self) -> int:
-        missing: int = self._model.n_steps - self._surplus - self._buffered
-        return max(0, missing)
-
-    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        if not self._buffered or (self.demand() and not partial):
-            return None
-        rollout = join_segments(self._taken, self._observation_space, ActionDistributions(self._action_space))
-        self._clear()
+    def _train_batch(self, rollout: RolloutBatch) -> dict[str, float]:
         model, count = self._model, len(rollout.rewards)
         normalise = getattr(model, "normalize_advantage", False)
         self._advance(model.num_timesteps + count)
@@ -76,12 +64,7 @@ class Sb3OnPolicy(Sb3Adapter):
                 model.train()
             finally:
                 model.normalize_advantage = normalise
-        self._surplus = self._limited(self._surplus + count - model.n_steps)
         return self._metrics()
-
-    def _limited(self, surplus: int) -> int:
-        """Return the number of steps by which the next batch is smaller, because this batch has `surplus` steps too many."""
-        return int(min(max(0, surplus), self._model.n_steps // 2))
 
     def _fill(self, rollout: RolloutBatch) -> None:
         """Write a batch into a new rollout buffer of the model."""
@@ -90,14 +73,12 @@ class Sb3OnPolicy(Sb3Adapter):
         masks = None if rollout.forbidden is None else (~rollout.forbidden).numpy()
         features = rollout.features[rollout.rows]
         with torch.no_grad():
-            estimates = policy.predict_values(rollout.features).squeeze(1).numpy().astype(np.float64)
+            before, after = rollout.step_values(policy.predict_values(rollout.features))
             rhos = np.ones(len(rollout.rewards))
             if rollout.correct.any():
                 mask_argument = {} if masks is None else {"action_masks": masks}
                 current = policy.evaluate_actions(features, rollout.actions, **mask_argument)[1]
                 rhos[rollout.correct] = (current - rollout.log_probs).exp().numpy()[rollout.correct]
-        values = np.append(estimates, 0.0)
-        before, after = values[rollout.rows], values[rollout.rows + 1] * rollout.alive
         advantages, targets = vtrace(
             rollout.rewards, before, after, rollout.continues, rhos, gamma=model.gamma, lam=model.gae_lambda
         )
@@ -136,21 +117,7 @@ class Sb3OnPolicy(Sb3Adapter):
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._restore_model(state)
-        self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
-        self._clear()
-
-    def checkpoint(self) -> dict[str, Any]:
-        return self.state()
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        self.load(kept)
-
-    def discard(self) -> list[int]:
-        """Return an empty list: there is no replay from which to remove bad data."""
-        return []
-
-    def _clear(self) -> None:
-        self._taken, self._buffered = [], 0
+        self._restart(int(state["surplus"]))
 
 
 class _SegmentReplay(ReplayBuffer):
@@ -194,6 +161,8 @@ class _SegmentReplay(ReplayBuffer):
 class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
     """An off-policy algorithm of Stable-Baselines3, with the pace and the target updates of the library."""
 
+    more_arguments = {"replay_buffer_class": _SegmentReplay}
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         model, seed = self._model, arguments[-1]
@@ -205,21 +174,9 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
             rollout_length=self.rollout_length,
         )
         n_steps: int = getattr(self.parameters, "n_steps", getattr(model, "n_steps", 1))  # the user's own class has its own
-        memory = ReplayMemory(
-            self._observation_space,
-            self._action_space,
-            ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps),
-        )
         self.stored_returns = {"gamma": model.gamma, "n_steps": n_steps}
-        self.use_replay(self._name, memory, rule, seed)
-        model.replay_buffer.connect(memory, self._draws, self._observation_space, self._action_space)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "replay_buffer_class": _SegmentReplay}
-
-    def _epsilon(self) -> float:
-        """The probability of a random action of actors: 1 until the training starts."""
-        return super()._epsilon() if self._model.num_timesteps else 1.0
+        self.use_replay(ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps), rule, seed)
+        model.replay_buffer.connect(self._replay, self._draws, self._observation_space, self._action_space)
 
     @property
     def _unit_gradient_steps(self) -> int:
@@ -227,7 +184,7 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
         return steps if steps >= 0 else self._pace.rule.train_frequency
 
     def _draw(self) -> NDArray[np.int64]:
-        return self._memory.draw(self._model.batch_size, self._draws)
+        return self._replay.draw(self._model.batch_size, self._draws)
 
     def _train_unit(self) -> dict[str, float]:
         seen = self._pace.next_unit_steps()
@@ -248,13 +205,6 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
             self._model.replay_buffer.rows = None
         return self._metrics()
 
-    def _training_state(self) -> dict[str, Any]:
-        return {**self._model_state(), **self._pace_state()}
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        self._restore_model(kept)
-        self._restore_pace(kept)
-
 
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
@@ -264,7 +214,7 @@ def build(
     if entry.plan is not None:
         entry.plan(observation_space, action_space, parameters)
     adapter: type[Sb3Adapter] = Sb3OnPolicy if issubclass(cls, OnPolicyAlgorithm) else Sb3OffPolicy
-    return adapter(entry, cls, observation_space, action_space, parameters, seed)
+    return adapter(cls, entry, observation_space, action_space, parameters, seed)
 
 
 def _find_class(name: str) -> type[BaseAlgorithm]:

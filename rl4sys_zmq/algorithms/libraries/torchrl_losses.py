@@ -44,12 +44,8 @@ LARGEST_WEIGHT = 1_000_000.0
 """The limit of the learnt weight of CQL's penalty, as in the library."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LossNetworks:
-    """A loss module of TorchRL, which contains all trained weights, and the perceptron of the policy in it."""
-
-    loss: LossModule
-    policy: nn.Sequential
+LossNetworks = tuple[LossModule, nn.Sequential]
+"""A loss module of TorchRL, which contains all trained weights, and the perceptron of the policy in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +99,11 @@ class _CQLLoss(CQLLoss):
 def make_loss(name: str, parameters: TorchrlParameters, features: int, action_space: Space) -> LossNetworks:
     """Build the networks and the loss of an algorithm. The initial weights come from torch's global random generator."""
     count = action_layout(action_space).outputs
-    networks = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
+    loss, policy = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
     if isinstance(parameters, ValueParameters):
-        networks.loss.make_value_estimator(ValueEstimators.TD0, gamma=parameters.gamma)
-    getattr(networks.loss, "target_entropy", None)  # the library adds this buffer when it is first read
-    return networks
+        loss.make_value_estimator(ValueEstimators.TD0, gamma=parameters.gamma)
+    getattr(loss, "target_entropy", None)  # the library adds this buffer when it is first read
+    return loss, policy
 
 
 def _perceptron(parameters: TorchrlParameters, inputs: int, outputs: int) -> nn.Sequential:
@@ -144,19 +140,19 @@ def _action_value(parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1
 def _bc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     if not sizes.discrete:
         network, actor = _stochastic_actor(parameters, sizes)
-        return LossNetworks(BCLoss(actor), network)
+        return BCLoss(actor), network
     network = _perceptron(parameters, sizes.features, sizes.actions)
-    return LossNetworks(BCLoss(TensorDictModule(network, in_keys=["observation"], out_keys=["action"])), network)
+    return BCLoss(TensorDictModule(network, in_keys=["observation"], out_keys=["action"])), network
 
 
 def _iql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     network, actor = _stochastic_actor(parameters, sizes)
     value = ValueOperator(_perceptron(parameters, sizes.features, 1), in_keys=["observation"])
-    arguments = parameters.loss_arguments()
+    arguments = parameters.arguments()
     action_value = _action_value(parameters, sizes)
     if sizes.discrete:
-        return LossNetworks(DiscreteIQLLoss(actor, action_value, value, action_space="categorical", **arguments), network)
-    return LossNetworks(IQLLoss(actor, action_value, value, **arguments), network)
+        return DiscreteIQLLoss(actor, action_value, value, action_space="categorical", **arguments), network
+    return IQLLoss(actor, action_value, value, **arguments), network
 
 
 def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
@@ -164,8 +160,8 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     if sizes.discrete:
         network = _perceptron(parameters, sizes.features, sizes.actions)
         actor = QValueActor(network, in_keys=["observation"], action_space="categorical")
-        arguments = {name: value for name, value in parameters.loss_arguments().items() if name == "loss_function"}
-        return LossNetworks(DiscreteCQLLoss(actor, action_space="categorical", **arguments), network)
+        arguments = {name: value for name, value in parameters.arguments().items() if name == "loss_function"}
+        return DiscreteCQLLoss(actor, action_space="categorical", **arguments), network
     return _soft(_CQLLoss, parameters, sizes)
 
 
@@ -173,14 +169,14 @@ def _soft(loss: type[LossModule], parameters: TorchrlParameters, sizes: _Sizes, 
     """Return a loss of a squashed Gaussian and of networks that estimate action values, each with some outputs."""
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes, outputs)
-    return LossNetworks(loss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
+    return loss(actor, action_value, action_spec=_bounds(sizes), **parameters.arguments()), network
 
 
 def _td3bc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     network = _perceptron(parameters, sizes.features, sizes.actions)
     actor = TensorDictModule(nn.Sequential(network, nn.Tanh()), in_keys=["observation"], out_keys=["action"])
     action_value = _action_value(parameters, sizes)
-    return LossNetworks(TD3BCLoss(actor, action_value, bounds=(-1.0, 1.0), **parameters.loss_arguments()), network)
+    return TD3BCLoss(actor, action_value, bounds=(-1.0, 1.0), **parameters.arguments()), network
 
 
 def _tqc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:

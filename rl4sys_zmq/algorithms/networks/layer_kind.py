@@ -13,8 +13,8 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec
 from rl4sys_zmq.values.observations import leaves_of
 
 if TYPE_CHECKING:
+    from rl4sys_zmq.algorithms.networks.flat_networks import MLPStack
     from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks, RecurrentNetworks
-    from rl4sys_zmq.algorithms.networks.mlp_stack import MLPStack
 
 MAX_IMAGE_WEIGHTS = 1_000_000
 """The largest number of weights of a first layer that gets a flattened image."""

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
-from rl4sys_zmq.algorithms.networks.mlp_stack import MLPStack, input_change
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters, MLPStack, input_change
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import Dense
 from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Layer, LayerBatch, Sequences

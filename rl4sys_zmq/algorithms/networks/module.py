@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.errors import config_error
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.onnx_policy import onnx_spec
@@ -39,33 +38,29 @@ def module_network(
 
         space = requirements.observation_space
         if not isinstance(space, BoxSpace):
-            raise config_error(
-                "algorithm_parameters.network", f"a network of kind {name!r} needs a Box of observations, not {space!s:.80}"
-            )
+            raise parameter_error("network", f"a network of kind {name!r} needs a Box of observations, not {space!s:.80}")
         head = requirements.head
         weights, model = export_module(name, build, chosen, space, head.outputs(requirements.action_space))
         return onnx_spec(space, requirements.action_space, head, weights, model)
 
-    def networks(chosen: Any, space: ObservationSpace, outputs: Sequence[int], actions: int, extras: int) -> ModuleNetworks:
+    def networks(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> ModuleNetworks:
         from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
 
         assert isinstance(space, BoxSpace)
-        return ModuleNetworks(build, chosen, space, outputs, actions=actions, extras=extras)
+        return ModuleNetworks(build, chosen, space, shape)
 
     def actor_critic(chosen: Any, spec: PolicySpec) -> ActorCriticNetwork:
         head = HeadParameters(**spec.document)
         extras = sum(tensor.size for tensor in head.head_tensors(spec.action_space))
-        return networks(chosen, spec.observation_space, (head.outputs(spec.action_space), 1), 0, extras)
-
-    def replay(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> ModuleNetworks:
-        return networks(chosen, space, shape.outputs, shape.actions, shape.extras)
+        shape = ReplayShape(outputs=(head.outputs(spec.action_space), 1), extras=extras)
+        return networks(chosen, spec.observation_space, shape)
 
     return NetworkEntry(
         name=name,
         options=options,
         plan=plan,
         actor_critic=actor_critic,
-        replay=replay,
+        replay=networks,
         summary=summary,
         reference=reference,
         extra="learner",

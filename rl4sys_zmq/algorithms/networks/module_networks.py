@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters
 from rl4sys_zmq.algorithms.networks.module_export import build_module
 from rl4sys_zmq.layers.layer import Sequences
-from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder
+from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, ReplayShape
 from rl4sys_zmq.values import BoxSpace
 
 JOINED_UNITS = 256
@@ -28,19 +28,17 @@ class ModuleNetworks(FlatParameters):
     output layer.
     """
 
-    def __init__(
-        self, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: Sequence[int], *, actions: int = 0, extras: int = 0
-    ) -> None:
+    def __init__(self, build: ModuleBuilder, options: Any, space: BoxSpace, shape: ReplayShape) -> None:
         def critic(chosen: Any, observed: BoxSpace, size: int) -> nn.Module:
-            return _ActionCritic(build(chosen, observed, JOINED_UNITS), actions, size)
+            return _ActionCritic(build(chosen, observed, JOINED_UNITS), shape.actions, size)
 
-        builder = critic if actions else build
-        self._builders = [partial(build_module, "network", builder, options, space, size) for size in outputs]
+        builder = critic if shape.actions else build
+        self._builders = [partial(build_module, "network", builder, options, space, size) for size in shape.outputs]
         self._space = space
         self._modules = [make(0) for make in self._builders]
         self._names = [[name for name, _ in module.named_parameters()] for module in self._modules]
         shapes = [[tuple(tensor.shape) for tensor in module.parameters()] for module in self._modules]
-        super().__init__(shapes, extras)
+        super().__init__(shapes, shape.extras)
 
     def __call__(self, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> list[Tensor]:
         return [self.one(k, x, sequences, actions) for k in range(len(self._modules))]

@@ -178,14 +178,7 @@ class OffPolicyParameters:
 
     @property
     def pace_rule(self) -> PaceRule:
-        return PaceRule(
-            learning_starts=self.learning_starts,
-            train_frequency=self.train_frequency,
-            rollout_length=self.rollout_length,
-            unit_samples=self.unit_samples,
-            traj_per_epoch=self.traj_per_epoch,
-            insert_rate=self.insert_rate,
-        )
+        return PaceRule.of(self)
 
     @property
     def pace(self) -> dict[str, float | None]:

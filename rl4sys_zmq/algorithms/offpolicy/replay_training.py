@@ -26,6 +26,7 @@ class ReplayTraining(ABC):
     max_policy_lag: int | None = None
     rollout_length: int
     publish_every_updates: int
+    parameters: Any
 
     def _use_replay(self, replay: ReplayMemory | SequenceMemory, rule: PaceRule, seed: int) -> None:
         """Set the replay to train on, and the rule for its pace. A subclass calls this once, in its constructor."""
@@ -33,32 +34,21 @@ class ReplayTraining(ABC):
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._draws = TorchDraws(self._generator)
 
-    # ---- what a subclass defines
-
-    @property
-    @abstractmethod
-    def _unit_gradient_steps(self) -> int:
-        """The number of gradient steps in a unit of training."""
-
     @abstractmethod
     def _train_unit(self) -> Mapping[str, float]:
         """Do one unit of training. Return its metrics."""
-
-    @abstractmethod
-    def _draw(self) -> Rows:
-        """Return the rows of a random batch. Rows below 0 are demonstrations, which are not in the replay."""
 
     @abstractmethod
     def _train_on(self, rows: Rows) -> Mapping[str, Any]:
         """Do one gradient step on these rows of the replay. Return its metrics, numbers or tensors of one element."""
 
     @abstractmethod
-    def _training_state(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes, the pace included, except the priorities."""
+    def _model_state(self) -> dict[str, Any]:
+        """Return copies of everything that an update changes, except the pace and the priorities."""
 
     @abstractmethod
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied."""
+    def _restore_model(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `_model_state` has copied."""
 
     @abstractmethod
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
@@ -68,11 +58,19 @@ class ReplayTraining(ABC):
     def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:
         """Return the parameters of the ``pace``, and those of the ``stored_returns`` in the replay."""
 
+    @property
+    def _unit_gradient_steps(self) -> int:
+        """The number of gradient steps in a unit of training."""
+        steps: int = self.parameters.gradient_steps
+        return steps
+
+    def _draw(self) -> Rows:
+        """Return the rows of a random batch. Rows below 0 are demonstrations, which are not in the replay."""
+        return self._replay.draw(self.parameters.batch_size, self._draws)
+
     def _stored(self, segment: Segment) -> Segment:
         """Return a segment in the form that the replay stores."""
         return segment
-
-    # ---- observing and training
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         self._replay.add(self._stored(segment))
@@ -92,18 +90,19 @@ class ReplayTraining(ABC):
             return self.rollout_length
         return self._pace.missing(self.publish_every_updates)
 
-    # ---- state
-
     def checkpoint(self) -> dict[str, Any]:
         """Return what an update changes: networks, optimizers, random state, counts and priorities, not the transitions."""
         return {**self._training_state(), "priorities": self._replay.checkpoint()}
 
-    def _pace_state(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state(), "units": self._pace.units, "samples": self._pace.samples}
-
-    def _restore_pace(self, kept: Mapping[str, Any]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        self._restore_model(kept)
         self._generator.set_state(torch.as_tensor(kept["generator"], device="cpu"))
         self._pace.units, self._pace.samples = int(kept["units"]), int(kept["samples"])
+        self._replay.restore(kept.get("priorities"))
+
+    def _training_state(self) -> dict[str, Any]:
+        pace = {"generator": self._generator.get_state(), "units": self._pace.units, "samples": self._pace.samples}
+        return {**self._model_state(), **pace}
 
     def state(self) -> dict[str, Any]:
         return self.state_beyond(())
@@ -128,8 +127,6 @@ class ReplayTraining(ABC):
         self._pace.steps, self._pace.episodes = int(state["steps"]), int(state["episodes"])
         if state["pace"] != settings["pace"]:
             self._pace.settle()
-
-    # ---- data that make an update fail
 
     def discard(self) -> list[int]:
         """Remove the segments whose transitions make the next update non-finite. The networks do not change."""

@@ -31,9 +31,6 @@ from rl4sys_zmq.values.observations import leaves_of
 LONGEST_SEGMENT = 128
 """The largest default of `rollout_length`, in steps."""
 
-ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
-"""The decay rates of the mean of the gradients and of the mean of their squares. RMSProp has no mean of the gradients."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCompletionRule:
@@ -130,10 +127,6 @@ class ActorCriticParameters:
     def check_schedule(self, name: str, anneals: bool) -> None:
         if anneals and self.total_steps is None:
             raise parameter_error(name, "a schedule needs a length; set total_steps (total_timesteps), also for lin_")
-
-    @property
-    def betas(self) -> tuple[float, float]:
-        return RMS_PROP_BETAS if self.rms_prop else ADAM_BETAS
 
     def batch(self) -> BatchCompletionRule:
         if self.episodes_per_update is not None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -241,13 +242,12 @@ class Learner(Resource):
         """
         gateway = self._running
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        try:
-            errors = self._ask(lambda: gateway.core.dispatcher.save(partial=partial)).result(timeout_s)
-        except FutureTimeout:
-            raise LearnerUnavailable(gateway.address, "its checkpoints", timeout_s) from None
-        if errors:
-            client_id, error = next(iter(errors.items()))
-            raise CheckpointError(f"client {client_id}", error)
+        asked = self._ask(lambda: gateway.core.dispatcher.save(partial=partial))
+        if wait_for(asked.values(), timeout_s).not_done:
+            raise LearnerUnavailable(gateway.address, "its checkpoints", timeout_s)
+        for client_id, future in asked.items():
+            if error := future.result():
+                raise CheckpointError(f"client {client_id}", error)
 
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.

@@ -460,7 +460,7 @@ def test_a_checkpoint_is_asked_for_and_answered(rig: Rig) -> None:
     assert isinstance(asked, SaveCheckpoint)
     assert asked.partial
     rig.words(CheckpointResult(asked.token, 0, 0, [], 0.0, "no space"))
-    assert saved.result(0) == {"lab": "no space"}
+    assert saved["lab"].result(0) == "no space"
 
 
 @pytest.mark.parametrize("words", [ThreadFailed("ValueError: no", ""), Hello("lab", "a", 1, 0, 0, 0), DataDemand(1, 99, 0)])

@@ -102,8 +102,6 @@ class ActorSessionHandler:
         self._status_frames_kept: dict[frozenset[str] | None, list[Frame]] = {}
         self._status_until = 0.0
 
-    # ---- messages received
-
     def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
         """Handle a message of an actor or an operator. Return its cost for the rate limit: a number of ordinary messages."""
         cost = 1.0
@@ -251,8 +249,8 @@ class ActorSessionHandler:
     ) -> None:
         if not stream.submits:
             raise ProtocolError(RefusalReason.QUOTA, "this actor joined for evaluation only and cannot submit")
-        if client.queued + message.count > QUEUE_ITEMS:
-            raise ProtocolError(RefusalReason.QUOTA, f"{client.queued} segments are queued; the limit is {QUEUE_ITEMS}")
+        if (queued := client.pool.transit.items) + message.count > QUEUE_ITEMS:
+            raise ProtocolError(RefusalReason.QUOTA, f"{queued} segments are queued; the limit is {QUEUE_ITEMS}")
         assert client.schema is not None  # a session begins after the learner thread is ready
         client.dirty.add(stream.actor_id)
         try:
@@ -302,8 +300,6 @@ class ActorSessionHandler:
             case _:
                 log.error("an operator's command failed with an unexpected error", exc_info=error)
                 self.refuse(peer, RefusalReason.INTERNAL, f"{type(error).__name__} in the learner; see its log")
-
-    # ---- joining
 
     def _on_hello(self, peer: bytes, sender: User | None, hello: Hello, now: float) -> None:
         self._counters.add("hellos")
@@ -459,8 +455,6 @@ class ActorSessionHandler:
         """Tell every actor with a session that the learner is shutting down."""
         for peer in list(self.sessions):
             self.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
-
-    # ---- replies
 
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
         """Grant credit to the actors of a client, and send `Ack` messages to the actors that need one."""

@@ -10,15 +10,12 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
     ClientRow,
     CreditAllocator,
-    DataAmount,
     Journal,
-    JournalEntry,
     Key,
     SegmentStream,
     StallTimer,
     StreamRow,
     StreamTable,
-    replay_entry,
     stall_reason,
 )
 from rl4sys_zmq.learner.alarms import Alarms
@@ -37,7 +34,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.wire import SegmentSchema, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, Hello, Verdict
-from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, DataDemand, DeliverSegments, ThreadReady
+from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, DataDemand, ThreadReady
 
 Relays = list[list[str]]
 """The relays for an actor, nearest first, each as ``[URI, public key or ""]``."""
@@ -111,11 +108,6 @@ class ClientState:
         return self.settings.client_id
 
     @property
-    def queued(self) -> int:
-        """The number of accepted segments that the current learner thread has not received so far."""
-        return self.pool.transit.items
-
-    @property
     def is_caught_up(self) -> bool:
         """True if the learner thread runs, and all segments that it must receive again after a restart were queued for it."""
         return self.state is LearnerThreadState.RUNNING and not self.replay.token
@@ -167,12 +159,10 @@ class ClientState:
             stream.owner,
         )
 
-    # ---- learner threads
-
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         """Start a new learner thread for this client."""
         publishing = self.publishing
-        self.replay.reset(self.worker.starts + 1 if journal.durable else 0)
+        self.replay.token, self.replay.page_after = self.worker.starts + 1 if journal.durable else 0, None
         self.state, self.error = LearnerThreadState.STARTING, ""
         self.pool = CreditAllocator()
         if config.relays and not publishing.tag_key:
@@ -192,7 +182,10 @@ class ClientState:
         The client is in the state ``starting`` until the next worker is ready.
         """
         restarts = self.worker.crashed(crash, ready=self.state is LearnerThreadState.RUNNING)
-        self.replay.reset()  # pages that the journal still reads are for the worker that has crashed
+        self.replay.token, self.replay.page_after = (
+            0,
+            None,
+        )  # pages that the journal still reads are for the worker that has crashed
         if restarts:
             self.state = LearnerThreadState.STARTING
         return restarts
@@ -230,40 +223,6 @@ class ClientState:
         if self.worker.handle is not None:
             self.worker.send(ChangeParameters(algorithm_parameters(self.settings.in_force)))
 
-    # ---- segments for the learner thread
-
-    def send_committed(self, entry: JournalEntry) -> None:
-        """Queue segments that an actor has sent for the learner thread, after the journal has committed them."""
-        stream = self.table.get(entry.actor_id, entry.origin)
-        if stream is not None and not stream.counted(entry.end_seq):
-            self.send_again(entry)  # accepted by an earlier thread; with a full disk, a replayed page can overtake such an entry
-        else:
-            # An entry of refused segments alone was not counted: its stream can end before the journal commits it.
-            waited = stream is not None and entry.accepted > 0
-            self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
-
-    def send_again(self, entry: JournalEntry) -> None:
-        """Queue an entry for a learner thread that has returned to a checkpoint, without the segments in the checkpoint."""
-        stream = self.table.get(entry.actor_id, entry.origin)
-        if stream is None or self.schema is None:
-            return
-        refused = stream.verdicts[Verdict.REFUSED]
-        again = replay_entry(stream, self.schema, entry)
-        self.books.verdicts[Verdict.REFUSED] += stream.verdicts[Verdict.REFUSED] - refused
-        if again is not None:
-            self.replay.segments += again.load.items
-            self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
-
-    def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
-        """Queue a journal entry for the learner thread, without its first `skip` segments, and count `load` as sent.
-
-        `waited` is True if the data was counted as waiting before.
-        """
-        self.pool.transit.send(load, waited=waited)
-        self.worker.send(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames, entry.batch))
-
-    # ---- checkpoints
-
     def rewind(self, message: ThreadReady) -> None:
         """Return to the checkpoint that the learner thread has loaded, and begin the replay of later segments."""
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
@@ -271,7 +230,7 @@ class ClientState:
         self.books.rewind(message.verdicts)
         for stream in self.table.all():
             CreditAllocator.reclaim(stream)
-        self.replay.rewind()
+        self.replay.segments = self.replay.page_after = 0
         self.checkpoints.loaded(message.checkpoint, self._clock.monotonic())
         if message.checkpoint:
             for key, (seq, _) in marks.items():
@@ -297,8 +256,6 @@ class ClientState:
                     stream.checkpointed = max(stream.checkpointed, seq)
         return trim
 
-    # ---- credit
-
     def on_demand(self, message: DataDemand) -> None:
         """Record how many more steps the learner thread can use, and how many messages it has received."""
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
@@ -318,8 +275,6 @@ class ClientState:
         progress = (self.worker.starts, self.books.accepted, sent, self.replay.segments, version)
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
-
-    # ---- status
 
     def report(self, now: float) -> dict[str, Any]:
         """Return the client's part of the learner's status, as JSON."""
@@ -341,7 +296,7 @@ class ClientState:
             "rolled_back": books.rolled_back,
             "gap": books.gap,
             "resuming": bool(self.replay.token),
-            "queued": self.queued,
+            "queued": transit.items,
             "queued_bytes": transit.nbytes,
             "queued_steps": transit.steps,
             "stalled_s": round(self.stalled_s, 3),

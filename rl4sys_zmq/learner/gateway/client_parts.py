@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
@@ -126,6 +127,7 @@ class CheckpointRecord:
         saved_at: The time when the newest checkpoint was written or loaded, on the monotonic clock, in seconds.
         error: The reason why the last one could not be written; empty if it was written.
         marks: The position in each stream that the newest checkpoint includes.
+        asked: The requests for a checkpoint that are not answered so far, by number. The result is the error, or "".
     """
 
     def __init__(self, folder: str) -> None:
@@ -134,6 +136,7 @@ class CheckpointRecord:
         self.saved_at = 0.0
         self.error = ""
         self.marks: dict[Key, int] = {}
+        self.asked: dict[int, Future[str]] = {}
         self._older_marks: dict[Key, int] = {}
 
     def loaded(self, number: int, now: float) -> None:
@@ -159,11 +162,17 @@ class CheckpointRecord:
         self._older_marks, self.marks = self.marks, {(a, o): seq for a, o, seq in message.marks}
         return self._older_marks
 
+    def give_up(self, error: str) -> None:
+        """End all open requests for checkpoints, with `error` as their result."""
+        while self.asked:
+            self.asked.popitem()[1].set_result(error)
+
     def trimmed(self, stream: SegmentStream) -> bool:
         """Return True if the journal has no entries of a stream, so that nothing of the stream can be replayed."""
         return not self.folder or self._older_marks.get(stream.key, 0) >= stream.accepted_end
 
 
+@dataclass(slots=True)
 class ReplayProgress:
     """The state of the replay of journal entries to a learner thread that has loaded a checkpoint.
 
@@ -175,18 +184,10 @@ class ReplayProgress:
         rollback_asked: True if an operator has asked to give up accepted segments; False again after the replay.
     """
 
-    def __init__(self) -> None:
-        self.token = self.segments = 0
-        self.page_after: int | None = None
-        self.rollback_asked = False
-
-    def reset(self, token: int = 0) -> None:
-        """Begin to wait for the checkpoint that a new learner thread loads; or end the replay, with token 0."""
-        self.token, self.page_after = token, None
-
-    def rewind(self) -> None:
-        """Request the first page."""
-        self.segments = self.page_after = 0
+    token: int = 0
+    segments: int = 0
+    page_after: int | None = None
+    rollback_asked: bool = False
 
 
 class TrainingFigures:

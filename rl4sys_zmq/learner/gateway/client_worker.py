@@ -11,7 +11,7 @@ from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.thread_messages import AssignClient, DeliverSegments, ThreadMessage, WorkerMessage
+from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadMessage, WorkerMessage
 
 STEADY_S = 30.0
 """Time for which a worker must have trained so that its crash is followed by the shortest pause, in seconds."""
@@ -67,16 +67,11 @@ class ClientWorker:
 
     def send(self, message: ThreadMessage) -> None:
         """Queue a message for the current worker."""
-        self.backlog.append(message if isinstance(message, DeliverSegments) else encode(message))
-
-    def flush(self) -> None:
-        """Pass on the queued messages for which the worker has room."""
-        while self.backlog and self.handle is not None and self.handle.send(self.backlog[0]):
-            self.backlog.popleft()
+        self.backlog.append(encode(message))
 
     def end(self, *, replaced: bool = False) -> None:
         """Discard the queued messages, and ask all workers to end. With `replaced`, they write no checkpoint."""
-        self.handle = None
+        self.handle = self.restart_at = None
         self.devices = []
         self.backlog.clear()
         for handle in self.handles:

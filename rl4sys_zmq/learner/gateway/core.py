@@ -68,7 +68,6 @@ class LearnerCore:
         self.config, self.journal, self.sink, self.callbacks = config, journal, sink, callbacks
         self._authorizer = authorizer
         self.registry = ClientRegistry(config, journal, callbacks)
-        self._suspended: list[ClientState] = []
         self.dispatcher = SegmentDispatcher(self)
         self.actor_sessions = ActorSessionHandler(self, authorizer)
         self.operator = OperatorCommandExecutor(self)
@@ -79,8 +78,6 @@ class LearnerCore:
             self.start_notes += client.notes()
             if client.changes:
                 self.sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")
-
-    # ---- learner threads
 
     def on_worker(self, frames: Sequence[Frame]) -> None:
         """Handle a message of a learner thread. Drop and count it if the thread was replaced."""
@@ -201,33 +198,23 @@ class LearnerCore:
             text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; see the learner's log"
             self._on_failed(client, ThreadFailed(text, ""))
             return
-        self._suspended.append(client)
         pause_s = max(0.0, (client.worker.restart_at or 0.0) - self.callbacks.clock.monotonic())
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self.sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
         self.actor_sessions.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
-        self.dispatcher.give_up(client, crash)
+        client.checkpoints.give_up(crash)
 
-    def _restart_suspended(self) -> None:
-        """Start the workers of the clients whose pause after a crash is over. A failed start counts as another crash."""
-        now = self.callbacks.clock.monotonic()
-        for client in list(self._suspended):
-            restart_at = client.worker.restart_at if self.registry.get(client.client_id) is client else None
-            if restart_at is not None and now < restart_at:
-                continue
-            self._suspended.remove(client)
-            if restart_at is None:
-                continue  # an operator has restarted or removed it
-            try:
-                with self.registry.changing():
-                    rolled_back = self.registry.restart(client, give_up_pending=False)
-            except ConfigError as exc:  # the next attempt would fail too
-                self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
-                continue
-            except RL4SysError as exc:
-                self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
-                continue
+    def _restart(self, client: ClientState) -> None:
+        """Start the worker of a client whose pause after a crash is over. A failed start counts as another crash."""
+        try:
+            with self.registry.changing():
+                rolled_back = self.registry.restart(client, give_up_pending=False)
+        except ConfigError as exc:  # the next attempt would fail too
+            self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
+        except RL4SysError as exc:
+            self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
+        else:
             self.sink.event("client_restarted", client_id=client.client_id, rolled_back=rolled_back, gives_up=False)
 
     def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
@@ -240,17 +227,15 @@ class LearnerCore:
             if peer is not None:
                 self.actor_sessions.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
         client.waiting.clear()
-        self.dispatcher.give_up(client, message.error)
-
-    # ---- turns and the clock
+        client.checkpoints.give_up(message.error)
 
     def turn(self) -> None:
         """Continue the operators' commands, grant credit, and send acks and alarms. Call this in each turn of the loop."""
         self.operator.turn()
-        if self._suspended:
-            self._restart_suspended()
         room_bytes = self.dispatcher.room_bytes()
         for client in self.registry:
+            if client.worker.restart_at is not None and self.callbacks.clock.monotonic() >= client.worker.restart_at:
+                self._restart(client)
             self.actor_sessions.send_acks(client, room_bytes)
             self._report_alarms(client)
             publishing = client.publishing
@@ -259,9 +244,9 @@ class LearnerCore:
 
     def poll_timeout_s(self, now: float, most_s: float) -> float:
         """Return for how long the gateway thread can wait for messages before its next task, at most `most_s`, in seconds."""
-        for client in self._suspended:
-            most_s = min(most_s, (client.worker.restart_at or 0.0) - now)
         for client in self.registry:
+            if client.worker.restart_at is not None:
+                most_s = min(most_s, client.worker.restart_at - now)
             if client.worker.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             most_s = min(most_s, client.next_grant_at - now)
@@ -317,8 +302,6 @@ class LearnerCore:
         publishing.next_beacon_at = self.callbacks.clock.monotonic() + NEWCOMER_BEACON_S
         self.callbacks.publish(BEACON_TOPIC + publishing.topic, encode(client.beacon()))
 
-    # ---- subscribers and rights
-
     def client_of_topic(self, topic: bytes) -> ClientState | None:
         """Return the client whose weights or beacons have this topic, or None."""
         if topic[:1] not in (WEIGHTS_TOPIC, BEACON_TOPIC):
@@ -354,8 +337,6 @@ class LearnerCore:
             "relays": self.actor_sessions.relays.report(now),
         }
 
-    # ---- closing
-
     def close_sessions(self, error: Exception) -> None:
         """Begin to close: fail the operators' commands, ask the learner threads to end, and refuse all actors."""
         self.operator.close(error)  # first, since a command may wait for the end of a learner thread
@@ -370,7 +351,8 @@ class LearnerCore:
             self.sink.event("closed_with_pending_segments", pending=pending)
         for client in self.registry:
             client.worker.end()
-        self.dispatcher.close(error)
+            for future in client.checkpoints.asked.values():
+                future.set_exception(error)
         self.operator.close(error)
 
 

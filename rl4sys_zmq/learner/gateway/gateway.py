@@ -113,8 +113,6 @@ class Gateway(Worker):
         self._remote = WorkerLinks(self.core.counters, self._poller, self.wake)
         self.published = self.core.registry.published
 
-    # ---- for other threads
-
     def wait_open(self) -> None:
         """Wait until the sockets are bound."""
         self._open.wait()
@@ -173,8 +171,6 @@ class Gateway(Worker):
                 engine.close()
         self._calls.release(alive=self.alive)
         return done
-
-    # ---- the thread
 
     def run(self) -> None:
         """Run the thread's loop until `stop`."""
@@ -305,8 +301,6 @@ class Gateway(Worker):
             self._xpub.grant(topic)
             self.core.on_subscribed(client, topic)
 
-    # ---- the callbacks of the core
-
     def _start_worker(self, assign: AssignClient, key: bytes) -> WorkerHandle:
         client_id = assign.client_id
         entry = ENGINES.get(self._config.client(client_id).engine or self._config.engine)
@@ -350,8 +344,6 @@ class Gateway(Worker):
         self._evaluators.forget(client_id)
         if self._service is not None:
             self._service.forget(client_id)
-
-    # ---- for other threads, through `call`
 
     def relieve(self, *, all_connections: bool) -> int:
         """Close connections of actors because memory runs out, and return how many were closed."""

@@ -87,8 +87,6 @@ class OperatorCommandExecutor:
         self._tokens = itertools.count(FIRST_TOKEN)
         self._committed: set[int] = set()
 
-    # ---- commands
-
     def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
         """Start an operator's command, and return a future for its result."""
         future: Future[OperatorCommandDone] = Future()
@@ -264,8 +262,6 @@ class OperatorCommandExecutor:
             core.sink.event(PARAMETERS_CHANGED, client_id=client_id, changes=changes, by="operator")
         return set_done(client_id, changes, values)
 
-    # ---- idle clients
-
     def expire(self, now: float) -> None:
         """Remove the clients without data that were idle for more than `idle_client_s`."""
         for client in self._core.registry:
@@ -296,6 +292,6 @@ class OperatorCommandExecutor:
         for peer in client.waiting:
             core.actor_sessions.refuse(peer, RefusalReason.NO_SESSION, reason)
         client.waiting.clear()
-        core.dispatcher.give_up(client, "the client was forgotten")
+        client.checkpoints.give_up("the client was forgotten")
         core.callbacks.forget_policy(client.client_id)
         core.sink.forget(client.client_id)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socketpair
-from rl4sys_zmq.config.client import EvaluationConfig
+from rl4sys_zmq.config import EvaluationConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.logs import get_logger
@@ -106,17 +106,16 @@ class PolicyEvaluator(Worker):
         self,
         client_id: str,
         options: EvaluationConfig,
-        plugins: Sequence[str],
-        run_dir: Path | None,
-        on_result: Callable[[EvaluationRecord, bool], None],
-        on_failure: Callable[[str], None],
+        config: LearnerConfig,
+        on_result: Callable[[str, EvaluationRecord, bool], None],
+        on_failure: Callable[[str, str], None],
     ) -> None:
         super().__init__(f"rl4sys-evaluation-{client_id}")
         self.best: BestPolicyFolder | None = None  # without a run directory, and before the thread has opened it
-        self._client_id, self._options, self._plugins, self._run_dir = client_id, options, plugins, run_dir
+        self._client_id, self._options, self._config = client_id, options, config
         self._on_result, self._on_failure = on_result, on_failure
         self._condition = threading.Condition()
-        self._stopping = threading.Event()
+        self._process: EvaluationProcess | None = None
         self._waiting: StoredPolicy | None = None
         self._period: int | None = None
         self._skipped = self._evaluations = self._failures = 0
@@ -146,7 +145,7 @@ class PolicyEvaluator(Worker):
 
     def stop(self) -> None:
         """Ask the thread to end, also in the middle of an evaluation, whose process is then killed."""
-        self._stopping.set()
+        super().stop()
         with self._condition:
             self._condition.notify()
 
@@ -165,64 +164,58 @@ class PolicyEvaluator(Worker):
         }
 
     def run(self) -> None:
-        process: EvaluationProcess | None = None
         try:
             self._try(self._open_best)
             while (policy := self._next()) is not None:
-                try:
-                    if process is None:
-                        process = EvaluationProcess(self._plugins, self._stopping)
-                    self._evaluate(process, policy)
-                except Closed:
-                    return
-                except ConnectionError as exc:
-                    if process is not None:
-                        process.close()
-                    process = None
-                    self._fail(str(exc))
-                except (OSError, subprocess.SubprocessError) as exc:
-                    self._fail(start_error_text(exc))
-                except RL4SysError as exc:
-                    self._fail(str(exc))
-                except Exception as exc:  # noqa: BLE001 - no exception ends the evaluation without an alarm
-                    self._fail_unexpectedly(exc)
+                self._try(lambda: self._evaluate(policy))
         finally:
-            if process is not None:
-                process.close()
+            self._close_process()
             if self._abandons and self.best is not None:
                 self._try(self.best.abandon)
 
-    def _open_best(self) -> None:
-        if self._run_dir is not None and self.best is None:
-            self.best = BestPolicyFolder(self._run_dir, self._client_id)
-
     def _try(self, action: Callable[[], None]) -> None:
+        """Do a part of the work. No exception ends the evaluation without an alarm."""
         try:
             action()
-        except Exception as exc:  # noqa: BLE001 - no exception ends the evaluation without an alarm
-            self._fail_unexpectedly(exc)
+        except Closed:
+            pass  # `_next` ends the thread
+        except ConnectionError as exc:
+            self._close_process()
+            self._fail(str(exc))
+        except RL4SysError as exc:
+            self._fail(str(exc))
+        except Exception as exc:
+            log.exception("the evaluation of client %s has failed", self._client_id)
+            self._fail(f"{type(exc).__name__}: {start_error_text(exc)}")
 
-    def _fail_unexpectedly(self, exc: Exception) -> None:
-        log.error("the evaluation of client %s has failed", self._client_id, exc_info=exc)
-        self._fail(f"{type(exc).__name__}: {exc}")
+    def _open_best(self) -> None:
+        if self._config.run_dir is not None and self.best is None:
+            self.best = BestPolicyFolder(self._config.run_dir, self._client_id)
+
+    def _close_process(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     def _next(self) -> StoredPolicy | None:
         """Wait for the next version to evaluate; None when the thread must end."""
         with self._condition:
             self._busy_since = None
-            self._condition.wait_for(lambda: self._waiting is not None or self._stopping.is_set())
+            self._condition.wait_for(lambda: self._waiting is not None or self._stop_asked.is_set())
             policy, self._waiting = self._waiting, None
             self._busy_since = time.monotonic()
-            return None if self._stopping.is_set() else policy
+            return None if self._stop_asked.is_set() else policy
 
-    def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy) -> None:
+    def _evaluate(self, policy: StoredPolicy) -> None:
         options = self._options
         self._open_best()
-        with tempfile.TemporaryDirectory(prefix=".evaluation-", dir=self._run_dir, ignore_cleanup_errors=True) as name:
+        if self._process is None:
+            self._process = EvaluationProcess(self._config.plugins, self._stop_asked)
+        with tempfile.TemporaryDirectory(prefix=".evaluation-", dir=self._config.run_dir, ignore_cleanup_errors=True) as name:
             folder = Path(name) / "policy"
             write_folder(folder, encode_policy(policy))
             request = {"policy": str(folder), "env": options.make_arguments, "episodes": options.episodes, "seed": options.seed}
-            reply = process.ask(request, options.timeout_s)
+            reply = self._process.ask(request, options.timeout_s)
         if "error" in reply:
             self._fail(reply["error"])
             return
@@ -247,10 +240,10 @@ class PolicyEvaluator(Worker):
         kept = self.best is not None and self.best.offer(policy, record)
         self._last, self._error, self._failures = record, "", 0
         self._evaluations += 1
-        self._on_result(record, kept)
+        self._on_result(self._client_id, record, kept)
 
     def _fail(self, text: str) -> None:
         self._failures += 1
         end = "; no further version is evaluated" if self._failures >= MAX_FAILURES else ""
         self._error = f"{text}{end}"
-        self._on_failure(self._error)
+        self._on_failure(self._client_id, self._error)

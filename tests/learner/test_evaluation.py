@@ -177,11 +177,11 @@ class Results:
         self.replies: list[Any] = []
         self.ready = threading.Semaphore(0)
 
-    def on_result(self, found: EvaluationRecord, kept: bool) -> None:
+    def on_result(self, client_id: str, found: EvaluationRecord, kept: bool) -> None:
         self.records.append((found.version, found.mean_return, kept))
         self.arrived.release()
 
-    def on_failure(self, text: str) -> None:
+    def on_failure(self, client_id: str, text: str) -> None:
         self.failures.append(text)
         self.arrived.release()
 
@@ -230,7 +230,7 @@ def start(results: Results, tmp_path: Path) -> Iterator[Callable[[], PolicyEvalu
 
     def make() -> PolicyEvaluator:
         options = EvaluationConfig(env="CartPole-v1", every_versions=1, episodes=2)
-        made = PolicyEvaluator("pole", options, (), tmp_path, results.on_result, results.on_failure)
+        made = PolicyEvaluator("pole", options, LearnerConfig(run_dir=tmp_path), results.on_result, results.on_failure)
         made.start()
         started.append(made)
         return made

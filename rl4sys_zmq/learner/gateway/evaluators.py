@@ -46,14 +46,8 @@ class PolicyEvaluators:
             return
         evaluator = self._evaluators.get(client.client_id)
         if evaluator is None:
-            evaluator = PolicyEvaluator(
-                client.client_id,
-                options,
-                self._config.plugins,
-                self._config.run_dir,
-                functools.partial(self._from_thread, self._on_result, client.client_id),
-                functools.partial(self._from_thread, self._on_failure, client.client_id),
-            )
+            on_result, on_failure = (functools.partial(self._from_thread, f) for f in (self._on_result, self._on_failure))
+            evaluator = PolicyEvaluator(client.client_id, options, self._config, on_result, on_failure)
             self._evaluators[client.client_id] = evaluator
             try:
                 evaluator.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -25,7 +24,7 @@ log = get_logger(__name__)
 
 
 class PolicyEvaluators:
-    """The `PolicyEvaluator` of each client with the option ``evaluation``. Other threads use only `join`."""
+    """The `PolicyEvaluator` of each client with the option ``evaluation``. Other threads use only `threads`."""
 
     def __init__(
         self,
@@ -79,12 +78,10 @@ class PolicyEvaluators:
         for evaluator in self._evaluators.values():
             evaluator.stop()
 
-    def join(self, deadline: float) -> bool:
-        """Wait for the end of all evaluators. Return True if all have ended."""
-        ended = True
-        for evaluator in (*self._evaluators.values(), *self._ending):
-            ended &= evaluator.join(max(0.0, deadline - time.monotonic()))
-        return ended
+    @property
+    def threads(self) -> list[PolicyEvaluator]:
+        """All evaluators that can still be running."""
+        return [*self._evaluators.values(), *self._ending]
 
     def _from_thread(self, handle: Callable[..., None], *arguments: object) -> None:
         """Call `handle` with the arguments in the gateway thread; do nothing if the learner is closing."""

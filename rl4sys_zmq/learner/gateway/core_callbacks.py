@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.transports import SendResult
@@ -30,23 +31,6 @@ class Clock:
 SYSTEM_CLOCK = Clock(monotonic=time.monotonic, unix=time.time)
 
 
-class AbandonCheckpointsTask(Protocol):
-    """A task that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after the end of its learner threads.
-
-    Attributes:
-        done: True if the task has ended, with or without an error.
-        problem: The text of the error; empty if there is none.
-        count: The number of checkpoints that were renamed.
-    """
-
-    done: bool
-    problem: str
-    count: int
-
-    def stop(self) -> None:
-        """Cancel the task while it waits. The checkpoints then stay as they are."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreCallbacks:
     """The functions that the learner's core calls to act on the outside world. No function blocks.
@@ -57,7 +41,8 @@ class CoreCallbacks:
         publish: Sends frames to all subscribers of a topic.
         start_worker: Starts a worker. Arguments: the worker's first message, and the first frame of all its messages.
         poll_workers: Passes all messages that workers have sent so far to the core.
-        abandon_checkpoints: Starts an `AbandonCheckpointsTask`. Arguments: client's id, workers, folder of checkpoints.
+        abandon_checkpoints: Renames the checkpoints of a removed client to ``NUMBER.abandoned``, after the end of its workers.
+            Arguments: client's id, workers, folder of checkpoints. Returns a future for the number of renamed checkpoints.
         offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
             received a call for this client.
         forget_policy: Removes a client's policy from the inference service.
@@ -70,7 +55,7 @@ class CoreCallbacks:
     publish: Callable[[bytes, Sequence[Frame]], object]
     start_worker: Callable[[AssignClient, bytes], WorkerHandle]
     poll_workers: Callable[[], None]
-    abandon_checkpoints: Callable[[str, Sequence[WorkerHandle], str], AbandonCheckpointsTask]
+    abandon_checkpoints: Callable[[str, Sequence[WorkerHandle], str], Future[int]]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]

@@ -99,7 +99,7 @@ class Gateway(Worker):
         self._upstreams: list[Socket] = []
         self._poller = Poller()
         self._engines: dict[str, Engine] = {}
-        self._tasks: list[AbandonCheckpointsThread] = []
+        self._abandoning: list[AbandonCheckpointsThread] = []
         callbacks = CoreCallbacks(
             clock=SYSTEM_CLOCK,
             send=lambda peer, frames: self._router.send([peer, *frames]),
@@ -164,7 +164,7 @@ class Gateway(Worker):
         done = self.join(left_s())
         for worker in self.core.registry.workers():
             done &= worker.join(left_s()) or worker.abort()
-        for thread in (*self._evaluators.threads, *self._tasks):
+        for thread in (*self._evaluators.threads, *self._abandoning):
             done &= thread.join(left_s())
         if not self.alive:
             done &= self._remote.join(max(LAST_REQUESTS_S, left_s()))
@@ -181,12 +181,16 @@ class Gateway(Worker):
                 self._limit.start()
                 self._open.set()
                 self._loop()
+                for thread in self._abandoning:  # first: a command fails now, and its checkpoints stay
+                    thread.stop()
                 self.core.close_sessions(self._calls.closed())
                 self._drain()
         finally:
             self._limit.stop()
             self._limit.join()
             self._evaluators.stop()
+            for thread in self._abandoning:
+                thread.stop()
             self.core.close(self._calls.closed())
             self._remote.close()
             self._poller.close()
@@ -324,14 +328,14 @@ class Gateway(Worker):
     def _sender_host(self) -> str:
         return self._router.sender_host()
 
-    def _abandon_checkpoints(self, client_id: str, workers: Sequence[WorkerHandle], folder: str) -> AbandonCheckpointsThread:
-        task = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
-        self._tasks = [*(other for other in self._tasks if not other.done), task]
+    def _abandon_checkpoints(self, client_id: str, workers: Sequence[WorkerHandle], folder: str) -> Future[int]:
+        thread = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
+        self._abandoning = [*(other for other in self._abandoning if other.alive), thread]
         try:
-            task.start()
+            thread.start()
         except RuntimeError as exc:
-            task.problem, task.done = start_error_text(exc), True
-        return task
+            thread.count.set_exception(TransportError(start_error_text(exc)))
+        return thread.count
 
     def _offer_policy(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> bool:
         client = self.core.registry.get(client_id)

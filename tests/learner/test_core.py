@@ -142,7 +142,7 @@ class Rig:
             start_worker=self._start,
             poll_workers=lambda: None,
             abandon_checkpoints=lambda *_: pytest.fail("nothing has checkpoints here"),
-            offer_policy=lambda client_id, spec, snapshot: False,
+            offer_policy=lambda client: False,
             forget_policy=self.forgotten.append,
             status=lambda: self.core.report(self.now),
         )

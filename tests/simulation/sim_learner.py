@@ -185,7 +185,7 @@ class SimLearner:
             start_worker=self._start_thread,
             poll_workers=self._hear,
             abandon_checkpoints=_never,
-            offer_policy=lambda client_id, spec, snapshot: False,
+            offer_policy=lambda client: False,
             forget_policy=lambda client_id: None,
             status=dict,
         )

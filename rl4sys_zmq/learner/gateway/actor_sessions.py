@@ -144,7 +144,6 @@ class ActorSessionHandler:
                 except ProtocolError as exc:
                     self._note_refusal(message, exc, now)
                     raise
-                return None
             case StatusRequest():
                 if limited := self._authorizer.limited_status(sender):
                     names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
@@ -152,23 +151,21 @@ class ActorSessionHandler:
                     self._send(peer, StatusReply(limited | known))
                 else:
                     self._send_frames(peer, self._status_frames(sender))
-                return None
             case OperatorCommand():
                 self._on_command(peer, sender, message)
-                return None
             case FollowWeights():
                 self._on_follow(peer, sender, message, now)
-                return None
             case FetchWeights(client_id=client_id) if client_id:
                 self._authorizer.check_fetch(sender, now)
-                self._send(peer, self._followed(sender, client_id).publishing.history.catch_up(*_held(message)))
-                return None
+                history = self._followed(sender, client_id).publishing.history
+                self._send(peer, history.catch_up(message.held_generation, message.held_version))
             case Submit() | Heartbeat() | FetchWeights() | Bye():
                 return self._on_session_message(peer, sender, message, frames, now)
             case ToActor():
                 raise ProtocolError(RefusalReason.DIRECTION, f"{type(message).__name__} is not for a learner")
             case _:
                 assert_never(message)
+        return None
 
     def _on_session_message(
         self,
@@ -206,7 +203,7 @@ class ActorSessionHandler:
                 except ProtocolError as exc:  # the session stays open: the actor can still submit
                     self.refuse(peer, exc.code, exc.detail)
                     return None
-                self._send(peer, client.publishing.history.catch_up(*_held(message)))
+                self._send(peer, client.publishing.history.catch_up(message.held_generation, message.held_version))
             case Bye():
                 self.close_session(peer, client, stream)
             case _:
@@ -515,7 +512,3 @@ def _encoded_status(report: dict[str, Any]) -> list[Frame]:
             for client in clients:
                 order = sorted(client["actors"].items(), key=lambda named: (not named[1]["live"], named[1]["silent_s"]))
                 client["actors"] = dict(order[: most // 2])
-
-
-def _held(message: FetchWeights) -> tuple[int, int]:
-    return message.held_generation, message.held_version

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
@@ -259,7 +257,7 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     for key, value in check_value("weights", hello.weights, WeightsConfig.read).to_json().items():
         pairs.append((f"weights.{key}", value, ours_of_weights[key]))
     for key, theirs, ours in pairs:
-        if not _same(theirs, ours):
+        if plain(theirs) != plain(ours):
             message = (
                 f"{key} of client {settings.client_id!r} is {ours!r:.1000} on the learner, but the actor has {theirs!r:.1000}"
             )
@@ -278,15 +276,9 @@ def _parameter_pairs(settings: ClientSettings, theirs: Mapping[str, Any]) -> lis
     for key, value in theirs.items():
         (name,) = by_name(kind, {key: value}, like)
         own = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
-        if name not in settings.changed or not _same(value, original.get(name)):
+        if name not in settings.changed or plain(value) != original.get(name):
             pairs.append((f"algorithm_parameters.{key}", value, own))
     return pairs
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return bool(np.array_equal(np.asarray(one), np.asarray(other)))
-    return one == other
 
 
 def _space(key: str, entry: ObservationSpace | None, document: Mapping[str, Any]) -> ObservationSpace:

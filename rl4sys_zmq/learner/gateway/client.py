@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -41,6 +42,10 @@ Relays = list[list[str]]
 
 ACTORS_SHOWN = 100
 """Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
+
+
+SHOWN = ("library", "relay", "incarnation", "spooled", "received", "durable", "trained", "pending", "accepted_steps")
+"""The attributes of a stream that the report has under the same names."""
 
 
 class LearnerThreadState(StrEnum):
@@ -233,10 +238,7 @@ class ClientState:
         self.replay.segments = self.replay.page_after = 0
         self.checkpoints.loaded(message.checkpoint, self._clock.monotonic())
         if message.checkpoint:
-            for key, (seq, _) in marks.items():
-                known = self.table.get(*key)
-                if known is not None:
-                    known.checkpointed = max(known.checkpointed, min(seq, known.received))
+            self._note_checkpoint({key: seq for key, (seq, _) in marks.items()})
         self.books.balance(self.table.pending)
 
     def caught_up(self) -> int:
@@ -250,11 +252,14 @@ class ClientState:
         """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries."""
         trim = self.checkpoints.written(message, self._clock.monotonic())
         if self.checkpoints.newest is message:
-            for key, seq in self.checkpoints.marks.items():
-                stream = self.table.get(*key)
-                if stream is not None:
-                    stream.checkpointed = max(stream.checkpointed, seq)
+            self._note_checkpoint(self.checkpoints.marks)
         return trim
+
+    def _note_checkpoint(self, marks: Mapping[Key, int]) -> None:
+        for key, seq in marks.items():
+            stream = self.table.get(*key)
+            if stream is not None:
+                stream.checkpointed = max(stream.checkpointed, min(seq, stream.received))
 
     def on_demand(self, message: DataDemand) -> None:
         """Record how many more steps the learner thread can use, and how many messages it has received."""
@@ -280,7 +285,7 @@ class ClientState:
         """Return the client's part of the learner's status, as JSON."""
         history, books, checkpoints = self.publishing.history, self.books, self.checkpoints
         newest, transit = checkpoints.newest, self.pool.transit
-        actors = self.table.current()
+        actors, lag = self.table.current(), self.settings.pacing_lag
         return {
             "state": str(self.state),
             "error": self.error,
@@ -290,7 +295,7 @@ class ClientState:
             "version": history.version,
             "digest": f"{history.digest:016x}",
             **self.training.report(now, books.verdicts[Verdict.EVALUATED]),
-            "pacing_lag": self._pacing_lag,
+            "pacing_lag": lag if lag is not None else default_pacing_lag(self.settings.kind, self.algorithm_type),
             "accepted": books.accepted,
             "pending": self.table.pending,
             "rolled_back": books.rolled_back,
@@ -321,12 +326,6 @@ class ClientState:
             },
         }
 
-    @property
-    def _pacing_lag(self) -> int | None:
-        """The number of batches that actors can collect ahead of the training; None before the algorithm is known."""
-        lag = self.settings.pacing_lag
-        return lag if lag is not None else default_pacing_lag(self.settings.kind, self.algorithm_type)
-
 
 def _shown(table: StreamTable, actors: list[SegmentStream]) -> list[SegmentStream]:
     if len(actors) <= ACTORS_SHOWN:
@@ -337,17 +336,9 @@ def _shown(table: StreamTable, actors: list[SegmentStream]) -> list[SegmentStrea
 def _actor_report(stream: SegmentStream, now: float, *, live: bool) -> dict[str, Any]:
     return {
         "live": live,
-        "library": stream.library,
-        "relay": stream.relay,
-        "incarnation": stream.incarnation,
-        "spooled": stream.spooled,
         "silent_s": round(now - stream.last_seen, 3),
-        "received": stream.received,
-        "durable": stream.durable,
-        "trained": stream.trained,
         "checkpointed": min(stream.checkpointed, stream.trained),
-        "pending": stream.pending,
-        "accepted_steps": stream.accepted_steps,
         "credit_steps": stream.credit_steps,
         "verdicts": dict(stream.verdicts),
+        **{name: getattr(stream, name) for name in SHOWN},
     }

@@ -5,7 +5,8 @@ The gateway thread drives it with sockets, the simulator in ``tests/simulation``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, assert_never
 
@@ -85,11 +86,17 @@ class LearnerCore:
         if client is None:
             self.counters.add("worker_messages_fenced")
             return
-        try:
+        with self._failing(client, "a message of its learner thread"):
             self._on_message(client, decode_thread_message(frames[1:], header=REPORT_HEADER))
-        except Exception as exc:  # an impossible message stops its client, not the learner
-            log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
-            self._on_failed(client, _failed(exc))
+
+    @contextmanager
+    def _failing(self, client: ClientState, cause: str) -> Iterator[None]:
+        """Let an exception stop this client, and not the learner."""
+        try:
+            yield
+        except Exception as exc:
+            log.exception("client %s: %s could not be handled", client.client_id, cause)
+            self._on_failed(client, ThreadFailed(f"{type(exc).__name__}: {exc}"[:1000], ""))
 
     def _on_message(self, client: ClientState, message: ThreadMessage) -> None:
         match message:
@@ -148,8 +155,7 @@ class LearnerCore:
         if first:
             self.journal.put_client(client.row())
         self.callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
-        spec, newest = publishing.spec, publishing.history.newest
-        if spec is not None and self.callbacks.offer_policy(client.client_id, spec, newest):
+        if self.callbacks.offer_policy(client):
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
         self.actor_sessions.admit_waiting(client, self.callbacks.clock.monotonic())
 
@@ -175,14 +181,11 @@ class LearnerCore:
         ended = client.worker.handle if client is not None else None
         if client is None or ended is None or ended.alive:
             return
-        try:
+        with self._failing(client, "the end of its worker"):
             if ended.failure is not None:
                 self._on_ended(client, ended.failure)
             elif ended.crash:
                 self._on_crashed(client, ended.crash)
-        except Exception as exc:  # as in `on_worker`
-            log.exception("client %s: the end of its worker could not be handled", client.client_id)
-            self._on_failed(client, _failed(exc))
 
     def _on_ended(self, client: ClientState, failure: ThreadFailed) -> None:
         if failure.crashed:
@@ -354,7 +357,3 @@ class LearnerCore:
             for future in client.checkpoints.asked.values():
                 future.set_exception(error)
         self.operator.close(error)
-
-
-def _failed(error: Exception) -> ThreadFailed:
-    return ThreadFailed(f"{type(error).__name__}: {error}"[:1000], "")

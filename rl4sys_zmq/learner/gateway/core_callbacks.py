@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.transports import SendResult
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import AssignClient
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.gateway.client import ClientState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,8 @@ class CoreCallbacks:
         poll_workers: Passes all messages that workers have sent so far to the core.
         abandon_checkpoints: Renames the checkpoints of a removed client to ``NUMBER.abandoned``, after the end of its workers.
             Arguments: client's id, workers, folder of checkpoints. Returns a future for the number of renamed checkpoints.
-        offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
-            received a call for this client.
+        offer_policy: Gives the inference service and the evaluator the newest version of a client's policy. Returns True if the
+            service has ever received a call for this client.
         forget_policy: Removes a client's policy from the inference service.
         status: Returns the status document of the learner.
         sender_host: Returns the IP address of the peer whose message is being handled; empty if it is unknown.
@@ -56,7 +58,7 @@ class CoreCallbacks:
     start_worker: Callable[[AssignClient, bytes], WorkerHandle]
     poll_workers: Callable[[], None]
     abandon_checkpoints: Callable[[str, Sequence[WorkerHandle], str], Future[int]]
-    offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
+    offer_policy: Callable[[ClientState], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]
     sender_host: Callable[[], str] = lambda: ""

@@ -145,25 +145,20 @@ class SegmentDispatcher:
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
 
     def relieve(self) -> None:
-        """Request checkpoints of all clients if the journal becomes full, or if its file was deleted and written anew."""
-        state = self._journal.state()
-        if state.rescued > self._rescued:
-            self._rescued = state.rescued
-            self._after_rescue()
-        if not state.max_bytes or state.used_bytes + state.queued_bytes < CHECKPOINT_FILL * state.max_bytes:
-            return
-        partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
-        for client in self._registry:
-            if client.is_caught_up and not client.worker.backlog and client.books.accepted:
-                client.worker.send(SaveCheckpoint(0, partial))
+        """Request checkpoints of all clients if the journal becomes full, or if its file was deleted and written anew.
 
-    def _after_rescue(self) -> None:
-        """Request checkpoints of all clients, since the earlier ones may have been deleted together with the journal's file."""
-        self._counters.add("journal_rescued")
-        self._sink.event("journal_rescued", times=self._rescued)
-        for client in self._registry:
-            if client.is_caught_up:
-                client.worker.send(SaveCheckpoint(0, partial=False))
+        In the second case, the earlier checkpoints may have been deleted too.
+        """
+        state = self._journal.state()
+        rescued = state.rescued > self._rescued
+        if rescued:
+            self._rescued = state.rescued
+            self._counters.add("journal_rescued")
+            self._sink.event("journal_rescued", times=state.rescued)
+        fill = (state.used_bytes + state.queued_bytes) / state.max_bytes if state.max_bytes else 0.0
+        for client in self._registry if rescued or fill >= CHECKPOINT_FILL else ():
+            if client.is_caught_up and (rescued or (client.books.accepted and not client.worker.backlog)):
+                client.worker.send(SaveCheckpoint(0, fill > PARTIAL_BATCH_FILL))
 
     def expire(self, client: ClientState, now: float) -> None:
         """Delete the records of streams that can no longer continue and whose segments are no longer needed."""

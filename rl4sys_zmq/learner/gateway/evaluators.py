@@ -34,19 +34,18 @@ class PolicyEvaluators:
         call: Callable[[Callable[[], None]], object],
     ) -> None:
         self._config, self._sink, self._find, self._call = config, sink, find, call
-        self._options = {name: entry.evaluation for name, entry in config.clients.items() if entry.evaluation is not None}
         self._evaluators: dict[str, PolicyEvaluator] = {}
         self._ending: list[PolicyEvaluator] = []
 
     def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         """Offer a newly published version to the evaluator of the client, if there is an evaluator and the version is due."""
-        options = self._options.get(client.client_id)
-        if options is None:
+        entry = self._config.clients.get(client.client_id)
+        if entry is None or entry.evaluation is None:
             return
         evaluator = self._evaluators.get(client.client_id)
         if evaluator is None:
             on_result, on_failure = (functools.partial(self._from_thread, f) for f in (self._on_result, self._on_failure))
-            evaluator = PolicyEvaluator(client.client_id, options, self._config, on_result, on_failure)
+            evaluator = PolicyEvaluator(client.client_id, entry.evaluation, self._config, on_result, on_failure)
             self._evaluators[client.client_id] = evaluator
             try:
                 evaluator.start()

@@ -26,7 +26,7 @@ from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAss
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.gateway.actor_sessions import MAX_MESSAGE_BYTES
-from rl4sys_zmq.learner.gateway.client import LearnerThreadState
+from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.connections import RouterReader
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, CoreCallbacks
@@ -38,7 +38,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, Socket, ThreadCalls, subscribed_topics
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
@@ -337,14 +336,14 @@ class Gateway(Worker):
             thread.count.set_exception(TransportError(start_error_text(exc)))
         return thread.count
 
-    def _offer_policy(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> bool:
-        client = self.core.registry.get(client_id)
-        if client is not None:
-            self._evaluators.publish(client, spec, snapshot)
+    def _offer_policy(self, client: ClientState) -> bool:
+        spec, newest = client.publishing.spec, client.publishing.history.newest
+        assert spec is not None  # a version follows the description of the policy
+        self._evaluators.publish(client, spec, newest)
         if self._service is None:
             return False
-        self._service.offer(client_id, spec, snapshot)
-        return client_id in self._service.asked
+        self._service.offer(client.client_id, spec, newest)
+        return client.client_id in self._service.asked
 
     def _forget_policy(self, client_id: str) -> None:
         self._evaluators.forget(client_id)

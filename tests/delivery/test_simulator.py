@@ -23,7 +23,6 @@ from rl4sys_zmq.delivery import (
     ActorSession,
     CreditAllocator,
     DataAmount,
-    Journal,
     JournalContent,
     JournalEntry,
     JournalPage,
@@ -39,11 +38,9 @@ from rl4sys_zmq.delivery.session import Action
 from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.delivery.table import OpenedSession
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.learner import LearnerConfig
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
-from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.gateway.operator import OperatorCommandExecutor, Steps
 from rl4sys_zmq.learner.gateway.restored import RestoredClient
@@ -496,17 +493,17 @@ class HandsOnWhatWasOvertaken(SegmentDispatcher):
 
 
 @plant(
-    "client",
+    "registry",
     "conserved disposed once order verdicts wedged transit",
     schedule=replace(BUSY, thread_restarts=8, learner_restarts=4, pace=0.3, checkpoint_s=2.0),
 )
-class ReadsOn(ClientState):
-    """A client whose first page for a restarted thread begins where the last page of the thread before ended."""
+class ReadsOn(ClientRegistry):
+    """A registry of clients whose first page for a restarted thread begins where the last page of the thread before ended."""
 
-    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        after = self.replay.page_after
-        super().start(callbacks, config, journal)
-        self.replay.page_after = after
+    def _start(self, client: ClientState) -> None:
+        after = client.replay.page_after
+        super()._start(client)
+        client.replay.page_after = after
 
 
 @plant("client", "once disposed conserved verdicts", schedule=replace(CRASHES, thread_restarts=2))
@@ -666,15 +663,15 @@ class RollsBackNothing(ClientState):
         return 0
 
 
-@plant("client", "internal transit", schedule=replace(CALM, thread_restarts=3))
-class KeepsThePool(ClientState):
-    """A client that keeps the credit allocator of the thread before, with its counts of data in transit."""
+@plant("registry", "internal transit", schedule=replace(CALM, thread_restarts=3))
+class KeepsThePool(ClientRegistry):
+    """A registry that keeps the credit allocator of the thread before, with its counts of data in transit."""
 
-    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        pool, starts = self.pool, self.worker.starts
-        super().start(callbacks, config, journal)
+    def _start(self, client: ClientState) -> None:
+        pool, starts = client.pool, client.worker.starts
+        super()._start(client)
         if starts:
-            self.pool = pool
+            client.pool = pool
 
 
 @plant("registry", "internal verdicts conserved", schedule=replace(CRASHES, thread_restarts=6))

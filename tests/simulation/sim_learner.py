@@ -100,6 +100,7 @@ def planted(parts: LearnerParts) -> Iterator[None]:
         (registry_module, "ClientState", parts.client),
         (registry_module, "StreamTable", parts.table),
         (client_module, "CreditAllocator", parts.pool),
+        (registry_module, "CreditAllocator", parts.pool),
         (credit_module, "CREDIT_ITEMS", CREDIT_ITEMS),
         (client_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
         (sessions_module, "MAX_SEGMENT_STEPS", MAX_STEPS),

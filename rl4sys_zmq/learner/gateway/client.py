@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
     ClientRow,
     CreditAllocator,
-    Journal,
     Key,
     SegmentStream,
     StallTimer,
@@ -29,7 +27,7 @@ from rl4sys_zmq.learner.gateway.client_parts import (
     TrainingFigures,
 )
 from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
@@ -163,37 +161,6 @@ class ClientState:
             stream.spooled,
             stream.owner,
         )
-
-    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        """Start a new learner thread for this client."""
-        publishing = self.publishing
-        self.replay.token, self.replay.page_after = self.worker.starts + 1 if journal.durable else 0, None
-        self.state, self.error = LearnerThreadState.STARTING, ""
-        self.pool = CreditAllocator()
-        if config.relays and not publishing.tag_key:
-            publishing.start_tagging()
-        assign = self.settings.assign(
-            publishing.policy_id,
-            publishing.history.generation,
-            config,
-            checkpoints=self.checkpoints.folder,
-            journal_id=journal.journal_id,
-        )
-        self.worker.start(assign, callbacks.start_worker)
-
-    def suspend(self, crash: str) -> bool:
-        """Record a crash of the worker, described by `crash`. Return False if no other worker is to be started.
-
-        The client is in the state ``starting`` until the next worker is ready.
-        """
-        restarts = self.worker.crashed(crash, ready=self.state is LearnerThreadState.RUNNING)
-        self.replay.token, self.replay.page_after = (
-            0,
-            None,
-        )  # pages that the journal still reads are for the worker that has crashed
-        if restarts:
-            self.state = LearnerThreadState.STARTING
-        return restarts
 
     def roll_back(self) -> int:
         """Give up all accepted segments without a verdict, and return their number.

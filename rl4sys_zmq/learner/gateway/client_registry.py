@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
+from rl4sys_zmq.delivery import CreditAllocator, Journal, JournalContent, StreamTable
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.interfaces import WorkerHandle
@@ -179,9 +179,17 @@ class ClientRegistry:
         return rolled_back
 
     def suspend(self, client: ClientState, crash: str) -> bool:
-        """Record a crash of a client's worker, as `ClientState.suspend` does."""
+        """Record a crash of a client's worker, described by `crash`. Return False if no other worker is to be started.
+
+        The client is in the state ``starting`` until the next worker is ready.
+        """
         self._by_key.pop(client.worker.key, None)
-        return client.suspend(crash)
+        restarts = client.worker.crashed(crash, ready=client.state is LearnerThreadState.RUNNING)
+        # Pages that the journal still reads are for the worker that has crashed.
+        client.replay.token, client.replay.page_after = 0, None
+        if restarts:
+            client.state = LearnerThreadState.STARTING
+        return restarts
 
     def detach(self, client: ClientState) -> None:
         """Remove a client, and end its learner thread without a checkpoint.
@@ -208,7 +216,21 @@ class ClientRegistry:
         self._retired = [handle for handle in (*self._retired, *client.worker.handles) if handle.alive]
 
     def _start(self, client: ClientState) -> None:
-        client.start(self._callbacks, self._config, self._journal)
+        """Start a new learner thread for a client."""
+        publishing, journal = client.publishing, self._journal
+        client.replay.token, client.replay.page_after = client.worker.starts + 1 if journal.durable else 0, None
+        client.state, client.error = LearnerThreadState.STARTING, ""
+        client.pool = CreditAllocator()
+        if self._config.relays and not publishing.tag_key:
+            publishing.start_tagging()
+        assign = client.settings.assign(
+            publishing.policy_id,
+            publishing.history.generation,
+            self._config,
+            checkpoints=client.checkpoints.folder,
+            journal_id=journal.journal_id,
+        )
+        client.worker.start(assign, self._callbacks.start_worker)
         self._by_key[client.worker.key] = client
         self._newest_generation = max(self._newest_generation, client.publishing.history.generation)
 

@@ -35,7 +35,7 @@ class PolicyEvaluators:
     ) -> None:
         self._config, self._sink, self._find, self._call = config, sink, find, call
         self._evaluators: dict[str, PolicyEvaluator] = {}
-        self._ending: list[PolicyEvaluator] = []
+        self.threads: list[PolicyEvaluator] = []  # also those that are ending
 
     def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         """Offer a newly published version to the evaluator of the client, if there is an evaluator and the version is due."""
@@ -47,6 +47,7 @@ class PolicyEvaluators:
             on_result, on_failure = (functools.partial(self._from_thread, f) for f in (self._on_result, self._on_failure))
             evaluator = PolicyEvaluator(client.client_id, entry.evaluation, self._config, on_result, on_failure)
             self._evaluators[client.client_id] = evaluator
+            self.threads = [*(other for other in self.threads if other.alive), evaluator]
             try:
                 evaluator.start()
             except RuntimeError as exc:
@@ -60,7 +61,6 @@ class PolicyEvaluators:
         evaluator = self._evaluators.pop(client_id, None)
         if evaluator is not None:
             evaluator.forget()
-            self._ending = [*(other for other in self._ending if other.alive), evaluator]
         elif self._config.run_dir is not None:  # an earlier start of the learner can have kept one
             try:
                 BestPolicyFolder(self._config.run_dir, client_id).abandon()
@@ -74,13 +74,8 @@ class PolicyEvaluators:
 
     def stop(self) -> None:
         """Ask all evaluators to end."""
-        for evaluator in self._evaluators.values():
+        for evaluator in self.threads:
             evaluator.stop()
-
-    @property
-    def threads(self) -> list[PolicyEvaluator]:
-        """All evaluators that can still be running."""
-        return [*self._evaluators.values(), *self._ending]
 
     def _from_thread(self, handle: Callable[..., None], *arguments: object) -> None:
         """Call `handle` with the arguments in the gateway thread; do nothing if the learner is closing."""

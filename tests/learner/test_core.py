@@ -14,7 +14,7 @@ from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJourna
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
 from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, RESTART, SET
 from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.learner.training.reporting import GatewaySender
@@ -136,7 +136,8 @@ class Rig:
         self._sent: list[tuple[bytes, Message]] = []
         self.sink = Events()
         callbacks = CoreCallbacks(
-            clock=Clock(monotonic=lambda: self.now, unix=lambda: 1e9 + self.now),
+            monotonic=lambda: self.now,
+            unix=lambda: 1e9 + self.now,
             send=self._send,
             publish=lambda topic, frames: self.published.append(topic if topic[:1] == b"W" else decode(frames)),
             start_worker=self._start,

@@ -49,6 +49,9 @@ SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
 }
 """The functions that convert the JSON form of a space, by the name of the field in `Hello`."""
 
+SAVED = ("algorithm_name", "algorithm_type", "parameters", "changed", "file_parameters", "seed")
+"""The settings that the journal has as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
@@ -151,14 +154,8 @@ class ClientSettings:
         `parameters` and `weights`. The learner's configuration gives the others at each start.
         """
         return {
-            "algorithm_name": self.algorithm_name,
-            "algorithm_type": self.algorithm_type,
-            "parameters": plain(self.parameters),
-            "changed": plain(self.changed),
-            "file_parameters": plain(self.file_parameters),
-            "observation_space": space_to_json(self.observation_space),
-            "action_space": space_to_json(self.action_space),
-            "seed": self.seed,
+            **{key: plain(getattr(self, key)) for key in SAVED},
+            **{key: space_to_json(getattr(self, key)) for key in SPACES},
             "weights": self.actor_weights.to_json(),
         }
 
@@ -223,13 +220,10 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         _space("observation_space", entry.observation_space, hello.observation_space),
         _space("action_space", entry.action_space, hello.action_space),
         _seed(config, client_id, parameters.get("seed")),
-        pick("max_policy_lag"),
-        pick("on_lag"),
-        pick("pacing_lag"),
-        pick("publish_every_updates"),
-        entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
-        actor_weights,
-        str(entry.init or ""),
+        **{key: pick(key) for key in LEARNING_KEYS},
+        weights=entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
+        actor_weights=actor_weights,
+        init=str(entry.init or ""),
         file_parameters=by_name(kind, entry.algorithm_parameters, parameters.get(LIKE)),
     )
 

@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.gateway.client_parts import (
     TrainingFigures,
 )
 from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
@@ -77,19 +77,19 @@ class ClientState:
         generation: int,
         table: StreamTable,
         checkpoints: str,
-        clock: Clock,
+        callbacks: CoreCallbacks,
     ) -> None:
         self.settings = settings
-        self._clock = clock
+        self._monotonic = callbacks.monotonic
         self.table = table
-        self.worker = ClientWorker(policy_id, clock)
+        self.worker = ClientWorker(policy_id, callbacks.monotonic)
         self.publishing = ClientPublishing(policy_id, generation)
         self.books = SegmentCounts()
         self.checkpoints = CheckpointRecord(checkpoints)
         self.replay = ReplayProgress()
         self.pool = CreditAllocator()
-        self.training = TrainingFigures(clock)
-        self.alarms = Alarms(clock.monotonic, clock.unix)
+        self.training = TrainingFigures(callbacks.monotonic, callbacks.unix)
+        self.alarms = Alarms(callbacks.monotonic, callbacks.unix)
         self.state = LearnerThreadState.STARTING
         self.error = ""
         self.algorithm_type = ""
@@ -101,7 +101,7 @@ class ClientState:
         self.dirty: set[str] = set()
         self.next_ack_at = 0.0
         self.known = False
-        self.busy_at = clock.monotonic()
+        self.busy_at = callbacks.monotonic()
         self._stall = StallTimer()
         self.stalled_s = 0.0
 
@@ -203,7 +203,7 @@ class ClientState:
         for stream in self.table.all():
             CreditAllocator.reclaim(stream)
         self.replay.segments = self.replay.page_after = 0
-        self.checkpoints.loaded(message.checkpoint, self._clock.monotonic())
+        self.checkpoints.loaded(message.checkpoint, self._monotonic())
         if message.checkpoint:
             self._note_checkpoint({key: seq for key, (seq, _) in marks.items()})
         self.books.balance(self.table.pending)
@@ -217,7 +217,7 @@ class ClientState:
 
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries."""
-        trim = self.checkpoints.written(message, self._clock.monotonic())
+        trim = self.checkpoints.written(message, self._monotonic())
         if self.checkpoints.newest is message:
             self._note_checkpoint(self.checkpoints.marks)
         return trim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Key, SegmentStream
 from rl4sys_zmq.delivery.weight_history import WeightHistory
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.policies import PolicyOrigin
@@ -193,8 +192,8 @@ class ReplayProgress:
 class TrainingFigures:
     """The metrics of a client's training. Means are over the last `RECENT_EPISODES` episodes."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, monotonic: Callable[[], float], unix: Callable[[], float]) -> None:
+        self._monotonic, self._unix = monotonic, unix
         self._lags = [0] * (len(LAG_LIMITS) + 1)
         self._metrics = TrainingMetrics(0, 0, {}, [], 0, [])
         self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
@@ -214,7 +213,7 @@ class TrainingFigures:
         self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended, [])
         if metrics.lags:
             self._lags = [before + new for before, new in zip(self._lags, metrics.lags, strict=True)]
-        self._pace.append((self._clock.monotonic(), metrics.step))
+        self._pace.append((self._monotonic(), metrics.step))
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
         self._evaluations.extend((version, total, length) for version, total, length in metrics.evaluations)
 
@@ -231,7 +230,7 @@ class TrainingFigures:
             algorithm_name=algorithm_name,
             updates=self._metrics.update,
             steps=self._metrics.step,
-            saved_unix_s=self._clock.unix(),
+            saved_unix_s=self._unix(),
             episodes=self._metrics.ended,
             mean_return=_mean([total for total, _ in self._returns]),
         )

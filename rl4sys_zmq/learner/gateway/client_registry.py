@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalR
 from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.gateway.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.restored import GIVEN_UP, RestoredClient, restore_configuration
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.logs import get_logger
@@ -113,7 +113,7 @@ class ClientRegistry:
 
         `rolled_back` is the id of the client that was returned to an earlier checkpoint; empty for none.
         """
-        now = self._callbacks.clock.monotonic()
+        now = self._callbacks.monotonic()
         clients = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
         for row, earlier in zip(restored.clients, clients, strict=True):
             client = self._make(earlier.settings, row.generation)
@@ -140,8 +140,7 @@ class ClientRegistry:
         if self._journal.durable and config.run_dir is not None:
             folder = str(config.run_dir / "checkpoints" / folder_name(client_id))
         policy_id = next(self._policy_ids).to_bytes(8, "little")
-        clock = self._callbacks.clock
-        return ClientState(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
+        return ClientState(settings, policy_id, self._generation_after(last_generation), table, folder, self._callbacks)
 
     def fail(self, client: ClientState, message: ThreadFailed) -> bool:
         """Stop a client whose learner thread has failed. Return True if the client was removed.
@@ -174,7 +173,7 @@ class ClientRegistry:
         if give_up_pending:
             self._journal.drop_entries(client.client_id)
         rolled_back = 0 if self._journal.durable else client.roll_back()
-        client.publishing.history = WeightHistory(_generation(client.publishing.history.generation, self._callbacks.clock))
+        client.publishing.history = WeightHistory(self._generation_after(client.publishing.history.generation))
         self._start(client)
         return rolled_back
 
@@ -234,7 +233,6 @@ class ClientRegistry:
         self._by_key[client.worker.key] = client
         self._newest_generation = max(self._newest_generation, client.publishing.history.generation)
 
-
-def _generation(last: int, clock: Clock) -> int:
-    """Return the generation of a new learner thread: the Unix time in ms, but at least `last` + 1."""
-    return max(last + 1, int(clock.unix() * 1000))
+    def _generation_after(self, last: int) -> int:
+        """Return the generation of a new learner thread: the Unix time in ms, but at least `last` + 1."""
+        return max(last + 1, int(self._callbacks.unix() * 1000))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rl4sys_zmq.interfaces import WorkerHandle
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadMessage, WorkerMessage
@@ -33,14 +32,14 @@ class ClientWorker:
         devices: The device of each rank of the current worker.
     """
 
-    def __init__(self, policy_id: bytes, clock: Clock) -> None:
-        self._policy_id, self._clock = policy_id, clock
+    def __init__(self, policy_id: bytes, monotonic: Callable[[], float]) -> None:
+        self._policy_id, self._monotonic = policy_id, monotonic
         self._token = b""
         self.handle: WorkerHandle | None = None
         self.handles: list[WorkerHandle] = []
         self.starts = 0
         self.backlog: deque[WorkerMessage] = deque()
-        self.started_at = clock.monotonic()
+        self.started_at = monotonic()
         self.restart_at: float | None = None
         self.devices: list[str] = []
         self.crashes = 0
@@ -60,7 +59,7 @@ class ClientWorker:
         self.starts += 1
         self._token = os.urandom(8)
         self.restart_at = None
-        self.started_at = self._clock.monotonic()
+        self.started_at = self._monotonic()
         self.send(assign)
         self.handle = start_worker(assign, self.key)
         self.handles.append(self.handle)
@@ -83,7 +82,7 @@ class ClientWorker:
 
         The pause becomes longer with each crash, unless the worker had trained for `STEADY_S`.
         """
-        now = self._clock.monotonic()
+        now = self._monotonic()
         self.crashes += 1
         self.last_crash = crash
         if ready and now - self.started_at >= STEADY_S:

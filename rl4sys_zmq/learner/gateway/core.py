@@ -157,7 +157,7 @@ class LearnerCore:
         self.callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
         if self.callbacks.offer_policy(client):
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
-        self.actor_sessions.admit_waiting(client, self.callbacks.clock.monotonic())
+        self.actor_sessions.admit_waiting(client, self.callbacks.monotonic())
 
     def _on_verdicts(self, client: ClientState, message: SegmentVerdicts) -> None:
         stream, verdicts = client.table.get(message.actor_id, message.origin), client.books.verdicts
@@ -201,7 +201,7 @@ class LearnerCore:
             text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; see the learner's log"
             self._on_failed(client, ThreadFailed(text, ""))
             return
-        pause_s = max(0.0, (client.worker.restart_at or 0.0) - self.callbacks.clock.monotonic())
+        pause_s = max(0.0, (client.worker.restart_at or 0.0) - self.callbacks.monotonic())
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self.sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
@@ -237,12 +237,12 @@ class LearnerCore:
         self.operator.turn()
         room_bytes = self.dispatcher.room_bytes()
         for client in self.registry:
-            if client.worker.restart_at is not None and self.callbacks.clock.monotonic() >= client.worker.restart_at:
+            if client.worker.restart_at is not None and self.callbacks.monotonic() >= client.worker.restart_at:
                 self._restart(client)
             self.actor_sessions.send_acks(client, room_bytes)
             self._report_alarms(client)
             publishing = client.publishing
-            if publishing.beacon_due and self.callbacks.clock.monotonic() >= publishing.next_beacon_at:
+            if publishing.beacon_due and self.callbacks.monotonic() >= publishing.next_beacon_at:
                 self._beacon(client)
 
     def poll_timeout_s(self, now: float, most_s: float) -> float:
@@ -265,7 +265,7 @@ class LearnerCore:
         read_s = now - min(behind_s, MOST_BEHIND_S)
         self.dispatcher.relieve()
         self.dispatcher.check(now)
-        self._rotate_topics(self._authorizer.lapsed(self.callbacks.clock.unix()))
+        self._rotate_topics(self._authorizer.lapsed(self.callbacks.unix()))
         self.operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
@@ -294,15 +294,14 @@ class LearnerCore:
     def _report_alarms(self, client: ClientState) -> None:
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
-            fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
-            self.sink.event("alarm", **fields)
+            self.sink.event("alarm", client_id=client.client_id, alarm=alarm.name, count=alarm.count, text=alarm.text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
 
     def _beacon(self, client: ClientState) -> None:
         publishing = client.publishing
         publishing.beacon_due = False
-        publishing.next_beacon_at = self.callbacks.clock.monotonic() + NEWCOMER_BEACON_S
+        publishing.next_beacon_at = self.callbacks.monotonic() + NEWCOMER_BEACON_S
         self.callbacks.publish(BEACON_TOPIC + publishing.topic, encode(client.beacon()))
 
     def client_of_topic(self, topic: bytes) -> ClientState | None:

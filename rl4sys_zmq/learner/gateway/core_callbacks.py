@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,27 +17,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """A source of the current time.
-
-    Attributes:
-        monotonic: Returns the time for durations, in seconds. It never goes backwards.
-        unix: Returns the Unix time for records, in seconds.
-    """
-
-    monotonic: Callable[[], float]
-    unix: Callable[[], float]
-
-
-SYSTEM_CLOCK = Clock(monotonic=time.monotonic, unix=time.time)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreCallbacks:
     """The functions that the learner's core calls to act on the outside world. No function blocks.
 
     Attributes:
-        clock: The clock for measured durations and records. Each input of the core carries its own time.
+        monotonic: Returns the time for durations, in seconds. It never goes backwards.
+        unix: Returns the Unix time for records, in seconds.
         send: Sends frames to the peer with a routing id.
         publish: Sends frames to all subscribers of a topic.
         start_worker: Starts a worker. Arguments: the worker's first message, and the first frame of all its messages.
@@ -52,7 +36,8 @@ class CoreCallbacks:
         sender_host: Returns the IP address of the peer whose message is being handled; empty if it is unknown.
     """
 
-    clock: Clock
+    monotonic: Callable[[], float]
+    unix: Callable[[], float]
     send: Callable[[bytes, Sequence[Frame]], SendResult]
     publish: Callable[[bytes, Sequence[Frame]], object]
     start_worker: Callable[[AssignClient, bytes], WorkerHandle]

@@ -29,7 +29,7 @@ from rl4sys_zmq.learner.gateway.actor_sessions import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.connections import RouterReader
 from rl4sys_zmq.learner.gateway.core import LearnerCore
-from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.gateway.inference import InferenceService
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
@@ -100,7 +100,8 @@ class Gateway(Worker):
         self._engines: dict[str, Engine] = {}
         self._abandoning: list[AbandonCheckpointsThread] = []
         callbacks = CoreCallbacks(
-            clock=SYSTEM_CLOCK,
+            monotonic=time.monotonic,
+            unix=time.time,
             send=lambda peer, frames: self._router.send([peer, *frames]),
             publish=lambda topic, frames: self._xpub.send([topic, *frames]),
             start_worker=self._start_worker,

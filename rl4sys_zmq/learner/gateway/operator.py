@@ -220,7 +220,7 @@ class OperatorCommandExecutor:
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
         core.journal.retire_actor(client_id, actor_id)
-        core.dispatcher.expire(client, core.callbacks.clock.monotonic())
+        core.dispatcher.expire(client, core.callbacks.monotonic())
         yield self._until_committed(client_id)
         core.counters.add("actors_dropped")
         core.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)

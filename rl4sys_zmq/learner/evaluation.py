@@ -45,7 +45,6 @@ class EvaluationProcess(Resource):
 
     def __init__(self, plugins: Sequence[str], stopping: threading.Event) -> None:
         self._stopping = stopping
-        self._received = b""
         self._end, self._process = start_with_socketpair(
             "-m", PROCESS, stdout=subprocess.DEVNULL, environment={"OMP_NUM_THREADS": "1"}
         )
@@ -77,7 +76,8 @@ class EvaluationProcess(Resource):
     def _read_line(self, deadline: float) -> bytes:
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
-        while b"\n" not in self._received:
+        line = b""
+        while not line.endswith(b"\n"):
             if self._stopping.is_set():
                 raise Closed("the evaluation was stopped")
             if time.monotonic() >= deadline:
@@ -86,8 +86,7 @@ class EvaluationProcess(Resource):
                 data = self._end.recv(1 << 16)
                 if not data:
                     raise ConnectionResetError("the socket was closed")
-                self._received += data
-        line, _, self._received = self._received.partition(b"\n")
+                line += data
         return line
 
     def _send(self, document: dict[str, Any]) -> None:

@@ -338,5 +338,4 @@ class RefusalLog:
         omitted, self._omitted = self._omitted, 0
         more = f" ({omitted} further refusals were not logged)" if omitted else ""
         log.warning("client %r: actor %r is refused (%s): %s%s", client_id, actor_id, code.value, reason, more)
-        fields = {"client_id": client_id, "actor_id": actor_id, "code": code.value, "field": field, "reason": reason}
-        self._sink.event("hello_refused", **fields)
+        self._sink.event("hello_refused", client_id=client_id, actor_id=actor_id, code=code.value, field=field, reason=reason)

@@ -41,6 +41,8 @@ Relays = list[list[str]]
 ACTORS_SHOWN = 100
 """Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
 
+RECORDED = ("client_id", "actor_id", "origin", "incarnation", "accepted_steps", "refused", "submits", "spooled", "owner")
+"""The attributes of a stream that `StreamRow` has under the same names."""
 
 SHOWN = ("library", "relay", "incarnation", "spooled", "received", "durable", "trained", "pending", "accepted_steps")
 """The attributes of a stream that the report has under the same names."""
@@ -146,21 +148,10 @@ class ClientState:
         """Return the record of this client for the journal. The totals in it are 0, since the journal counts them itself."""
         return ClientRow(self.client_id, self.publishing.history.generation, self.settings.to_json(), 0, 0, 0)
 
-    def stream_row(self, stream: SegmentStream) -> StreamRow:
+    @staticmethod
+    def stream_row(stream: SegmentStream) -> StreamRow:
         """Return the record of one stream for the journal."""
-        return StreamRow(
-            self.client_id,
-            stream.actor_id,
-            stream.origin,
-            stream.incarnation,
-            0,
-            stream.durable,
-            stream.accepted_steps,
-            stream.refused,
-            stream.submits,
-            stream.spooled,
-            stream.owner,
-        )
+        return StreamRow(first_seq=0, received=stream.durable, **{name: getattr(stream, name) for name in RECORDED})
 
     def roll_back(self) -> int:
         """Give up all accepted segments without a verdict, and return their number.

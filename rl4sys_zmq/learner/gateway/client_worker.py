@@ -23,6 +23,8 @@ class ClientWorker:
     """The current worker of a client, and the earlier ones until they have ended.
 
     Attributes:
+        key: The first frame of each message of the current worker. It has random bytes, so that no process of an earlier learner
+            has the same key.
         handle: The current worker; None after `end`.
         handles: All workers that can still be running.
         starts: The number of workers that were started.
@@ -34,7 +36,7 @@ class ClientWorker:
 
     def __init__(self, policy_id: bytes, monotonic: Callable[[], float]) -> None:
         self._policy_id, self._monotonic = policy_id, monotonic
-        self._token = b""
+        self.key = b""
         self.handle: WorkerHandle | None = None
         self.handles: list[WorkerHandle] = []
         self.starts = 0
@@ -46,18 +48,10 @@ class ClientWorker:
         self.last_crash = ""
         self._crashes_in_a_row = self._failed_starts = 0
 
-    @property
-    def key(self) -> bytes:
-        """The first frame of each message of the current worker.
-
-        The key has random bytes, so that no process of an earlier learner has the same key.
-        """
-        return self._policy_id + self.starts.to_bytes(4, "little") + self._token
-
     def start(self, assign: AssignClient, start_worker: Callable[[AssignClient, bytes], WorkerHandle]) -> None:
         """Start a new worker, and queue its first message."""
         self.starts += 1
-        self._token = os.urandom(8)
+        self.key = self._policy_id + self.starts.to_bytes(4, "little") + os.urandom(8)
         self.restart_at = None
         self.started_at = self._monotonic()
         self.send(assign)

@@ -122,16 +122,15 @@ class PolicyEvaluator(Worker):
         self._last: EvaluationRecord | None = None
         self._busy_since: float | None = None
 
-    def is_due(self, version: int, steps: int) -> bool:
-        """Return True if a newly published version is the first one of its period. Each period is due once."""
-        period = self._options.period(version, steps)
-        due = period != self._period and self._failures < MAX_FAILURES and self.alive
-        if due:
-            self._period = period
-        return due
-
     def offer(self, policy: StoredPolicy) -> None:
-        """Evaluate a version as soon as the evaluation of an earlier one is complete. A version that still waits is skipped."""
+        """Evaluate a new version if it is the first one of its period, as soon as the evaluation of an earlier one is complete.
+
+        A version that still waits then is skipped.
+        """
+        period = self._options.period(policy.snapshot.version, policy.origin.steps)
+        if period == self._period or self._failures >= MAX_FAILURES or not self.alive:
+            return
+        self._period = period
         with self._condition:
             self._skipped += self._waiting is not None
             self._waiting = policy

@@ -440,11 +440,6 @@ class ActorSessionHandler:
                 self._note_refusal(hello, exc, now)
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
-    def close_sessions(self) -> None:
-        """Tell every actor with a session that the learner is shutting down."""
-        for peer in list(self.sessions):
-            self.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
-
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
         """Grant credit to the actors of a client, and send `Ack` messages to the actors that need one."""
         if (began := self._monotonic()) < client.next_grant_at:

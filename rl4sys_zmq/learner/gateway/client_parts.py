@@ -254,15 +254,10 @@ class TrainingFigures:
 
     def _evaluation_report(self, evaluated: int) -> dict[str, Any]:
         """Return the part of the status about the episodes of actors with ``explore: false``; empty if there are none."""
-        episodes = self._evaluations
-        if not episodes:
+        if not self._evaluations:
             return {}
-        return {
-            "episodes": evaluated,
-            "mean_return": _mean([total for _, total, _ in episodes]),
-            "mean_length": _mean([length for _, _, length in episodes]),
-            "version": max(version for version, _, _ in episodes),
-        }
+        versions, totals, lengths = zip(*self._evaluations, strict=True)
+        return {"episodes": evaluated, "mean_return": _mean(totals), "mean_length": _mean(lengths), "version": max(versions)}
 
     def _steps_per_s(self, now: float) -> float:
         if len(self._pace) < 2:

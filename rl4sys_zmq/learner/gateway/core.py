@@ -344,7 +344,8 @@ class LearnerCore:
         self.operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.worker.end()
-        self.actor_sessions.close_sessions()
+        for peer in list(self.actor_sessions.sessions):
+            self.actor_sessions.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
 
     def close(self, error: Exception) -> None:
         """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads."""

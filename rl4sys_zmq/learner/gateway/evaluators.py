@@ -38,7 +38,7 @@ class PolicyEvaluators:
         self.threads: list[PolicyEvaluator] = []  # also those that are ending
 
     def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Offer a newly published version to the evaluator of the client, if there is an evaluator and the version is due."""
+        """Offer a newly published version to the evaluator of the client, if its configuration asks for one."""
         entry = self._config.clients.get(client.client_id)
         if entry is None or entry.evaluation is None:
             return
@@ -53,8 +53,7 @@ class PolicyEvaluators:
             except RuntimeError as exc:
                 self._on_failure(client.client_id, start_error_text(exc))
         origin = client.training.policy_origin(client.client_id, client.settings.algorithm_name)
-        if evaluator.is_due(snapshot.version, origin.steps):
-            evaluator.offer(StoredPolicy(spec, snapshot, origin))
+        evaluator.offer(StoredPolicy(spec, snapshot, origin))
 
     def forget(self, client_id: str) -> None:
         """End the evaluation of a client that was removed, and put its best policy aside."""

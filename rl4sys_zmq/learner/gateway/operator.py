@@ -254,10 +254,9 @@ class OperatorCommandExecutor:
 
     def make_room(self, now: float) -> None:
         """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
-        if self._core.registry.full:
-            idle = [client for client in self._core.registry if client.is_expendable]
-            if idle:
-                self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
+        idle = [client for client in self._core.registry if client.is_expendable] if self._core.registry.full else []
+        if idle:
+            self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: ClientState, now: float) -> None:
         self._detach(client, "the client was idle and was removed; send HELLO again")  # without a wait: nothing is to be saved

@@ -14,13 +14,14 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import assert_never
 
 import xxhash
 
-from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.errors import CheckpointError, Closed
 from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.run.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, encode_mark, is_excused
@@ -308,32 +309,25 @@ def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
 class AbandonCheckpointsThread(Worker):
     """A thread that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after its learner threads have ended.
 
-    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk.
+    The gateway must not wait for a disk. Until the thread renames them, `stop` leaves the checkpoints as they are.
+
+    Attributes:
+        count: The number of checkpoints that were renamed, or the error.
     """
 
     def __init__(self, client_id: str, workers: Sequence[WorkerHandle], folder: Path, wake: Callable[[], None]) -> None:
         super().__init__(f"rl4sys-forget-{client_id}")
-        self.done = False
-        self.problem = ""
-        self.count = 0
+        self.count: Future[int] = Future()
         self._workers, self._folder, self._wake = tuple(workers), folder, wake
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         try:
-            ended = [False]
-            while not all(ended) and not self._stopping.is_set():
-                ended = [worker.join(_LOOK_S) for worker in self._workers]
-            if self._stopping.is_set():
-                self.problem = "the learner was closed before its checkpoints were put aside"
-                return
-            self.count = len(CheckpointStore(self._folder).abandon_all())
-        except CheckpointError as exc:
-            self.problem = str(exc)
+            while not self._stop_asked.is_set() and not all(worker.join(_LOOK_S) for worker in self._workers):
+                pass
+            if self._stop_asked.is_set():
+                raise Closed("the learner was closed before its checkpoints were put aside")
+            self.count.set_result(len(CheckpointStore(self._folder).abandon_all()))
+        except Exception as exc:  # noqa: BLE001 - handed to the operator's command
+            self.count.set_exception(exc)
         finally:
-            self.done = True
             self._wake()
-
-    def stop(self) -> None:
-        """Cancel the task while it waits. The checkpoints then stay as they are."""
-        self._stopping.set()

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
@@ -50,6 +48,9 @@ SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
     "action_space": space_from,
 }
 """The functions that convert the JSON form of a space, by the name of the field in `Hello`."""
+
+SAVED = ("algorithm_name", "algorithm_type", "parameters", "changed", "file_parameters", "seed")
+"""The settings that the journal has as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +154,8 @@ class ClientSettings:
         `parameters` and `weights`. The learner's configuration gives the others at each start.
         """
         return {
-            "algorithm_name": self.algorithm_name,
-            "algorithm_type": self.algorithm_type,
-            "parameters": plain(self.parameters),
-            "changed": plain(self.changed),
-            "file_parameters": plain(self.file_parameters),
-            "observation_space": space_to_json(self.observation_space),
-            "action_space": space_to_json(self.action_space),
-            "seed": self.seed,
+            **{key: plain(getattr(self, key)) for key in SAVED},
+            **{key: space_to_json(getattr(self, key)) for key in SPACES},
             "weights": self.actor_weights.to_json(),
         }
 
@@ -225,13 +220,10 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         _space("observation_space", entry.observation_space, hello.observation_space),
         _space("action_space", entry.action_space, hello.action_space),
         _seed(config, client_id, parameters.get("seed")),
-        pick("max_policy_lag"),
-        pick("on_lag"),
-        pick("pacing_lag"),
-        pick("publish_every_updates"),
-        entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
-        actor_weights,
-        str(entry.init or ""),
+        **{key: pick(key) for key in LEARNING_KEYS},
+        weights=entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
+        actor_weights=actor_weights,
+        init=str(entry.init or ""),
         file_parameters=by_name(kind, entry.algorithm_parameters, parameters.get(LIKE)),
     )
 
@@ -259,7 +251,7 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     for key, value in check_value("weights", hello.weights, WeightsConfig.read).to_json().items():
         pairs.append((f"weights.{key}", value, ours_of_weights[key]))
     for key, theirs, ours in pairs:
-        if not _same(theirs, ours):
+        if plain(theirs) != plain(ours):
             message = (
                 f"{key} of client {settings.client_id!r} is {ours!r:.1000} on the learner, but the actor has {theirs!r:.1000}"
             )
@@ -278,15 +270,9 @@ def _parameter_pairs(settings: ClientSettings, theirs: Mapping[str, Any]) -> lis
     for key, value in theirs.items():
         (name,) = by_name(kind, {key: value}, like)
         own = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
-        if name not in settings.changed or not _same(value, original.get(name)):
+        if name not in settings.changed or plain(value) != original.get(name):
             pairs.append((f"algorithm_parameters.{key}", value, own))
     return pairs
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return bool(np.array_equal(np.asarray(one), np.asarray(other)))
-    return one == other
 
 
 def _space(key: str, entry: ObservationSpace | None, document: Mapping[str, Any]) -> ObservationSpace:
@@ -352,5 +338,4 @@ class RefusalLog:
         omitted, self._omitted = self._omitted, 0
         more = f" ({omitted} further refusals were not logged)" if omitted else ""
         log.warning("client %r: actor %r is refused (%s): %s%s", client_id, actor_id, code.value, reason, more)
-        fields = {"client_id": client_id, "actor_id": actor_id, "code": code.value, "field": field, "reason": reason}
-        self._sink.event("hello_refused", **fields)
+        self._sink.event("hello_refused", client_id=client_id, actor_id=actor_id, code=code.value, field=field, reason=reason)

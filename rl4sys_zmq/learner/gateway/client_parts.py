@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.stream import Key, SegmentStream
 from rl4sys_zmq.delivery.weight_history import WeightHistory
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.policies import PolicyOrigin
@@ -126,6 +126,7 @@ class CheckpointRecord:
         saved_at: The time when the newest checkpoint was written or loaded, on the monotonic clock, in seconds.
         error: The reason why the last one could not be written; empty if it was written.
         marks: The position in each stream that the newest checkpoint includes.
+        asked: The requests for a checkpoint that are not answered so far, by number. The result is the error, or "".
     """
 
     def __init__(self, folder: str) -> None:
@@ -134,6 +135,7 @@ class CheckpointRecord:
         self.saved_at = 0.0
         self.error = ""
         self.marks: dict[Key, int] = {}
+        self.asked: dict[int, Future[str]] = {}
         self._older_marks: dict[Key, int] = {}
 
     def loaded(self, number: int, now: float) -> None:
@@ -159,11 +161,17 @@ class CheckpointRecord:
         self._older_marks, self.marks = self.marks, {(a, o): seq for a, o, seq in message.marks}
         return self._older_marks
 
+    def give_up(self, error: str) -> None:
+        """End all open requests for checkpoints, with `error` as their result."""
+        while self.asked:
+            self.asked.popitem()[1].set_result(error)
+
     def trimmed(self, stream: SegmentStream) -> bool:
         """Return True if the journal has no entries of a stream, so that nothing of the stream can be replayed."""
         return not self.folder or self._older_marks.get(stream.key, 0) >= stream.accepted_end
 
 
+@dataclass(slots=True)
 class ReplayProgress:
     """The state of the replay of journal entries to a learner thread that has loaded a checkpoint.
 
@@ -175,25 +183,17 @@ class ReplayProgress:
         rollback_asked: True if an operator has asked to give up accepted segments; False again after the replay.
     """
 
-    def __init__(self) -> None:
-        self.token = self.segments = 0
-        self.page_after: int | None = None
-        self.rollback_asked = False
-
-    def reset(self, token: int = 0) -> None:
-        """Begin to wait for the checkpoint that a new learner thread loads; or end the replay, with token 0."""
-        self.token, self.page_after = token, None
-
-    def rewind(self) -> None:
-        """Request the first page."""
-        self.segments = self.page_after = 0
+    token: int = 0
+    segments: int = 0
+    page_after: int | None = None
+    rollback_asked: bool = False
 
 
 class TrainingFigures:
     """The metrics of a client's training. Means are over the last `RECENT_EPISODES` episodes."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, monotonic: Callable[[], float], unix: Callable[[], float]) -> None:
+        self._monotonic, self._unix = monotonic, unix
         self._lags = [0] * (len(LAG_LIMITS) + 1)
         self._metrics = TrainingMetrics(0, 0, {}, [], 0, [])
         self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
@@ -213,7 +213,7 @@ class TrainingFigures:
         self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended, [])
         if metrics.lags:
             self._lags = [before + new for before, new in zip(self._lags, metrics.lags, strict=True)]
-        self._pace.append((self._clock.monotonic(), metrics.step))
+        self._pace.append((self._monotonic(), metrics.step))
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
         self._evaluations.extend((version, total, length) for version, total, length in metrics.evaluations)
 
@@ -230,7 +230,7 @@ class TrainingFigures:
             algorithm_name=algorithm_name,
             updates=self._metrics.update,
             steps=self._metrics.step,
-            saved_unix_s=self._clock.unix(),
+            saved_unix_s=self._unix(),
             episodes=self._metrics.ended,
             mean_return=_mean([total for total, _ in self._returns]),
         )
@@ -254,15 +254,10 @@ class TrainingFigures:
 
     def _evaluation_report(self, evaluated: int) -> dict[str, Any]:
         """Return the part of the status about the episodes of actors with ``explore: false``; empty if there are none."""
-        episodes = self._evaluations
-        if not episodes:
+        if not self._evaluations:
             return {}
-        return {
-            "episodes": evaluated,
-            "mean_return": _mean([total for _, total, _ in episodes]),
-            "mean_length": _mean([length for _, _, length in episodes]),
-            "version": max(version for version, _, _ in episodes),
-        }
+        versions, totals, lengths = zip(*self._evaluations, strict=True)
+        return {"episodes": evaluated, "mean_return": _mean(totals), "mean_length": _mean(lengths), "version": max(versions)}
 
     def _steps_per_s(self, now: float) -> float:
         if len(self._pace) < 2:

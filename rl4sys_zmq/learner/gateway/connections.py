@@ -120,8 +120,6 @@ class ConnectionRateLimits:
         rate.replies_paid_at = max(rate.replies_paid_at, now) + 1 / REPLIES_PER_S
         return True
 
-    # ---- rests
-
     def rest_after(self, wasted_s: float, now: float) -> None:
         """Read nothing for some time, a rest, after `wasted_s` seconds were spent on dropped messages."""
         self._rests_until = now + min(wasted_s * REST_FACTOR, MAX_REST_S)
@@ -129,8 +127,6 @@ class ConnectionRateLimits:
     def rest_s(self, now: float) -> float:
         """Return the remaining time of the rest, in seconds; 0 if there is none."""
         return max(0.0, self._rests_until - now)
-
-    # ---- all connections
 
     def silent_connections(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
         """Return the descriptors in `connected` without a complete message for `silent_s`, or, if new, for `new_s` seconds."""

@@ -17,7 +17,7 @@ import pytest
 import rl4sys_zmq.wire
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.wire import SegmentSchema, encode, read_submit, spec_from_document
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, encode, read_submit, spec_from_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t
 from rl4sys_zmq.wire.codec import decode_as, kinds_of
@@ -42,9 +42,8 @@ def read(frames: Any) -> None:
     """Decode and check frames as a receiver does before it uses them."""
     message = decode_as(CLASSES, frames, MAX_BYTES, True, HEADER)
     if isinstance(message, m.Submit):
-        for segment in read_submit(message):
-            error = segment if isinstance(segment, ProtocolError) else SCHEMA.check(segment)
-            if error is not None:
+        for error in (*read_submit(message), *SegmentBatchReader(message).errors(SCHEMA).values()):
+            if isinstance(error, ProtocolError):
                 raise error
     if isinstance(message, m.Welcome | t.ThreadReady):
         spec_from_document(message.spec, message.body)

@@ -5,7 +5,7 @@
 - `segments`, `batch`: writing and reading of a `Submit`. `layout`: its columns. `coding`: its compression.
 - `specs`: policy specs as documents.
 - `rpc`, `trees`: the messages of services and their payloads.
-- `prefix`, `values`: the first 48 bytes of every message, and the msgpack header after them.
+- `frames`: the frames of every message, with a prefix of 48 bytes and a msgpack header in the first.
 """
 
 from rl4sys_zmq.wire.batch import SegmentBatchReader, read_heads, read_segments, read_submit

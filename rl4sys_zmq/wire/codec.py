@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.immutable import immutable
+from rl4sys_zmq.wire.frames import HEADER, MINOR, PREFIX_BYTES, HeaderLimits, pack_frames, pack_header, read_prefix, unpack_header
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
-from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, pack_prefix, read_prefix, seal
-from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_header
 
 if TYPE_CHECKING:
     from rl4sys_zmq.wire.thread_messages import ThreadMessage
@@ -96,10 +95,8 @@ def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -
     packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, header)
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
     seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
-    size = sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in body)
-    prefix = pack_prefix(message.KIND, len(body), len(packed), size, seq, count)
     digests = message.digests if isinstance(message, Submit) else ()
-    return [seal(prefix, packed, body, digests), *body]
+    return pack_frames(message.KIND, packed, body, seq, count, digests)
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
@@ -123,7 +120,7 @@ def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: 
     total = sum(len(f) for f in frames)
     if total > max_bytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
-    kind, _, _, _, seq, count, _, minor = read_prefix(frames, verify=verify)
+    kind, seq, count, minor = read_prefix(frames, verify=verify)
     cls = kinds.get(kind)
     if cls is None:
         raise ProtocolError(RefusalReason.KIND, f"message kind {kind} is unknown")

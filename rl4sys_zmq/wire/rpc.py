@@ -13,10 +13,9 @@ import msgpack
 
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.wire.frames import MAX_HEADER_BYTES, PREFIX_BYTES, pack_frames, read_prefix, unpack_plain
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
-from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
 
 CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
@@ -129,7 +128,7 @@ def decode_call(frames: Sequence[Frame]) -> Call | Reply | Publication:
     """Return the call, reply or publication in frames that can come from an untrusted peer."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "a message without frames")
-    kind, _, _, _, number, _, _, _ = read_prefix(frames)
+    kind, number, _, _ = read_prefix(frames)
     read = _READERS.get(kind)
     if read is None:
         raise ProtocolError(RefusalReason.KIND, f"message kind {kind} is not a call, reply or publication")
@@ -176,8 +175,7 @@ def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> lis
         raise PayloadError("payload", f"the value cannot travel: {exc}") from exc
     if len(header) > MAX_HEADER_BYTES:
         raise PayloadError("payload", f"the keys and small values need {len(header)} bytes; the limit is {MAX_HEADER_BYTES}")
-    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body]) if body else 0
-    return [seal(pack_prefix(kind, len(body), len(header), size, number), header, body), *body]
+    return pack_frames(kind, header, body, number)
 
 
 def _counts(*values: Any) -> bool:

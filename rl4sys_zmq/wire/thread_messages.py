@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.wire.batch import SegmentBatchReader
 from rl4sys_zmq.wire.codec import decode_as, encode, kinds_of
+from rl4sys_zmq.wire.frames import HEADER, HeaderLimits
 from rl4sys_zmq.wire.messages import Document, Frame
-from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
 
 class ToLearnerThread:

@@ -25,8 +25,8 @@ from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS, MAX_KEY, Tree
+from rl4sys_zmq.wire.frames import elements
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.values import elements
 
 INLINE_BYTES = 2048
 """Size up to which an array, string or bytes is part of the skeleton, if all of them together fit `INLINE_TOTAL_BYTES`."""

@@ -27,6 +27,7 @@ from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, 
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import REPORT_HEADER
 from rl4sys_zmq.wire.messages import Frame, Verdict
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointResult,
@@ -43,7 +44,6 @@ from rl4sys_zmq.wire.thread_messages import (
     TrainingMetrics,
     decode_thread_message,
 )
-from rl4sys_zmq.wire.values import REPORT_HEADER
 
 log = get_logger(__name__)
 

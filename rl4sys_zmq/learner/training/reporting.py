@@ -19,8 +19,8 @@ from rl4sys_zmq.learner.training.progress import ObservedDataCounts
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import REPORT_HEADER
 from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, ThreadMessage, TrainingMetrics
-from rl4sys_zmq.wire.values import REPORT_HEADER
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket after the learner thread was asked to stop, in seconds."""

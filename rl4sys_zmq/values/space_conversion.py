@@ -166,9 +166,6 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (int, str)) else space_to_json(value)
 
 
-# ---- JSON
-
-
 def _from_json(form: Any, path: str, depth: int) -> AnySpace:
     """Convert the JSON form of a space. For some faults it raises TypeError, which the caller converts to ConfigError."""
     if not isinstance(form, Mapping):
@@ -255,9 +252,6 @@ def _collapse(numbers: list[float]) -> Bound:
     if numbers and all(n == numbers[0] for n in numbers):
         return numbers[0]
     return tuple(numbers)
-
-
-# ---- Gymnasium
 
 
 def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:

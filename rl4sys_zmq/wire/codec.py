@@ -50,7 +50,6 @@ class _FieldRule:
 @immutable
 class _MessageFields:
     header: tuple[_FieldRule, ...]
-    sequenced: bool
     body: bool
 
 
@@ -59,22 +58,17 @@ _FIELDS: dict[type[Any], _MessageFields] = {}
 
 def _fields_of(cls: type[Any]) -> _MessageFields:
     known = _FIELDS.get(cls)
-    if known is None:
-        known = _FIELDS[cls] = _derive_fields(cls)
-    return known
-
-
-def _derive_fields(cls: type[Any]) -> _MessageFields:
+    if known is not None:
+        return known
     hints = get_type_hints(cls)
-    names = [f.name for f in fields(cls)]
-    sequenced = "first_seq" in names and "count" in names
     header = []
     for f in fields(cls):
-        if f.name in _NO_VALUES or (sequenced and f.name in _IN_PREFIX):
+        if f.name in _NO_VALUES or (cls is Submit and f.name in _IN_PREFIX):
             continue
         check = (lambda v: type(v) is int and -1 <= v < _U64) if f.name in _SIGNED else _CHECKERS[hints[f.name]]
         header.append(_FieldRule(f.name, check, f.default is MISSING and f.default_factory is MISSING))
-    return _MessageFields(tuple(header), sequenced, "body" in names)
+    known = _FIELDS[cls] = _MessageFields(tuple(header), "body" in hints)
+    return known
 
 
 def kinds_of(union: object) -> dict[int, type[Any]]:
@@ -94,9 +88,9 @@ def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -
     shape = _fields_of(type(message))
     packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, header)
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
-    seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
-    digests = message.digests if isinstance(message, Submit) else ()
-    return pack_frames(message.KIND, packed, body, seq, count, digests)
+    if isinstance(message, Submit):
+        return pack_frames(message.KIND, packed, body, message.first_seq, message.count, message.digests)
+    return pack_frames(message.KIND, packed, body)
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
@@ -128,7 +122,7 @@ def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: 
     if not shape.body and len(frames) > 1:
         raise ProtocolError(RefusalReason.FRAMES, f"{cls.__name__} has no body, but {len(frames) - 1} body frames were received")
     values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), minor)
-    if shape.sequenced:
+    if cls is Submit:
         if seq > MAX_COUNT:
             raise ProtocolError(RefusalReason.RANGE, f"sequence number {seq}; the limit is {MAX_COUNT}")
         values.update(first_seq=seq, count=count)

@@ -93,7 +93,7 @@ def pack_frames(
     """Return the frames of a message with a packed header. `digests` has known xxh3-64 of body frames, or None."""
     if len(body) > MAX_BODY_FRAMES:
         raise ProtocolError(RefusalReason.FRAMES, f"{len(body)} body frames; the limit is {MAX_BODY_FRAMES}")
-    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body])
+    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body]) if body else 0
     try:
         fields = _FIELDS.pack(MAGIC, MAJOR, minor, kind, len(body), flags, len(header), size, seq, count, 0)
     except struct.error as exc:

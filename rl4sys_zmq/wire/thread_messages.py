@@ -41,9 +41,6 @@ class FromRemoteWorker(FromLearnerThread):
     __slots__ = ()
 
 
-# ---- gateway to learner thread
-
-
 @dataclass(frozen=True, slots=True)
 class AssignClient(ToLearnerThread):
     """The first message to a learner thread: the client that it trains, with all settings.
@@ -166,9 +163,6 @@ class ChangeParameters(ToLearnerThread):
 
     KIND: ClassVar[int] = 37
     parameters: Document
-
-
-# ---- learner thread to gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +355,6 @@ class OperatorAlarm(FromLearnerThread):
     name: str
     text: str
     count: int
-
-
-# ---- gateway and remote worker, in addition to the messages of its learner thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,18 @@ class Diff:
     """An encoded diff. If `predicted` is true, the receiver also needs the state before the base."""
 
     codec: PayloadEncoding
-    payload: Payload
+    parts: Sequence[Buffer] = ()
     predicted: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the payload."""
+        return sum(map(len, self.parts))
+
+    @property
+    def payload(self) -> bytes:
+        """The joined parts. They can be long, so they are joined only once."""
+        return b"".join(self.parts)
 
 
 @immutable
@@ -116,7 +126,7 @@ def encode_diff(
     different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
-        return Diff(PayloadEncoding.UNCHANGED, b"")
+        return Diff(PayloadEncoding.UNCHANGED)
     where, head = active_blocks(different, count)
     if where is None:
         coded = _encode(canonical_base, new, form, before, different, count)
@@ -125,8 +135,8 @@ def encode_diff(
         coded = _encode(canonical_base[where], new[where], form.select(where), inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
-        return Diff(PayloadEncoding.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
-    return Diff(coded.codec, b"".join((prefix, head, *coded.parts)), coded.predicted)
+        return Diff(PayloadEncoding.RAW, [_wrapped(raw.integers(new) - raw.integers(base), raw).tobytes()])
+    return Diff(coded.codec, [prefix, head, *coded.parts], coded.predicted)
 
 
 def decode_diff(
@@ -166,19 +176,6 @@ def decode_diff(
     return DecodedState(out, decoded.written if canonical_base is base else out)
 
 
-@immutable
-class _DiffParts:
-    """A `Diff` whose payload is still a list of parts. They can be long, so they are joined only once, at the end."""
-
-    codec: PayloadEncoding
-    parts: Sequence[Buffer]
-    predicted: bool = False
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.parts))
-
-
 def _encode(
     base: FlatWeights,
     new: FlatWeights,
@@ -186,9 +183,7 @@ def _encode(
     before: FlatWeights | None,
     different: NDArray[np.bool_],
     count: int,
-) -> _DiffParts:
-    if before is not None and base.size < _LEAST:
-        before = None
+) -> Diff:
     size = base.size
     if count > SPARSE_SHARE_OF_UNITS * size:
         return _encode_planes(base, new, form, before)
@@ -204,12 +199,12 @@ def _encode(
         integers[positions] = values
         if dense.size < _estimated_bits(integers) / 8:
             return dense
-    sparse = _DiffParts(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
+    sparse = Diff(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
-def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> _DiffParts:
-    if before is not None and not _prediction_helps(before, base, new, form):
+def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> Diff:
+    if before is not None and (base.size < _LEAST or not _prediction_helps(before, base, new, form)):
         before = None
 
     def difference(piece: slice) -> Words:
@@ -223,7 +218,7 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
         return _wrapped(now, form)
 
     packed = pack_planes(map(difference, pieces(base.size)), base.size, form.word)
-    return _DiffParts(PayloadEncoding.PLANES, packed, predicted=before is not None)
+    return Diff(PayloadEncoding.PLANES, packed, predicted=before is not None)
 
 
 def _prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
@@ -261,14 +256,6 @@ def _decode(
         return _fresh(_decode_planes(reader, base, form, before))
     if before is not None:
         raise bad("payload and header disagree on the need for the version before the base")
-    return _decode_sparse(reader, base, form)
-
-
-def _fresh(flat: FlatWeights) -> DecodedState:
-    return DecodedState(flat, flat)
-
-
-def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerMapping) -> DecodedState:
     positions, values = unpack_integers(reader, base.size)
     reader.end()
     there = form.select(positions)
@@ -276,6 +263,10 @@ def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerMapping) -
     out = base.copy()
     out[positions] = written
     return DecodedState(out, written)
+
+
+def _fresh(flat: FlatWeights) -> DecodedState:
+    return DecodedState(flat, flat)
 
 
 def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> FlatWeights:

@@ -107,7 +107,7 @@ def feature_layout(space: ObservationSpace) -> FeatureLayout:
             assert bounds is not None
             lowest, highest = (bound.reshape(-1).astype(np.int64) for bound in bounds)
             counts = highest - lowest + 1
-            size = int(counts.sum())
+            size = sum(counts.tolist())
         offsets = start + np.cumsum(counts) - counts
         parts.append(FeatureLeaf(leaf, name, slice(start, start + size), lowest, counts, offsets))
         start += size

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import spaces as sp
+from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, ObservationSpace, Space
 
 MAX_TEXT = 1 << 22
@@ -57,22 +58,14 @@ def space_from(value: object) -> Space:
 
 
 def observation_space_from(value: object) -> ObservationSpace:
-    """Convert a value, such as a Gymnasium space, to a space for the observations of a policy.
-
-    Args:
-        value: A space in any form that `any_space_from` accepts.
-
-    Raises:
-        ConfigError: If the value is not a space, learners do not support observations of this kind, or the space has more than
-            `MAX_LEAVES` arrays.
-    """
+    """Convert a value, such as a Gymnasium space, to a space for the observations of a policy, as `space_from` does."""
     return _client_space(value, "observation")
 
 
 def _client_space(value: object, role: str) -> Space:
     key = f"{role}_space"
     space: Space = _supported(any_space_from(value), "space", key)
-    count = _count_leaves(space)
+    count = len(leaves_of(space).spaces)
     if count > MAX_LEAVES:
         raise ConfigError(f"the {role} space has {count} arrays; the limit is {MAX_LEAVES}", key=key)
     return space
@@ -101,10 +94,6 @@ def _leaf(space: sp.LeafSpace, path: str) -> sp.LeafSpace:
         text = f"{path} can have at most {MAX_CLIENT_DIMENSIONS} dimensions, all positive; not {space.shape!s:.80}"
         raise ConfigError(text, key="shape")
     return space
-
-
-def _count_leaves(space: Any) -> int:
-    return sum(map(_count_leaves, space.parts)) if space.shape is None else 1
 
 
 def any_space_from(value: object, path: str = "space") -> AnySpace:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.errors import ProtocolError, WeightsError
+from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec
 from rl4sys_zmq.values.policy import other_tensors
@@ -169,7 +169,7 @@ def encode_update(
 
 
 def apply_update(
-    header: bytes | memoryview | WeightsHeader,
+    head: WeightsHeader,
     payload: Payload,
     held: PolicySnapshot | None,
     tensors: Sequence[TensorSpec],
@@ -182,7 +182,7 @@ def apply_update(
     caller checks that the update is for this policy, and that a whole snapshot is not older than `held`.
 
     Args:
-        header: The 72 bytes of the header, or the result of `WeightsHeader.unpack`.
+        head: The header.
         payload: The bytes after the header.
         held: The snapshot that the actor holds, with finite weights; None if it has none so far.
         tensors: The tensors of the policy (`PolicySpec.tensors`).
@@ -194,7 +194,6 @@ def apply_update(
             `held`, or needs `before`: fetch the missing updates), ``digest`` (the result differs from the learner's state: fetch
             a snapshot), or ``finite`` (the learner's state has infinities or NaN).
     """
-    head = _unpacked(header)
     division = division_of(head.wire_dtype, tuple(tensors))
     size, other_size = division.size, division.other_size
     if head.elements != size:
@@ -264,15 +263,6 @@ def _decode_diff(
         payload = memoryview(payload)[len(sizes) :]
     form = form_of(head.wire_dtype, steps or (0,) * len(sizes), sizes)
     return decode_diff(head.codec, payload, base, form=form, before=before)
-
-
-def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:
-    if isinstance(header, WeightsHeader):
-        return header
-    try:
-        return WeightsHeader.unpack(header)
-    except ProtocolError as exc:
-        raise WeightsError(f"not a weights header: {exc}", reason="payload") from exc
 
 
 def _verify_payload(head: WeightsHeader, payload: Payload, elements: int, word_size: int) -> None:

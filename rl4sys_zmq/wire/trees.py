@@ -321,21 +321,14 @@ class _TreeReader:
                 raise ProtocolError(RefusalReason.MALFORMED, "a string is not UTF-8") from exc
         raise ProtocolError(RefusalReason.MALFORMED, f"an unknown form {key!r:.20} in a tree")
 
-    def numbered(self, keys: object, values: object, depth: int) -> Tree:
-        if (
-            type(keys) is not list
-            or type(values) is not list
-            or len(keys) != len(values)
-            or any(type(k) is not int for k in keys)
-        ):
+    def numbered(self, keys: Any, values: Any, depth: int) -> Tree:
+        if not (type(keys) is type(values) is list) or len(keys) != len(values) or any(type(k) is not int for k in keys):
             raise ProtocolError(RefusalReason.MALFORMED, "a dict of a tree does not have an integer key for each value")
         return {key: self.read(value, depth + 1) for key, value in zip(keys, values, strict=True)}
 
-    def part(self, frame: object, at: object, size: object) -> memoryview:
+    def part(self, frame: Any, at: Any, size: Any) -> memoryview:
         frames = self.frames
-        if not (
-            type(frame) is int and type(at) is int and type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0
-        ):
+        if not (type(frame) is type(at) is type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0):
             raise ProtocolError(RefusalReason.MALFORMED, "a part of a tree has an invalid frame, offset or length")
         if at + size > len(frames[frame]):
             raise ProtocolError(

@@ -76,9 +76,8 @@ class Learner:
         before: PolicySnapshot | None = None
         headers = []
         for header, payload in zip(answer.body[::2], answer.body[1::2], strict=True):
-            got = apply_update(header, payload, held, TENSORS, before=before)
-            held, before = got, held
             headers.append(WeightsHeader.unpack(header))
+            held, before = apply_update(headers[-1], payload, held, TENSORS, before=before), held
         assert held is not None and held.digest == self.states[-1].digest
         assert held.flat.tobytes() == self.states[-1].flat.tobytes()
         return headers
@@ -203,7 +202,7 @@ def test_tensors_that_are_not_float32_are_kept_and_diffed(monkeypatch: pytest.Mo
     assert (learner.newest.flat.tobytes(), learner.newest.others) == (states[-1].flat.tobytes(), states[-1].others)
     for held in (None, *states[:-1]):
         header, payload = learner.catch_up(GENERATION, held.version if held is not None else -1).body
-        got = apply_update(header, payload, held, tensors)
+        got = apply_update(WeightsHeader.unpack(header), payload, held, tensors)
         assert (got.digest, got.others) == (states[-1].digest, states[-1].others)
     monkeypatch.setattr(weight_history, "RING_BYTES", 1)
     for version in (5, 6):

@@ -8,7 +8,7 @@ from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.liveness import FOLLOW_AGAIN_S, RELAY_CLIENT_S
 from rl4sys_zmq.relay.core import CLIENT_MESSAGES_PER_S, CUT_AFTER
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import EncodingOptions, WireDtype, apply_update, is_tag_of
+from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, WireDtype, apply_update, is_tag_of
 from rl4sys_zmq.wire import encode, tensors_from_document
 from rl4sys_zmq.wire.messages import (
     FetchWeights,
@@ -97,7 +97,7 @@ def fetched(rig: Rig, held: PolicySnapshot | None, upstream: type[Upstream] = Up
     (answer,) = rig.child(FetchWeights(*((held.generation, held.version) if held is not None else (0, 0)), "lab"))
     assert isinstance(answer, WeightsReply)
     header, payload = answer.body
-    return answer, apply_update(header, payload, held, tensors_from_document(upstream.tensors))
+    return answer, apply_update(WeightsHeader.unpack(header), payload, held, tensors_from_document(upstream.tensors))
 
 
 def test_fetches_are_answered_from_what_is_held(upstream: Upstream, rig: Rig) -> None:

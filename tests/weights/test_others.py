@@ -102,7 +102,7 @@ class Publisher:
         return encode_update(POLICY, base, new, self.writing, before=before)
 
     def apply(self, update: Any, held: PolicySnapshot | None, before: PolicySnapshot | None = None) -> PolicySnapshot:
-        return apply_update(update[0], update[1], held, self.spec.tensors, before=before)
+        return apply_update(WeightsHeader.unpack(update[0]), update[1], held, self.spec.tensors, before=before)
 
 
 SPECS = st.one_of(

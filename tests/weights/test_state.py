@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import WeightsError
+from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.weights import (
     HEADER_BYTES,
@@ -50,9 +50,13 @@ def chain(size: Any, count: Any, scale: float = 1e-4, seed: int = 0) -> Any:
     return out
 
 
+def applied(header: Any, *args: Any, **known: Any) -> PolicySnapshot:
+    return apply_update(WeightsHeader.unpack(header), *args, **known)
+
+
 def reason_of(*args: Any) -> Any:
     with pytest.raises(WeightsError) as caught:
-        apply_update(*args)
+        applied(*args)
     return caught.value.reason
 
 
@@ -62,13 +66,13 @@ def resealed(header: Any, payload: Any, **changes: Any) -> Any:
     return dataclasses.replace(WeightsHeader.unpack(header), **fields).pack()
 
 
-@given(st.one_of(st.integers(0, 5), st.integers(1, 5000)), st.sampled_from([0.0, 1e-7, 1e-3, 1.0]), st.booleans())
-def test_diffs_and_snapshots_lead_to_the_same_state(size: Any, scale: Any, parsed: bool) -> None:
+@given(st.one_of(st.integers(0, 5), st.integers(1, 5000)), st.sampled_from([0.0, 1e-7, 1e-3, 1.0]))
+def test_diffs_and_snapshots_lead_to_the_same_state(size: Any, scale: Any) -> None:
     old, new = chain(size, 2, scale)
     for base in (old, None):
         header, payload = encode_update(POLICY, base, new)
         assert len(header) == HEADER_BYTES and len(payload) <= 4 * size
-        got = apply_update(WeightsHeader.unpack(header) if parsed else header, memoryview(payload), base, tensors_of(size))
+        got = applied(header, memoryview(payload), base, tensors_of(size))
         assert (got.generation, got.version, got.digest) == (GENERATION, 1, new.digest)
         assert np.array_equal(got.flat.view(np.uint32), new.flat.view(np.uint32))
         assert not got.flat.flags.writeable and not np.shares_memory(got.flat, old.flat)
@@ -79,7 +83,7 @@ def test_another_generation_travels_as_a_snapshot() -> None:
     old, new = chain(50, 2)
     header, payload = encode_update(POLICY, dataclasses.replace(old, generation=3), new)
     assert not WeightsHeader.unpack(header).codec.is_diff
-    assert apply_update(header, payload, None, tensors_of(50)).digest == new.digest
+    assert applied(header, payload, None, tensors_of(50)).digest == new.digest
 
 
 def test_snapshots_are_compressed_when_it_pays() -> None:
@@ -87,7 +91,7 @@ def test_snapshots_are_compressed_when_it_pays() -> None:
     sparse[::50] = 1.5
     header, payload = encode_update(POLICY, None, snapshot(sparse, 3))
     assert WeightsHeader.unpack(header).codec == PayloadEncoding.SNAPSHOT_PLANES and len(payload) < 2000
-    assert np.array_equal(apply_update(header, payload, None, tensors_of(5000)).flat, sparse)
+    assert np.array_equal(applied(header, payload, None, tensors_of(5000)).flat, sparse)
     noise = np.random.default_rng(0).integers(0, 0x7F000000, 5000, dtype=np.uint32).view(np.float32)
     assert WeightsHeader.unpack(encode_update(POLICY, None, snapshot(noise, 3))[0]).codec == PayloadEncoding.SNAPSHOT
 
@@ -166,8 +170,8 @@ def test_every_corrupted_byte_is_detected(whole: bool) -> None:
         for flip in (0x01, 0x80, 0xFF):
             broken = bytearray(message)
             broken[index] ^= flip
-            with pytest.raises(WeightsError):
-                apply_update(bytes(broken[:HEADER_BYTES]), bytes(broken[HEADER_BYTES:]), v0, tensors_of(60))
+            with pytest.raises((WeightsError, ProtocolError)):
+                applied(bytes(broken[:HEADER_BYTES]), bytes(broken[HEADER_BYTES:]), v0, tensors_of(60))
 
 
 @given(st.data())
@@ -181,7 +185,6 @@ def test_truncated_and_lengthened_payloads_are_refused(data: Any) -> None:
         assert reason_of(header, other, v0, tensors_of(200)) == "payload"
         if len(other) <= 800:
             assert reason_of(resealed(header, other), other, v0, tensors_of(200)) in ("payload", "digest")
-    assert reason_of(header[:-1], payload, v0, tensors_of(200)) == "payload"
     assert reason_of(resealed(header, payload, chunks=2), payload, v0, tensors_of(200)) == "payload"
 
 
@@ -208,15 +211,15 @@ def test_whatever_an_actor_received_it_holds_the_same(dtype: Any, count: int, sc
     """One actor applies every diff, predicted or not, one skips versions, and one begins with a snapshot."""
     versions, _ = published(dtype, count, scale)
     writing = EncodingOptions(dtype, tensors=TENSORS)
-    held, before = apply_update(*encode_update(POLICY, None, versions[0], writing), None, TENSORS), None
+    held, before = applied(*encode_update(POLICY, None, versions[0], writing), None, TENSORS), None
     for base, new in itertools.pairwise(versions):
         known = versions[base.version - 1] if base.version else None
         header, payload = encode_update(POLICY, base, new, writing, before=known)
         assert len(payload) <= dtype.itemsize * sum(SIZES)
-        held, before = apply_update(header, payload, held, TENSORS, before=before), held
+        held, before = applied(header, payload, held, TENSORS, before=before), held
     start = data.draw(st.integers(0, count - 2))
-    jumped = apply_update(*encode_update(POLICY, versions[start], versions[-1], writing), versions[start], TENSORS)
-    late = apply_update(*encode_update(POLICY, None, versions[-1], writing), None, TENSORS)
+    jumped = applied(*encode_update(POLICY, versions[start], versions[-1], writing), versions[start], TENSORS)
+    late = applied(*encode_update(POLICY, None, versions[-1], writing), None, TENSORS)
     for one in (held, jumped, late):
         assert one.flat.tobytes() == versions[-1].flat.tobytes() and one.digest == versions[-1].digest
 
@@ -227,10 +230,10 @@ def test_a_diff_that_needs_the_version_before_says_so() -> None:
     v0, v1, v2 = (snapshot(start + k * move, k) for k in range(3))
     header, payload = encode_update(POLICY, v1, v2, before=v0)
     assert WeightsHeader.unpack(header).predicted
-    assert apply_update(header, payload, v1, tensors_of(3000), before=v0).digest == v2.digest
+    assert applied(header, payload, v1, tensors_of(3000), before=v0).digest == v2.digest
     for before in (None, v1, dataclasses.replace(v0, generation=1)):
         with pytest.raises(WeightsError) as caught:
-            apply_update(header, payload, v1, tensors_of(3000), before=before)
+            applied(header, payload, v1, tensors_of(3000), before=before)
         assert caught.value.reason == "gap"
     assert not WeightsHeader.unpack(encode_update(POLICY, v1, v2, before=v1)[0]).predicted
 
@@ -244,10 +247,10 @@ def test_every_corrupted_byte_of_every_dtype_is_detected(dtype: Any, whole: bool
         broken = bytearray(payload)
         broken[index] ^= 1 << index % 8
         with pytest.raises(WeightsError) as caught:
-            apply_update(header, bytes(broken), versions[0], TENSORS)
+            applied(header, bytes(broken), versions[0], TENSORS)
         assert caught.value.reason == "payload"
         try:  # a malicious sender: an update is accepted only if it leads to the learner's state
-            got = apply_update(resealed(header, bytes(broken)), bytes(broken), versions[0], TENSORS)
+            got = applied(resealed(header, bytes(broken)), bytes(broken), versions[0], TENSORS)
         except WeightsError as exc:
             assert exc.reason in ("payload", "digest")
         else:

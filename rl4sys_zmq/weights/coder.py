@@ -128,11 +128,8 @@ def encode_diff(
     if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
         return Diff(PayloadEncoding.UNCHANGED)
     where, head = active_blocks(different, count)
-    if where is None:
-        coded = _encode(canonical_base, new, form, before, different, count)
-    else:
-        inner = before[where] if before is not None else None
-        coded = _encode(canonical_base[where], new[where], form.select(where), inner, different[where], count)
+    inner = before[where] if before is not None else None
+    coded = _encode(canonical_base[where], new[where], form.select(where), inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
         return Diff(PayloadEncoding.RAW, [_wrapped(raw.integers(new) - raw.integers(base), raw).tobytes()])
@@ -166,11 +163,10 @@ def decode_diff(
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = read_blocks(reader, base.size)
-    if where is None:
-        decoded = _decode(reader, codec, canonical_base, form, before)
-        return decoded if canonical_base is base else _fresh(decoded.flat)
     inner = None if before is None else before[where]
     decoded = _decode(reader, codec, canonical_base[where], form.select(where), inner)
+    if isinstance(where, slice):
+        return decoded if canonical_base is base else _fresh(decoded.flat)
     out = canonical_base.copy()
     out[where] = decoded.flat
     return DecodedState(out, decoded.written if canonical_base is base else out)

@@ -39,8 +39,6 @@ _ODD_FLAGS = [
 ]
 """For each value of ``flags`` in a head: True if its bits contradict each other or are unknown."""
 
-Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
-
 
 @dataclass(slots=True)
 class ColumnView:
@@ -345,7 +343,7 @@ class SegmentBatchReader:
     def segments(self) -> list[Segment]:
         """Return all segments, also those that `errors` reports, with read-only views as columns."""
         self.decode_images()
-        heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
+        heads: Iterator[tuple[Any, ...]] = head_struct.iter_unpack(self._raw)
         if len(self._groups) == 1:
             return self._segments(self._groups[0], heads)
         every = list(heads)
@@ -354,7 +352,7 @@ class SegmentBatchReader:
             out.update(zip(group.members, self._segments(group, (every[place] for place in group.members)), strict=True))
         return [out[place] for place in range(len(self))]
 
-    def _segments(self, group: LayoutGroup, heads: Iterator[Head]) -> list[Segment]:
+    def _segments(self, group: LayoutGroup, heads: Iterator[tuple[Any, ...]]) -> list[Segment]:
         count, layout = len(group.members), group.layout
         leaves, end = layout.leaves, layout.leaves + layout.actions
         known = self.schema

@@ -51,6 +51,7 @@ class _FieldRule:
 class _MessageFields:
     header: tuple[_FieldRule, ...]
     body: bool
+    limits: HeaderLimits
 
 
 _FIELDS: dict[type[Any], _MessageFields] = {}
@@ -67,7 +68,7 @@ def _fields_of(cls: type[Any]) -> _MessageFields:
             continue
         check = (lambda v: type(v) is int and -1 <= v < _U64) if f.name in _SIGNED else _CHECKERS[hints[f.name]]
         header.append(_FieldRule(f.name, check, f.default is MISSING and f.default_factory is MISSING))
-    known = _FIELDS[cls] = _MessageFields(tuple(header), "body" in hints)
+    known = _FIELDS[cls] = _MessageFields(tuple(header), "body" in hints, getattr(cls, "LIMITS", HEADER))
     return known
 
 
@@ -79,14 +80,14 @@ def kinds_of(union: object) -> dict[int, type[Any]]:
 _KINDS: dict[int, type[Message]] = kinds_of(Message)
 
 
-def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -> list[Frame]:
+def encode(message: Message | ThreadMessage) -> list[Frame]:
     """Return the frames to send for a message: prefix and msgpack header in the first, then the frames of its body.
 
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.
     """
     shape = _fields_of(type(message))
-    packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, header)
+    packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, shape.limits)
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
     if isinstance(message, Submit):
         return pack_frames(message.KIND, packed, body, message.first_seq, message.count, message.digests)
@@ -104,11 +105,11 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
     Raises:
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.
     """
-    return decode_as(_KINDS, frames, max_bytes, verify, HEADER)
+    return decode_as(_KINDS, frames, max_bytes, verify)
 
 
-def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool, header: HeaderLimits) -> M:
-    """Decode and check a message whose kind is in `kinds`, as `decode` does. `header` limits the msgpack header."""
+def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool) -> M:
+    """Decode and check a message whose kind is in `kinds`, as `decode` does."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)
@@ -121,7 +122,7 @@ def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: 
     shape = _fields_of(cls)
     if not shape.body and len(frames) > 1:
         raise ProtocolError(RefusalReason.FRAMES, f"{cls.__name__} has no body, but {len(frames) - 1} body frames were received")
-    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), minor)
+    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], shape.limits), minor)
     if cls is Submit:
         if seq > MAX_COUNT:
             raise ProtocolError(RefusalReason.RANGE, f"sequence number {seq}; the limit is {MAX_COUNT}")

@@ -73,9 +73,6 @@ class HeaderLimits(NamedTuple):
 
 HEADER = HeaderLimits(MAX_HEADER_BYTES, MAX_ITEMS)
 
-REPORT_HEADER = HeaderLimits(1 << 26, 1 << 20)
-"""The limits for messages of a learner thread, which can list the streams of 65,536 actors and more."""
-
 _ARRAY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _SCALAR_KEYS = {b"nd", b"type", b"data"}
 

@@ -24,9 +24,10 @@ class ToLearnerThread:
 
 
 class FromLearnerThread:
-    """Messages from a learner thread to the gateway."""
+    """Messages from a learner thread to the gateway. They can list the streams of 65,536 actors and more."""
 
     __slots__ = ()
+    LIMITS: ClassVar[HeaderLimits] = HeaderLimits(1 << 26, 1 << 20)
 
 
 class ToRemoteWorker(ToLearnerThread):
@@ -39,6 +40,7 @@ class FromRemoteWorker(FromLearnerThread):
     """Messages from the connection of a remote worker to the gateway."""
 
     __slots__ = ()
+    LIMITS = HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,6 +583,6 @@ def frames_of(message: WorkerMessage) -> Sequence[Frame]:
     return encode(message) if isinstance(message, DeliverSegments) else message
 
 
-def decode_thread_message(frames: Sequence[Frame], *, header: HeaderLimits = HEADER) -> ThreadMessage:
+def decode_thread_message(frames: Sequence[Frame]) -> ThreadMessage:
     """Decode and check a message between the gateway and a learner thread or a remote worker."""
-    return decode_as(_KINDS, frames, 1 << 32, True, header)
+    return decode_as(_KINDS, frames, 1 << 32, True)

@@ -21,7 +21,7 @@ from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, encode, read_subm
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t
 from rl4sys_zmq.wire.codec import decode_as, kinds_of
-from rl4sys_zmq.wire.frames import HEADER, PREFIX_BYTES, checksum, pack_frames, read_prefix, unpack_header
+from rl4sys_zmq.wire.frames import PREFIX_BYTES, checksum, pack_frames, read_prefix, unpack_header
 
 MUTATIONS = int(os.environ.get("RL4SYS_MUTATIONS") or (1_000_000 if os.environ.get("RL4SYS_SOAK") else 20_000))
 CLASSES = kinds_of(m.Message) | kinds_of(t.ThreadMessage)
@@ -39,7 +39,7 @@ ODD: list[Any] = [
 
 def read(frames: Any) -> None:
     """Decode and check frames as a receiver does before it uses them."""
-    message = decode_as(CLASSES, frames, MAX_BYTES, True, HEADER)
+    message = decode_as(CLASSES, frames, MAX_BYTES, True)
     if isinstance(message, m.Submit):
         for error in (*read_submit(message), *SegmentBatchReader(message).errors(SCHEMA).values()):
             if isinstance(error, ProtocolError):

@@ -27,7 +27,6 @@ from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, 
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.frames import REPORT_HEADER
 from rl4sys_zmq.wire.messages import Frame, Verdict
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointResult,
@@ -89,7 +88,7 @@ class LearnerCore:
             self.counters.add("worker_messages_fenced")
             return
         try:
-            self._on_message(client, decode_thread_message(frames[1:], header=REPORT_HEADER))
+            self._on_message(client, decode_thread_message(frames[1:]))
         except Exception as exc:  # an impossible message stops its client, not the learner
             log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
             self._on_failed(client, _failed(exc))

@@ -19,7 +19,6 @@ from rl4sys_zmq.learner.training.progress import ObservedDataCounts
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.frames import REPORT_HEADER
 from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, ThreadMessage, TrainingMetrics
 
 GATEWAY_TIMEOUT_S = 2.0
@@ -43,7 +42,7 @@ class GatewaySender:
 
     def send(self, message: ThreadMessage) -> None:
         """Send a message. Wait while the gateway's PULL socket is full, which can take long when it is busy."""
-        frames = [self._key, *encode(message, header=REPORT_HEADER)]
+        frames = [self._key, *encode(message)]
         stops = self._stopping.is_set()
         while not self._up.send_wait(frames, self._timeout_s):
             if stops:

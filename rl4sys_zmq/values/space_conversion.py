@@ -184,12 +184,10 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
             return _dtype(value)
         case "shape" | "nvec":
             return _integers(value)
+        case "start" | "n" if isinstance(value, Sequence):
+            return _integers(value)
         case "low" | "high":
             return _bound(value, _integers(form["shape"]))
-        case "start" if kind == "MultiDiscrete":
-            return _integers(value)
-        case "n" if isinstance(value, Sequence):
-            return _integers(value)
         case "spaces" if kind == "Dict":
             if not isinstance(value, Mapping):
                 raise TypeError(f"{path} must be a JSON object, not {type(value).__name__}")
@@ -255,9 +253,6 @@ def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
     def part(held: Any, name: str) -> AnySpace:
         return _from_gymnasium(held, path + name, depth + 1)
 
-    def parts() -> tuple[AnySpace, ...]:
-        return tuple([part(held, f"[{i}]") for i, held in enumerate(value.spaces)])
-
     match kind:
         case "Box":
             low, high = np.asarray(value.low), np.asarray(value.high)
@@ -281,10 +276,9 @@ def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
                 if type(key) is not str:
                     raise ConfigError(f"{path} is a Dict with the key {key!r:.60}; expected a string", key=path)
             return sp.DictSpace({key: part(held, f"[{key!r}]") for key, held in value.spaces.items()})
-        case "Tuple":
-            return sp.TupleSpace(parts())
-        case "OneOf":
-            return sp.OneOfSpace(parts())
+        case "Tuple" | "OneOf":
+            parts = tuple([part(held, f"[{i}]") for i, held in enumerate(value.spaces)])
+            return sp.TupleSpace(parts) if kind == "Tuple" else sp.OneOfSpace(parts)
         case "Sequence":
             return sp.SequenceSpace(part(value.feature_space, "[0]"), bool(value.stack))
     edges = None if value.edge_space is None else part(value.edge_space, ".edges")

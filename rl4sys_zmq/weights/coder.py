@@ -20,7 +20,7 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.forms import BF16, FP32, IntegerMapping, WireDtype
+from rl4sys_zmq.weights.forms import FP32, IntegerMapping, WireDtype, form_of
 from rl4sys_zmq.weights.integers import (
     SPARSE_SHARE_OF_UNITS,
     Words,
@@ -280,7 +280,7 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping for `PayloadEncoding.RAW`. A diff of this form does not contain the steps of a grid."""
+    """Return the mapping for whole states and `PayloadEncoding.RAW`. They do not contain the steps of a grid."""
     return FP32 if form.rounds else form
 
 
@@ -316,7 +316,7 @@ def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> t
 def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
     """Return the state of `size` elements that `encode_snapshot` encoded, in a new buffer or in the buffer of the payload."""
     if codec == PayloadEncoding.SNAPSHOT_PLANES:
-        form, reader = _form(dtype), BitReader(payload)
+        form, reader = _raw_form(form_of(dtype)), BitReader(payload)
         parts = unpack_planes(reader, size, form.word)
         reader.end()
         flat = np.empty(size, dtype=np.float32)
@@ -330,11 +330,7 @@ def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: 
     return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")
 
 
-def _form(dtype: WireDtype) -> IntegerMapping:
-    return BF16 if dtype is WireDtype.BF16 else FP32
-
-
 def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
-    form = _form(dtype)
+    form = _raw_form(form_of(dtype))
     words: Iterator[Words] = (form.integers(flat[piece]).astype(form.word, copy=False) for piece in pieces(flat.size))
     return b"".join(pack_planes(words, flat.size, form.word))

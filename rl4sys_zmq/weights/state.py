@@ -21,7 +21,6 @@ from rl4sys_zmq.values.policy import other_tensors
 from rl4sys_zmq.weights.bits import BitReader
 from rl4sys_zmq.weights.coder import (
     DecodedState,
-    Diff,
     Payload,
     PayloadEncoding,
     decode_diff,
@@ -136,7 +135,7 @@ def encode_update(
     writing = writing or EncodingOptions()
     verify_others(other_tensors(writing.tensors), new.others)
     division = division_of(writing.dtype, writing.tensors)
-    flat, words = division.parts(new)
+    (flat, words), sizes = division.parts(new), division.sizes
     held_words, predicted, base_version = None, False, new.version
     if base is None or base.generation != new.generation or not writing.level:
         codec, payload = encode_snapshot(flat, writing.dtype, compress=bool(writing.level))
@@ -147,7 +146,11 @@ def encode_update(
             before = None
         held, held_words = division.parts(base)
         last = division.rounded(before.flat) if before is not None else None
-        diff, base_version = _encode_diff(held, flat, writing, division.sizes, last), base.version
+        steps = steps_of(flat, sizes) if writing.dtype is WireDtype.GRID else ()
+        if writing.dtype is WireDtype.GRID and (sum(sizes) != flat.size or any(step < LEAST_EXPONENT for step in steps)):
+            raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
+        form, table = form_of(writing.dtype, steps, sizes), np.array(steps, dtype=np.int8).tobytes()
+        diff, base_version = encode_diff(held, flat, form=form, before=last, prefix=table), base.version
         codec, payload, predicted = diff.codec, diff.payload, diff.predicted
     if words:
         payload = append_others(payload, held_words, words, compress=bool(writing.level))
@@ -238,20 +241,6 @@ def apply_update(
 
 def _precedes(before: PolicySnapshot, generation: int, version: int) -> bool:
     return (before.generation, before.version) == (generation, version - 1)
-
-
-def _encode_diff(
-    base: FlatWeights, new: FlatWeights, writing: EncodingOptions, sizes: Sequence[int], before: FlatWeights | None
-) -> Diff:
-    steps: Steps = ()
-    table = b""
-    if writing.dtype is WireDtype.GRID:
-        steps = steps_of(new, sizes)
-        if sum(sizes) != new.size or any(step < LEAST_EXPONENT for step in steps):
-            raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
-        table = np.array(steps, dtype=np.int8).tobytes()
-    form = form_of(writing.dtype, steps, sizes)
-    return encode_diff(base, new, form=form, before=before, prefix=table)
 
 
 def _decode_diff(

@@ -10,7 +10,7 @@
 
 from rl4sys_zmq.wire.batch import SegmentBatchReader, read_heads, read_segments, read_submit
 from rl4sys_zmq.wire.codec import decode, encode
-from rl4sys_zmq.wire.layout import SegmentSchema, action_dtype
+from rl4sys_zmq.wire.layout import SegmentSchema
 from rl4sys_zmq.wire.segments import PackedSegment, join_submit, pack_segment, with_images
 from rl4sys_zmq.wire.specs import blob_digest, spec_body, spec_from_document, spec_to_document, tensors_from_document
 
@@ -18,7 +18,6 @@ __all__ = [
     "SegmentBatchReader",
     "PackedSegment",
     "SegmentSchema",
-    "action_dtype",
     "blob_digest",
     "decode",
     "encode",

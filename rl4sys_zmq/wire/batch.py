@@ -78,10 +78,6 @@ class ColumnView:
             views[place] = own
         return views
 
-    def arrays(self) -> list[NDArray[Any]]:
-        """Return the rows of all segments in as few arrays as possible."""
-        return [self.together, *self.large.values()] if self.large else [self.together]
-
 
 class RowCounts:
     """The number of rows of one column, for each segment with the same layout.
@@ -208,6 +204,7 @@ class SegmentBatchReader:
         first_seq: Sequence number of the first segment.
         heads: The heads of all segments, one row of the dtype `HEAD` for each.
         steps: Number of steps of each segment.
+        checks: The checksum (xxh3-64) of each segment, uint64. It shows if two segments with one number are the same.
     """
 
     def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
@@ -230,6 +227,7 @@ class SegmentBatchReader:
             raise ProtocolError(RefusalReason.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
         layouts = [parse_layout(text) for text in texts]
         self.steps: list[int] = heads["steps"].tolist()
+        self.checks: NDArray[np.uint64] = heads["check"]
         self._raw = message.heads
         self.schema = schema
         self._undecodable: dict[int, str] | None = None
@@ -237,12 +235,6 @@ class SegmentBatchReader:
 
     def __len__(self) -> int:
         return len(self.heads)
-
-    @property
-    def checks(self) -> NDArray[np.uint64]:
-        """The checksum (xxh3-64) of each segment, uint64. It shows if two segments with one number are the same."""
-        checks: NDArray[np.uint64] = self.heads["check"]
-        return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
         """Return the error of each segment that must be refused, by index. Without a schema, only the heads are checked."""
@@ -321,11 +313,11 @@ class SegmentBatchReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield names of columns and arrays of rows, to check all values at once. A name can occur several times."""
+        """Yield names of columns and few arrays of rows, to check all values at once. A name can occur several times."""
         self.decode_images()
         for group in self._groups:
             for name, views in zip(group.layout.names(self.schema), group.columns, strict=True):
-                for array in views.arrays():
+                for array in (views.together, *views.large.values()):
                     yield name, array
 
     def oldest(self, generation: int, first_version: int) -> list[int]:

@@ -21,7 +21,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.immutable import immutable
@@ -135,13 +134,9 @@ def _column(match: re.Match[str]) -> ColumnLayout:
     return ColumnLayout(letter, np.dtype(dtype), row, row_bytes)
 
 
-def describe(letters: str, columns: Sequence[NDArray[Any]], source: str = "") -> str:
-    """Return the layout of a segment's columns as text. Each column has one of `letters`; `source` is `Segment.source`."""
-    return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), source)
-
-
 @functools.lru_cache(maxsize=256)
-def _describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], source: str = "") -> str:
+def describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], source: str) -> str:
+    """Return the layout of columns as text, from the letter, and the dtype and row shape of each. `source` as in `Segment`."""
     parts = []
     for letter, (dtype, row) in zip(letters, columns, strict=True):
         if dtype.str not in DTYPES or dtype.fields is not None:

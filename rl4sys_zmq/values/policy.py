@@ -69,13 +69,13 @@ class TensorSpec:
 
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the tensors that are not float32, in the order in which they are in the buffer."""
-    others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
-    return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
+    others = (tensor for tensor in tensors if tensor.dtype != FLOAT32)
+    return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize))
 
 
 def other_bytes(others: Sequence[TensorSpec]) -> int:
     """Return the size in bytes of a buffer with these tensors (from `other_tensors`), padding included."""
-    return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD if others else 0
+    return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD
 
 
 def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dict[str, NDArray[Any]]:

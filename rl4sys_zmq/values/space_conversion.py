@@ -222,23 +222,16 @@ def _integers(value: Any) -> tuple[int, ...]:
 def _bound(value: Any, shape: tuple[int, ...]) -> Bound:
     if isinstance(value, (int, float, str)):
         return _number(value)
-    numbers = [_number(v) for v in np.asarray(value, dtype=object).ravel()]
-    if len(numbers) != prod(shape):
-        raise ValueError(f"a bound has {len(numbers)} numbers, which does not match the shape {shape}")
-    return _collapse(numbers)
+    array = np.asarray(value, dtype=object)
+    if array.size != prod(shape):
+        raise ValueError(f"a bound has {array.size} numbers, which does not match the shape {shape}")
+    return _bounds_of(array)
 
 
 def _number(value: Any) -> float:
     """Return a bound as a float, or as an integer if no float has exactly its value."""
     number = float(value)
     return number if isinstance(value, str) or number == value else int(value)
-
-
-def _collapse(numbers: list[float]) -> Bound:
-    """Return a single number if all bounds are equal, else a tuple."""
-    if numbers and all(n == numbers[0] for n in numbers):
-        return numbers[0]
-    return tuple(numbers)
 
 
 def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
@@ -290,6 +283,7 @@ def _little(dtype: Any) -> str:
 
 
 def _bounds_of(array: NDArray[Any]) -> Bound:
-    if array.size and np.all(array == array.flat[0]):  # the bounds of an image would be longer than the image
-        return _number(array.flat[0].item())
+    first = array.ravel()[:1].tolist()
+    if first and np.all(array == first[0]):  # the bounds of an image would be longer than the image
+        return _number(first[0])
     return tuple(_number(n) for n in array.ravel().tolist())

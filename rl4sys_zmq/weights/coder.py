@@ -80,6 +80,10 @@ class PayloadEncoding(IntEnum):
         return self < PayloadEncoding.SNAPSHOT
 
 
+CODECS = frozenset(int(codec) for codec in PayloadEncoding)
+"""The numbers of all forms. Before Python 3.12, `in` raises an error for a plain number and an enumeration."""
+
+
 @immutable
 class Diff:
     """An encoded diff. If `predicted` is true, the receiver also needs the state before the base."""

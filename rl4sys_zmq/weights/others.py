@@ -22,12 +22,11 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes, other_views
 from rl4sys_zmq.values.policy import FLOAT32, other_tensors
 from rl4sys_zmq.weights.bits import bad
-from rl4sys_zmq.weights.coder import Payload, PayloadEncoding, decode_diff, decode_snapshot, encode_diff, encode_snapshot
+from rl4sys_zmq.weights.coder import CODECS, Payload, PayloadEncoding, decode_diff, decode_snapshot, encode_diff, encode_snapshot
 from rl4sys_zmq.weights.forms import WireDtype
 
 _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size
-_CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
 class Division:
@@ -116,7 +115,7 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
     """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or the whole buffer if `base` is None."""
-    if codec not in _CODECS or PayloadEncoding(codec).is_diff == (base is None):
+    if codec not in CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:
         return decode_snapshot(PayloadEncoding(codec), coded, size // 4, WireDtype.FP32).tobytes()

@@ -253,12 +253,8 @@ class SegmentBatchReader:
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
         """Return an error for each segment whose columns do not fit the schema, by index."""
-        out: dict[int, ProtocolError] = {}
-        for group in self._groups:
-            error = schema.check(group.layout)
-            if error is not None:
-                out.update(dict.fromkeys(group.members, error))
-        return out
+        checked = ((group.members, schema.check(group.layout)) for group in self._groups)
+        return {place: error for members, error in checked if error is not None for place in members}
 
     @property
     def has_images(self) -> bool:
@@ -410,7 +406,7 @@ class SegmentBatchReader:
 
 def _sent_versions(group: LayoutGroup) -> list[tuple[int, NDArray[np.uint64]]]:
     """Return the version column of each segment that has one, with the segment's index in the group."""
-    views = group.columns[group.layout.versions]
+    views = group.columns[group.layout.leaves + group.layout.actions + 2]
     if not views.together.size and not views.large:
         return []
     return [(place, sent) for place, sent in enumerate(views.each()) if sent.size]

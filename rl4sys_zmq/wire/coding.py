@@ -85,11 +85,8 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
     """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
-        if message.codings and message.codings[n][2]:
-            codings.append(message.codings[n])
-            body.append(frame)
-            continue
-        numbers, pieces = _code_frame(memoryview(frame).cast("B"), parts)
+        coded_before = message.codings and message.codings[n][2]
+        numbers, pieces = (message.codings[n], [frame]) if coded_before else _code_frame(memoryview(frame).cast("B"), parts)
         codings.append(numbers)
         body.append(b"".join(pieces))
     before, coded = sum(map(len, message.body)), sum(map(len, body))

@@ -78,11 +78,6 @@ class SegmentLayout:
     standard: int
     source: str = ""
 
-    @property
-    def versions(self) -> int:
-        """The index of the column with the policy versions."""
-        return self.leaves + self.actions + 2
-
     def names(self, schema: SegmentSchema | None = None) -> list[str]:
         """Return the name of each column, from a schema where it fits the layout."""
         known = ((), (), ()) if schema is None else (schema.leaves.names, schema.actions.leaves.names, schema.extra_names)

@@ -401,7 +401,6 @@ SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4)
 
 
 def error_of(segment: Segment, schema: SegmentSchema = SCHEMA) -> ProtocolError | None:
-    """Return the error for which an actor cannot send a segment, or a learner refuses it."""
     try:
         return SegmentBatchReader(join_submit(0, 0, [pack_segment(segment)])).errors(schema).get(0)
     except ProtocolError as error:
@@ -428,7 +427,6 @@ def error_of(segment: Segment, schema: SegmentSchema = SCHEMA) -> ProtocolError 
     ids=str,
 )
 def test_a_segment_must_fit_the_spaces(make_segment: Any, changes: dict[str, Any], code: Any) -> None:
-    assert error_of(make_segment()) is None
     assert error_of(dataclasses.replace(make_segment(), **changes)).code is code  # type: ignore[union-attr]
 
 

@@ -23,8 +23,8 @@ from rl4sys_zmq.logs import printable
 from rl4sys_zmq.ops.report import byte_text
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, read_submit
+from rl4sys_zmq.wire.frames import MAX_BODY_FRAMES
 from rl4sys_zmq.wire.messages import Submit
-from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
 
 MAX_LETTER_BYTES = 1 << 28
 MAX_SEGMENTS_SHOWN = 16

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, option, whole_number
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, flat_size
+from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm
 
 MOST_COPIED = 1 << 16
 """The largest number of weights of which `NumpyDense` makes a copy.
@@ -32,7 +33,7 @@ class Dense(Layer):
         return (self.units,)
 
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
-        return {"weight": (self.units, flat_size(inputs)), "bias": (self.units,)}
+        return {"weight": (self.units, prod(inputs)), "bias": (self.units,)}
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyDense:
         return NumpyDense(*tensors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -89,11 +88,6 @@ class GRU(Layer):
             torch.nn.init.orthogonal_(gate, 1.0, generator=generator)
         for bias in tensors[2:]:
             bias.zero_()
-
-    def initialise_uniform(self, tensors: Sequence[Tensor], generator: torch.Generator) -> None:
-        bound = 1.0 / math.sqrt(self.units)
-        for tensor in tensors:
-            tensor.uniform_(-bound, bound, generator=generator)
 
 
 class NumpyGRU(NumpyLayer):

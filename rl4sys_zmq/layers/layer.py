@@ -72,6 +72,23 @@ class NumpyLayer:
         raise NotImplementedError
 
 
+class NumpyFunction(NumpyLayer):
+    """A layer that is one function: of its inputs, and of the array of its outputs, which can be the same."""
+
+    in_place = True
+
+    def __init__(self, function: Step) -> None:
+        self._function = function
+
+    def batch(self, x: Array, state: State) -> Array:
+        out = np.empty_like(x)
+        self._function(x, out)
+        return out
+
+    def step(self, buffer: Array, state: State) -> Step:
+        return self._function
+
+
 class Nodes(Protocol):
     """The methods of a writer of ONNX graphs that layers use (`rl4sys_zmq.policies.graphs.model.GraphBuilder`)."""
 
@@ -196,8 +213,11 @@ class Layer(ABC):
             bias.zero_()
 
     def initialise_uniform(self, tensors: Sequence[Tensor], generator: torch.Generator) -> None:
-        """Set weights and biases to uniform random numbers between ``±1 / √n``, where ``n`` is the number of inputs of a unit."""
-        bound = 1.0 / math.sqrt(tensors[0][0].numel())
+        """Set weights and biases to uniform random numbers between ``±1 / √n``.
+
+        ``n`` is the number of inputs of a unit, or, with a recurrent state, the number of units.
+        """
+        bound = 1.0 / math.sqrt(self.state_size or tensors[0][0].numel())
         for tensor in tensors:
             tensor.uniform_(-bound, bound, generator=generator)
 
@@ -245,11 +265,6 @@ def register_layer(entry: LayerEntry) -> None:
         ConfigError: If another kind has the name.
     """
     LAYERS.add(entry, replace=False)
-
-
-def flat_size(inputs: Shape) -> int:
-    """Return the number of elements of an array of shape `inputs`."""
-    return math.prod(inputs)
 
 
 def unfit(kind: str, inputs: Shape, expected: str) -> ConfigError:

@@ -34,6 +34,7 @@ from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import MAJOR, MINOR
 from rl4sys_zmq.wire.messages import (
     Bye,
     FollowWeights,
@@ -44,7 +45,6 @@ from rl4sys_zmq.wire.messages import (
     WeightsSource,
     Welcome,
 )
-from rl4sys_zmq.wire.prefix import MAJOR, MINOR
 
 STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights", "relays")
 

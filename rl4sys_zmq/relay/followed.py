@@ -11,8 +11,7 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.security.access import TokenBucket
 from rl4sys_zmq.transports import MAX_FRAME_BYTES
-from rl4sys_zmq.values import TensorSpec
-from rl4sys_zmq.values.policy import FLOAT32, other_bytes, other_tensors
+from rl4sys_zmq.values.policy import other_bytes
 from rl4sys_zmq.weights import TRAILER_BYTES, EncodingOptions, WeightsHeader, apply_update
 from rl4sys_zmq.wire import tensors_from_document
 from rl4sys_zmq.wire.messages import Beacon, Frame, WeightsSource
@@ -47,7 +46,6 @@ class FollowedClient:
         self.beacon_due = False  # true if it must be published again, for new subscribers
         self.updates = 0
         self.history = WeightHistory(0)  # the versions of the present generation that are held
-        self._tensors: tuple[TensorSpec, ...] = ()
         self._options = EncodingOptions()
 
     @property
@@ -76,19 +74,15 @@ class FollowedClient:
     def adopt(self, source: WeightsSource) -> None:
         """Use the upstream's answer. With another policy or generation, the versions that are held are discarded."""
         before, tensors = self.source, tensors_from_document(source.tensors)
-        sizes = tuple(tensor.size for tensor in tensors if tensor.dtype == FLOAT32)
-        exact = tuple(tensor.exact for tensor in tensors if tensor.dtype == FLOAT32)
-        others = other_tensors(tensors)
-        nbytes = 4 * sum(sizes) + other_bytes(others)
+        nbytes = other_bytes(tensors)
         if nbytes > MAX_WEIGHT_BYTES:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"a policy with {nbytes} bytes of weights; limit {MAX_WEIGHT_BYTES}")
         same = before is not None and (before.policy_id, before.generation) == (source.policy_id, source.generation)
         self.source, self.refusal = source, ""
-        if same and tensors == self._tensors:
+        if same and tensors == self._options.tensors:
             return
-        self._tensors = tensors
         self.history = WeightHistory(source.generation)
-        self._options = EncodingOptions(sizes=sizes, others=others, exact=exact)
+        self._options = EncodingOptions(tensors=tensors)
         self.history.describe(source.policy_id, self._options)
         self.beacon, self.beacon_due, self.fetch_at, self.whole = [], False, 0.0, False
 
@@ -113,8 +107,7 @@ class FollowedClient:
         if self._options.dtype is not head.wire_dtype:
             self._options = replace(self._options, dtype=head.wire_dtype)
             history.describe(source.policy_id, self._options)
-        options = self._options
-        new = apply_update(head, payload, newest, options.sizes, others=options.others, exact=options.exact, before=before)
+        new = apply_update(head, payload, newest, self._options.tensors, before=before)
         history.add(new, head, (header, payload), tag)
         self.fetch_at, self.whole = 0.0, False
         self.updates += 1

@@ -29,8 +29,8 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.prefix import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointFound,
     CheckpointPartReply,

@@ -242,21 +242,14 @@ def _leaf_mask(part: ActionLeaf, counts: Sequence[int], given: object) -> NDArra
         masks = list(_items(given))
         if len(masks) != len(counts):
             raise MaskError(f"{name} has {len(masks)} arrays; expected {len(counts)}, one for each element of {space!s:.80}")
-        of = enumerate(zip(masks, counts, strict=True))
-        each = [
-            np.ones(n, np.bool_) if mask is None else _of_length(_array(mask, f"{name}[{k}]"), n, f"{name}[{k}]")
-            for k, (mask, n) in of
-        ]
-        return np.concatenate(each)
-    if given is None:
-        return np.ones(sum(counts), np.bool_)
-    array = _array(given, name)
-    if isinstance(space, MultiBinarySpace) and array.shape == space.shape:
+        pairs = enumerate(zip(masks, counts, strict=True))
+        return np.concatenate([_of_length(mask, n, f"{name}[{k}]") for k, (mask, n) in pairs])
+    if given is not None and isinstance(space, MultiBinarySpace) and (array := _array(given, name)).shape == space.shape:
         only = array.reshape(-1)
         if only.dtype.kind not in "biu" or not ((only >= 0) & (only <= 2)).all():
             raise MaskError(f"{name} is {given!r:.60}; expected the allowed value of each element, 0 or 1, or 2 for both")
         return np.stack((only != 1, only != 0), axis=1).reshape(-1)
-    return _of_length(array, sum(counts), name)
+    return _of_length(given, sum(counts), name)
 
 
 def _items(given: object) -> Iterator[object]:
@@ -275,7 +268,10 @@ def _array(given: object, name: str) -> NDArray[Any]:
         raise MaskError(f"{name} is {given!r:.60}; expected an array of bools") from exc
 
 
-def _of_length(array: NDArray[Any], length: int, name: str) -> NDArray[np.bool_]:
+def _of_length(given: object, length: int, name: str) -> NDArray[np.bool_]:
+    if given is None:
+        return np.ones(length, np.bool_)
+    array = _array(given, name)
     if array.shape != (length,):
         raise MaskError(f"{name} has the shape {array.shape}; expected ({length},)")
     return _allowed(array, name)

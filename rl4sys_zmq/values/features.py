@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_of
-from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace, ObservationSpace
+from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, LeafSpace, MultiDiscreteSpace, ObservationSpace
 from rl4sys_zmq.values.trees import Tree
 
 
@@ -101,29 +101,19 @@ def feature_layout(space: ObservationSpace) -> FeatureLayout:
     parts: list[FeatureLeaf] = []
     start = 0
     for name, leaf in zip(leaves.names, leaves.spaces, strict=True):
-        size = _leaf_size(leaf)
-        columns = slice(start, start + size)
+        lowest, counts, size = None, np.empty(0, np.int64), prod(leaf.shape)
         if isinstance(leaf, DiscreteSpace | MultiDiscreteSpace):
             bounds = integer_bounds(leaf)
             assert bounds is not None
             lowest, highest = (bound.reshape(-1).astype(np.int64) for bound in bounds)
             counts = highest - lowest + 1
-            parts.append(FeatureLeaf(leaf, name, columns, lowest, counts, start + np.cumsum(counts) - counts))
-        else:
-            nothing = np.empty(0, np.int64)
-            parts.append(FeatureLeaf(leaf, name, columns, None, nothing, nothing))
+            size = sum(counts.tolist())
+        offsets = start + np.cumsum(counts) - counts
+        parts.append(FeatureLeaf(leaf, name, slice(start, start + size), lowest, counts, offsets))
         start += size
     return FeatureLayout(start, any(isinstance(leaf, BoxSpace) for leaf in leaves.spaces), leaves, tuple(parts))
 
 
 def feature_size(space: ObservationSpace) -> int:
     """Return the number of features of an observation, the inputs of a network without convolutions."""
-    return sum(map(_leaf_size, leaves_of(space).spaces))
-
-
-def _leaf_size(space: LeafSpace) -> int:
-    if isinstance(space, DiscreteSpace):
-        return space.n
-    if isinstance(space, MultiDiscreteSpace):
-        return sum(space.nvec)
-    return int(np.prod(space.shape)) if isinstance(space, MultiBinarySpace) else space.size
+    return feature_layout(space).size

@@ -135,13 +135,9 @@ FP32, BF16 = _Fp32Mapping(), _Bf16Mapping()
 
 def form_of(dtype: WireDtype, steps: Steps = (), sizes: Sequence[int] = ()) -> IntegerMapping:
     """Return the mapping of a wire dtype; for ``GRID`` with the step and the size of each tensor."""
-    match dtype:
-        case WireDtype.FP32:
-            return FP32
-        case WireDtype.BF16:
-            return BF16
-        case WireDtype.GRID:
-            return _FixedPointMapping(np.repeat(np.array(steps, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+    if dtype is WireDtype.GRID:
+        return _FixedPointMapping(np.repeat(np.array(steps, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+    return BF16 if dtype is WireDtype.BF16 else FP32
 
 
 def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequence[int] = ()) -> FlatWeights:

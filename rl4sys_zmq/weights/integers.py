@@ -149,7 +149,10 @@ def unpack_integers(reader: BitReader, size: int) -> Sparse:
     negative = reader.flags(count)
     values = _unpack_magnitudes(reader, count, MAX_DEPTH)
     values += 1
-    _negate(values, negative)
+    # The signs are set in place, in a third of the time that numpy's `where` takes.
+    signs = negative.astype(np.int64)
+    values ^= np.negative(signs)
+    values += signs
     return positions, values
 
 
@@ -209,13 +212,6 @@ def _unpack_symbols(reader: BitReader, mode: int, size: int) -> Sparse:
     return positions, values
 
 
-def _negate(values: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
-    # In place. This takes a third of the time that numpy's `where` takes.
-    signs = where.astype(np.int64)
-    values ^= np.negative(signs)
-    values += signs
-
-
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     open_bits = np.zeros((MAX_FINE + 1, 256), dtype=np.uint8)
     least = np.full((MAX_FINE + 1, 256), -1, dtype=np.int64)
@@ -260,12 +256,13 @@ def coarser(symbols: NDArray[np.uint8], mantissa_bits: int) -> NDArray[np.uint8]
 
 
 BLOCK = 1024
+_ALL_WEIGHTS = slice(None)
 SHARE = 0.75
 """The share of active blocks (blocks with a change) above which all blocks are treated as active."""
 
 
-def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | None, bytes]:
-    """Return the indices of all weights in active blocks, and the encoded list of these blocks. None stands for all weights.
+def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | slice, bytes]:
+    """Return the indices of all weights in active blocks, and the encoded list of these blocks. A slice stands for all weights.
 
     Args:
         different: True for each element that changes.
@@ -274,20 +271,20 @@ def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.
     size = different.size
     blocks = -(-size // BLOCK)
     if blocks < 2 or not 0 < count <= SHARE * size:
-        return None, varint(0)
+        return _ALL_WEIGHTS, varint(0)
     busy = np.logical_or.reduceat(different, np.arange(0, size, BLOCK))
     numbers = np.flatnonzero(busy)
     if numbers.size > SHARE * blocks:
-        return None, varint(0)
+        return _ALL_WEIGHTS, varint(0)
     return np.flatnonzero(np.repeat(busy, BLOCK)[:size]), varint(numbers.size) + pack_gaps(numbers, blocks)
 
 
-def read_blocks(reader: BitReader, size: int) -> NDArray[np.intp] | None:
-    """Read a list of blocks that `active_blocks` encoded. Return the indices of their weights; None for all."""
+def read_blocks(reader: BitReader, size: int) -> NDArray[np.intp] | slice:
+    """Read a list of blocks that `active_blocks` encoded. Return the indices of their weights; a slice for all."""
     blocks = -(-size // BLOCK)
     count = reader.varint(blocks)
     if not count:
-        return None
+        return _ALL_WEIGHTS
     busy = np.zeros(blocks, dtype=np.bool_)
     busy[reader.gaps(count, blocks)] = True
     return np.flatnonzero(np.repeat(busy, BLOCK)[:size])

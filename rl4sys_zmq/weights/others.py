@@ -20,34 +20,36 @@ import numpy as np
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes, other_views
+from rl4sys_zmq.values.policy import FLOAT32, other_tensors
 from rl4sys_zmq.weights.bits import bad
-from rl4sys_zmq.weights.coder import Payload, PayloadEncoding, decode_diff, decode_snapshot, encode_diff, encode_snapshot
+from rl4sys_zmq.weights.coder import CODECS, Payload, PayloadEncoding, decode_diff, decode_snapshot, encode_diff, encode_snapshot
 from rl4sys_zmq.weights.forms import WireDtype
 
 _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size
-_CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
 class Division:
-    """The division of the float32 elements of a state into rounded and exact elements.
+    """The division of a policy's tensors, for one wire dtype, into those that are rounded, exact weights, and all others.
 
     Its methods raise `WeightsError` (``reason="size"``) for a state of another size.
 
     Attributes:
+        size: The number of float32 elements of a state.
         sizes: The number of elements of each tensor that is rounded.
-        kept: The number of elements that are not rounded.
+        kept: The number of float32 elements that are not rounded. With ``FP32`` none are apart, as nothing is rounded.
+        other_size: The size in bytes of `PolicySnapshot.others`.
     """
 
-    def __init__(self, sizes: Sequence[int], exact: Sequence[bool]) -> None:
-        exact = tuple(exact) or (False,) * len(sizes)
-        self.sizes = tuple([size for size, is_exact in zip(sizes, exact, strict=True) if not is_exact])
-        self.kept = sum(sizes) - sum(self.sizes)
-        self._size = sum(sizes)
+    def __init__(self, dtype: WireDtype, tensors: Sequence[TensorSpec]) -> None:
+        weights = [(one.size, one.exact and dtype is not WireDtype.FP32) for one in tensors if one.dtype == FLOAT32]
+        self.size, self.other_size = sum(size for size, _ in weights), other_bytes(other_tensors(tensors))
+        self.sizes = tuple([size for size, is_exact in weights if not is_exact])
+        self.kept = self.size - sum(self.sizes)
         self._runs: list[tuple[bool, slice]] = []
         end = 0
-        for is_exact, run in itertools.groupby(zip(exact, sizes, strict=True), key=lambda tensor: tensor[0]):
-            start, end = end, end + sum(size for _, size in run)
+        for is_exact, run in itertools.groupby(weights, key=lambda tensor: tensor[1]):
+            start, end = end, end + sum(size for size, _ in run)
             self._runs.append((is_exact, slice(start, end)))
 
     def rounded(self, flat: FlatWeights) -> FlatWeights:
@@ -69,7 +71,7 @@ class Division:
         """Return the state of the rounded and the exact elements: the same array if nothing is exact, else a new one."""
         if not self.kept:
             return rounded
-        flat = np.empty(self._size, dtype=np.float32)
+        flat = np.empty(self.size, dtype=np.float32)
         begins = {False: 0, True: 0}
         for is_exact, run in self._runs:
             begin = begins[is_exact]
@@ -78,26 +80,16 @@ class Division:
         return flat
 
     def _part(self, flat: FlatWeights, *, exact: bool) -> FlatWeights:
-        if flat.size != self._size:
-            raise WeightsError(f"{flat.size} elements for a policy of {self._size}", reason="size")
+        if flat.size != self.size:
+            raise WeightsError(f"{flat.size} elements for a policy of {self.size}", reason="size")
         parts = [flat[run] for is_exact, run in self._runs if is_exact is exact]
         return np.concatenate(parts) if parts else flat[:0]
 
 
-def division_of(dtype: WireDtype, sizes: Sequence[int], exact: Sequence[bool]) -> Division:
-    """Return the division of a policy's states for a wire dtype. With ``FP32`` no element is apart, as nothing is rounded.
-
-    Args:
-        dtype: The number format in which the float32 elements are sent.
-        sizes: Number of elements of each float32 tensor (`PolicySpec.sizes`).
-        exact: For each of them, True if it is never rounded (`PolicySpec.exact`). Empty: no tensor is exact.
-    """
-    return _division(tuple(sizes), tuple(exact) if dtype is not WireDtype.FP32 and any(exact) else ())
-
-
 @lru_cache(maxsize=64)
-def _division(sizes: tuple[int, ...], exact: tuple[bool, ...]) -> Division:
-    return Division(sizes, exact)
+def division_of(dtype: WireDtype, tensors: tuple[TensorSpec, ...]) -> Division:
+    """Return the division of a policy's tensors (`PolicySpec.tensors`) for a wire dtype."""
+    return Division(dtype, tensors)
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:
@@ -123,7 +115,7 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
     """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or the whole buffer if `base` is None."""
-    if codec not in _CODECS or PayloadEncoding(codec).is_diff == (base is None):
+    if codec not in CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:
         return decode_snapshot(PayloadEncoding(codec), coded, size // 4, WireDtype.FP32).tobytes()

@@ -1,6 +1,7 @@
 """A reader for all segments in a `Submit` at once.
 
-The heads become one array, and the columns views into the received frames, so nothing is copied. If the bytes are malformed,
+The heads become one array, and the columns views into the received frames, so nothing is copied. Heads and layouts determine the
+position of every row. If the bytes are malformed,
 the whole message is refused. If one segment has invalid values, only that segment is refused. Images are decoded when columns
 or segments are requested, which the gateway never does.
 """
@@ -10,24 +11,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
+from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, has_pillow, image_size
 from rl4sys_zmq.values import NO_EXTRAS, Segment
 from rl4sys_zmq.values.observations import SpaceLeaves
 from rl4sys_zmq.values.segment import segment_of
 from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
 from rl4sys_zmq.wire.codec import decode
-from rl4sys_zmq.wire.coding import plain_body
-from rl4sys_zmq.wire.columns import ColumnReader, ColumnView, LayoutGroup
-from rl4sys_zmq.wire.layout import SegmentLayout, parse_layout
+from rl4sys_zmq.wire.coding import BodyFrame, EncodedImages, plain_body
+from rl4sys_zmq.wire.layout import ColumnLayout, SegmentLayout, SegmentSchema, parse_layout
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
-from rl4sys_zmq.wire.schema import SegmentSchema
-from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, SegmentFlag, head_struct
+from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LARGE_BYTES, LAYOUT_AT, MAX_LAYOUTS, SegmentFlag, head_struct
 
 _ENDED = SegmentFlag.TERMINATED | SegmentFlag.TRUNCATED
 _ODD_FLAGS = [
@@ -39,7 +39,161 @@ _ODD_FLAGS = [
 ]
 """For each value of ``flags`` in a head: True if its bits contradict each other or are unknown."""
 
-Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
+
+@dataclass(slots=True)
+class ColumnView:
+    """The rows of one column of all segments that have the same layout.
+
+    Attributes:
+        together: The rows of the segments without a frame of their own, one segment after the other, ``[rows, *row]``.
+        starts: Index in `together` of the first row of each segment, and at the end the number of rows.
+        large: The rows of each segment with a frame of its own, by the segment's index in its `LayoutGroup`.
+        coded: The rows of each segment that came as image files, by the same index. `decode` adds the pixels to `large`.
+    """
+
+    column: ColumnLayout
+    together: NDArray[Any]
+    starts: list[int]
+    large: dict[int, NDArray[Any]]
+    coded: dict[int, EncodedImages]
+
+    def decode(self) -> dict[int, str]:
+        """Decode the image files into `large`. Return the reason for each segment whose images are damaged."""
+        undecodable = {}
+        for place, images in self.coded.items():
+            try:
+                pixels = images.decode(self.column.row, self.column.row_bytes)
+            except BadImage as exc:
+                undecodable[place] = str(exc)
+                pixels = np.zeros((len(images) // self.column.row_bytes, *self.column.row), np.uint8)
+            pixels.flags.writeable = False
+            self.large[place] = pixels
+        return undecodable
+
+    def each(self) -> list[NDArray[Any]]:
+        """Return the rows of each segment."""
+        data = self.together
+        views = [data[a:b] for a, b in itertools.pairwise(self.starts)]
+        for place, own in self.large.items():
+            views[place] = own
+        return views
+
+
+class RowCounts:
+    """The number of rows of one column, for each segment with the same layout.
+
+    Attributes:
+        starts: For each segment, the number of rows of all segments before it; at the end, the number of rows of all segments.
+        most: Largest number of rows of one segment.
+    """
+
+    __slots__ = ("each", "most", "starts")
+
+    def __init__(self, each: list[int]) -> None:
+        self.each = each
+        self.starts = [0, *itertools.accumulate(each)]
+        self.most = max(each, default=0)
+
+
+class LayoutGroup:
+    """The segments of a message that have the same layout. `members` are their indices in the message, ascending."""
+
+    __slots__ = ("_rows", "columns", "layout", "members")
+
+    def __init__(self, layout: SegmentLayout, members: list[int], steps: list[int], flags: list[int]) -> None:
+        self.layout, self.members = layout, members
+        self.columns: list[ColumnView] = []
+        terminated, versions = SegmentFlag.TERMINATED, SegmentFlag.VERSIONS
+        counts = list(zip(steps, flags, strict=True))
+        per_step = RowCounts(steps)
+        per_observation = RowCounts([count if flag & terminated else count + 1 for count, flag in counts])
+        by_letter = {
+            "o": per_observation,
+            "m": per_observation,
+            "v": RowCounts([count if flag & versions else 0 for count, flag in counts]),
+        }
+        if layout.columns[-1].letter == "i":
+            by_letter["i"] = RowCounts([1] * len(steps))
+        self._rows = [by_letter.get(column.letter, per_step) for column in layout.columns]
+
+    def large(self, limit: int) -> Iterator[tuple[int, int]]:
+        """Yield the index of the segment and of the column of each frame with one large column. The body has `limit` bytes."""
+        for position, (column, rows) in enumerate(zip(self.layout.columns, self._rows, strict=True)):
+            most = rows.most * column.row_bytes
+            if most > limit:
+                raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} needs {most} bytes; the body has {limit}")
+            if most >= LARGE_BYTES:
+                counted = zip(self.members, rows.each, strict=True)
+                yield from ((place, position) for place, count in counted if count * column.row_bytes >= LARGE_BYTES)
+
+    def read(self, blob: Frame, at: int, frames: Mapping[tuple[int, int], BodyFrame]) -> int:
+        """Read the columns, from the offset `at` of the first frame and from the frames of `large`. Return the next offset."""
+        for position, (column, rows) in enumerate(zip(self.layout.columns, self._rows, strict=True)):
+            own: dict[int, NDArray[Any]] = {}
+            coded: dict[int, EncodedImages] = {}
+            starts = rows.starts
+            if rows.most * column.row_bytes >= LARGE_BYTES:
+                small = rows.each.copy()
+                for index, count in enumerate(rows.each):
+                    if count * column.row_bytes < LARGE_BYTES:
+                        continue
+                    small[index] = 0
+                    frame = frames.get((self.members[index], position), b"")
+                    self._check_frame(frame, count * column.row_bytes, column)
+                    if isinstance(frame, EncodedImages):
+                        coded[index] = frame
+                    else:
+                        own[index] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
+                starts = RowCounts(small).starts
+            size = starts[-1] * column.row_bytes
+            if at + size > len(blob):
+                raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} ends beyond its frame")
+            dtype, values = column.dtype, size // column.dtype.itemsize
+            together = np.frombuffer(blob, dtype, values, at) if values else np.empty(0, dtype)
+            at += size + (-size % ALIGN)
+            self.columns.append(
+                ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
+            )
+        return at
+
+    def _check_frame(self, frame: BodyFrame, size: int, column: ColumnLayout) -> None:
+        if len(frame) != size:
+            raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")
+        single = self.layout.leaves == 1 and column.letter == "o"
+        if isinstance(frame, EncodedImages) and not (single and column.dtype == np.uint8 and image_size(column.row) is not None):
+            raise ProtocolError(
+                RefusalReason.SHAPE, f"images as column {column.letter} of {column.dtype.str} with rows of {column.row}"
+            )
+
+
+def _read_body(
+    heads: NDArray[Any], steps: list[int], layouts: list[SegmentLayout], body: Sequence[BodyFrame]
+) -> list[LayoutGroup]:
+    """Return the segments by layout. The large columns are in the order of segments, and within a segment of columns."""
+    places: list[int] = heads["layout"].tolist()
+    if max(places) >= len(layouts):
+        raise ProtocolError(RefusalReason.MALFORMED, f"a segment of layout {max(places)}; the message has {len(layouts)}")
+    flags: list[int] = heads["flags"].tolist()
+    if len(layouts) == 1:
+        groups = [LayoutGroup(layouts[0], list(range(len(places))), steps, flags)]
+    else:
+        members: list[list[int]] = [[] for _ in layouts]
+        for place, index in enumerate(places):
+            members[index].append(place)
+        groups = [
+            LayoutGroup(layout, own, [steps[place] for place in own], [flags[place] for place in own])
+            for layout, own in zip(layouts, members, strict=True)
+        ]
+    blob, *large = body
+    assert not isinstance(blob, EncodedImages)
+    limit, at = sum(map(len, body)), 0
+    keys = sorted(key for group in groups for key in group.large(limit))
+    frames = dict(zip(keys, large, strict=False))
+    for group in groups:
+        at = group.read(blob, at, frames)
+    if at != len(blob) or len(keys) != len(large):
+        raise ProtocolError(RefusalReason.SHAPE, "the body has bytes that belong to no segment")
+    return groups
 
 
 class SegmentBatchReader:
@@ -50,6 +204,7 @@ class SegmentBatchReader:
         first_seq: Sequence number of the first segment.
         heads: The heads of all segments, one row of the dtype `HEAD` for each.
         steps: Number of steps of each segment.
+        checks: The checksum (xxh3-64) of each segment, uint64. It shows if two segments with one number are the same.
     """
 
     def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
@@ -72,19 +227,14 @@ class SegmentBatchReader:
             raise ProtocolError(RefusalReason.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
         layouts = [parse_layout(text) for text in texts]
         self.steps: list[int] = heads["steps"].tolist()
+        self.checks: NDArray[np.uint64] = heads["check"]
         self._raw = message.heads
         self.schema = schema
         self._undecodable: dict[int, str] | None = None
-        self._groups = ColumnReader(heads, self.steps, layouts, plain_body(message)).groups
+        self._groups = _read_body(heads, self.steps, layouts, plain_body(message))
 
     def __len__(self) -> int:
         return len(self.heads)
-
-    @property
-    def checks(self) -> NDArray[np.uint64]:
-        """The checksum (xxh3-64) of each segment, uint64. It shows if two segments with one number are the same."""
-        checks: NDArray[np.uint64] = self.heads["check"]
-        return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
         """Return the error of each segment that must be refused, by index. Without a schema, only the heads are checked."""
@@ -103,12 +253,8 @@ class SegmentBatchReader:
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
         """Return an error for each segment whose columns do not fit the schema, by index."""
-        out: dict[int, ProtocolError] = {}
-        for group in self._groups:
-            error = schema.check_layout(group.layout)
-            if error is not None:
-                out.update(dict.fromkeys(group.members, error))
-        return out
+        checked = ((group.members, schema.check(group.layout)) for group in self._groups)
+        return {place: error for members, error in checked if error is not None for place in members}
 
     @property
     def has_images(self) -> bool:
@@ -163,11 +309,11 @@ class SegmentBatchReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield names of columns and arrays of rows, to check all values at once. A name can occur several times."""
+        """Yield names of columns and few arrays of rows, to check all values at once. A name can occur several times."""
         self.decode_images()
         for group in self._groups:
-            for name, views in zip(self._names(group.layout), group.columns, strict=True):
-                for array in views.arrays():
+            for name, views in zip(group.layout.names(self.schema), group.columns, strict=True):
+                for array in (views.together, *views.large.values()):
                     yield name, array
 
     def oldest(self, generation: int, first_version: int) -> list[int]:
@@ -185,7 +331,7 @@ class SegmentBatchReader:
     def segments(self) -> list[Segment]:
         """Return all segments, also those that `errors` reports, with read-only views as columns."""
         self.decode_images()
-        heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
+        heads: Iterator[tuple[Any, ...]] = head_struct.iter_unpack(self._raw)
         if len(self._groups) == 1:
             return self._segments(self._groups[0], heads)
         every = list(heads)
@@ -194,7 +340,7 @@ class SegmentBatchReader:
             out.update(zip(group.members, self._segments(group, (every[place] for place in group.members)), strict=True))
         return [out[place] for place in range(len(self))]
 
-    def _segments(self, group: LayoutGroup, heads: Iterator[Head]) -> list[Segment]:
+    def _segments(self, group: LayoutGroup, heads: Iterator[tuple[Any, ...]]) -> list[Segment]:
         count, layout = len(group.members), group.layout
         leaves, end = layout.leaves, layout.leaves + layout.actions
         known = self.schema
@@ -233,15 +379,12 @@ class SegmentBatchReader:
             )
         return out
 
-    def _names(self, layout: SegmentLayout) -> list[str]:
-        return layout.names() if self.schema is None else self.schema.names(layout)
-
     def _extras(self, group: LayoutGroup, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
         """Return the extra columns with a letter, ``x`` or ``i``, of each segment, by name."""
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
-        names = self._names(group.layout)
-        named = {name: views for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter}
+        pairs = zip(group.layout.names(self.schema), group.columns, strict=True)
+        named = {name: views for name, views in pairs if views.column.letter == letter}
         if not named:
             return [NO_EXTRAS] * count
         columns = [views.each() for views in named.values()]
@@ -263,7 +406,7 @@ class SegmentBatchReader:
 
 def _sent_versions(group: LayoutGroup) -> list[tuple[int, NDArray[np.uint64]]]:
     """Return the version column of each segment that has one, with the segment's index in the group."""
-    views = group.columns[group.layout.versions]
+    views = group.columns[group.layout.leaves + group.layout.actions + 2]
     if not views.together.size and not views.large:
         return []
     return [(place, sent) for place, sent in enumerate(views.each()) if sent.size]

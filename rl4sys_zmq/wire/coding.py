@@ -85,11 +85,8 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
     """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
-        if message.codings and message.codings[n][2]:
-            codings.append(message.codings[n])
-            body.append(frame)
-            continue
-        numbers, pieces = _code_frame(memoryview(frame).cast("B"), parts)
+        coded_before = message.codings and message.codings[n][2]
+        numbers, pieces = (message.codings[n], [frame]) if coded_before else _code_frame(memoryview(frame).cast("B"), parts)
         codings.append(numbers)
         body.append(b"".join(pieces))
     before, coded = sum(map(len, message.body)), sum(map(len, body))
@@ -168,24 +165,19 @@ def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
 
 
 def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFrame:
-    view = memoryview(frame)
     if len(sections) == 1:
         _, plain, kind = sections[0]
         if not kind:
             return frame
         if kind in _FORMATS:
             return EncodedImages(frame, plain, kind)
+    view, begin = memoryview(frame), 0
     pieces: list[Any] = []
-    begin = 0
     for coded, plain, itemsize in sections:
         piece = view[begin : begin + coded]
         begin += coded
-        pieces.append(_shuffled(_decompressed(piece, plain), itemsize, back=True) if itemsize else piece)
+        try:
+            pieces.append(_shuffled(zstd.expand(piece, plain), itemsize, back=True) if itemsize else piece)
+        except zstd.DecompressionError as exc:
+            raise ProtocolError(RefusalReason.MALFORMED, str(exc)) from exc
     return b"".join(pieces)
-
-
-def _decompressed(piece: memoryview, size: int) -> bytes:
-    try:
-        return zstd.expand(piece, size)
-    except zstd.DecompressionError as exc:
-        raise ProtocolError(RefusalReason.MALFORMED, str(exc)) from exc

@@ -55,9 +55,6 @@ class ToActor:
     __slots__ = ()
 
 
-# ---- actor to learner
-
-
 @immutable
 class Hello(ToLearner):
     """A request of an actor to open or reopen its session. An empty field means that the actor accepts the learner's value.
@@ -213,9 +210,6 @@ class FollowWeights(ToLearner):
     relay: str = ""
     children: int = 0
     generation: int = 0
-
-
-# ---- learner to actor
 
 
 @immutable

@@ -113,7 +113,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
         letters += "x" * len(segment.extras) + "i" * len(segment.initial)
         columns += [*segment.extras.values(), *(value[None] for value in segment.initial.values())]
         wanted += [steps] * len(segment.extras) + [1] * len(segment.initial)
-    layout = describe(letters, columns, segment.source)
+    layout = describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), segment.source)
     if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
         raise ProtocolError(RefusalReason.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:
@@ -163,9 +163,13 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
     groups: dict[str, list[PackedSegment]] = {}
     for p in packed:
         groups.setdefault(p.layout, []).append(p)
+    if len(groups) > MAX_LAYOUTS:
+        raise ProtocolError(RefusalReason.RANGE, f"{len(groups)} layouts in one message; the limit is {MAX_LAYOUTS}")
     heads = b"".join([p.head for p in packed])
     if len(groups) > 1:
-        heads = _with_layouts(heads, [p.layout for p in packed], list(groups))
+        changed = bytearray(heads)
+        changed[LAYOUT_AT::HEAD_BYTES] = bytes(map(list(groups).index, [p.layout for p in packed]))
+        heads = bytes(changed)
     pieces: list[bytes] = []
     sections: list[Section] = []
     for text, group in groups.items():
@@ -225,12 +229,3 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
     own = [column for column, small in columns if not small and (column.letter != "v" or versions)]
     sizes = [memoryview(frame).nbytes for frame in packed.large]
     return [(size, column.dtype.itemsize) for size, column in zip(sizes, own, strict=True)]
-
-
-def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
-    """Return the joined heads of segments with these layouts. Each head gets the index of its layout in `known`."""
-    if len(known) > MAX_LAYOUTS:
-        raise ProtocolError(RefusalReason.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
-    out = bytearray(heads)
-    out[LAYOUT_AT::HEAD_BYTES] = bytes(map(known.index, layouts))
-    return bytes(out)

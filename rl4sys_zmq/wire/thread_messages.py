@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.wire.batch import SegmentBatchReader
 from rl4sys_zmq.wire.codec import decode_as, encode, kinds_of
+from rl4sys_zmq.wire.frames import HEADER, HeaderLimits
 from rl4sys_zmq.wire.messages import Document, Frame
-from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
 
 class ToLearnerThread:
@@ -24,9 +24,10 @@ class ToLearnerThread:
 
 
 class FromLearnerThread:
-    """Messages from a learner thread to the gateway."""
+    """Messages from a learner thread to the gateway. They can list the streams of 65,536 actors and more."""
 
     __slots__ = ()
+    LIMITS: ClassVar[HeaderLimits] = HeaderLimits(1 << 26, 1 << 20)
 
 
 class ToRemoteWorker(ToLearnerThread):
@@ -39,9 +40,7 @@ class FromRemoteWorker(FromLearnerThread):
     """Messages from the connection of a remote worker to the gateway."""
 
     __slots__ = ()
-
-
-# ---- gateway to learner thread
+    LIMITS = HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +165,6 @@ class ChangeParameters(ToLearnerThread):
 
     KIND: ClassVar[int] = 37
     parameters: Document
-
-
-# ---- learner thread to gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +357,6 @@ class OperatorAlarm(FromLearnerThread):
     name: str
     text: str
     count: int
-
-
-# ---- gateway and remote worker, in addition to the messages of its learner thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,6 +583,6 @@ def frames_of(message: WorkerMessage) -> Sequence[Frame]:
     return encode(message) if isinstance(message, DeliverSegments) else message
 
 
-def decode_thread_message(frames: Sequence[Frame], *, header: HeaderLimits = HEADER) -> ThreadMessage:
+def decode_thread_message(frames: Sequence[Frame]) -> ThreadMessage:
     """Decode and check a message between the gateway and a learner thread or a remote worker."""
-    return decode_as(_KINDS, frames, 1 << 32, True, header)
+    return decode_as(_KINDS, frames, 1 << 32, True)

@@ -22,7 +22,7 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import spec_to_document
-from rl4sys_zmq.wire.values import pack_header
+from rl4sys_zmq.wire.frames import pack_header
 
 SPEC = mlp_spec(BoxSpace((3,), low=(-1.0, float("-inf"), 0.0)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(5,))
 EXTRAS = {"rollout_length": 128, "client_id": "luna", "max_policy_lag": -1, "limits": [1, 2.5, None, True]}

@@ -24,7 +24,7 @@ from .conftest import join
 
 TENSORS = (TensorSpec("bias", (2,)), TensorSpec("ids", (3,), "int64"), TensorSpec("half", (5,), "float16"))
 SPEC = PolicySpec(evil.SPEC.observation_space, evil.SPEC.action_space, "test-lies", {}, TENSORS, b"graph" * 100)
-WRITING = EncodingOptions(sizes=SPEC.sizes, others=SPEC.others)
+WRITING = EncodingOptions(tensors=TENSORS)
 
 
 class First:

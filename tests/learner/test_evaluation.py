@@ -35,7 +35,7 @@ WAIT_S = 60.0
 def policy(version: int = 0, size: int = 4, steps: int = 0) -> StoredPolicy:
     """Return a random policy for CartPole, or for observations of another size."""
     spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(2), "categorical", (4,))
-    flat = np.random.default_rng(version).normal(size=sum(spec.sizes)).astype(np.float32)
+    flat = np.random.default_rng(version).normal(size=spec.size).astype(np.float32)
     origin = PolicyOrigin(client_id="pole", algorithm_name="PPO", updates=version, steps=steps, saved_unix_s=0.0)
     return StoredPolicy(spec, PolicySnapshot(7, version, digest(flat, b""), flat, b""), origin)
 

@@ -45,7 +45,7 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
-from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
+from rl4sys_zmq.wire.frames import MAX_HEADER_BYTES, pack_header, unpack_header
 
 log = get_logger(__name__)
 

@@ -21,8 +21,8 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import call_in_child
 from rl4sys_zmq.wire import PackedSegment
+from rl4sys_zmq.wire.frames import pack_header, unpack_header
 from rl4sys_zmq.wire.segments import head_struct
-from rl4sys_zmq.wire.values import pack_header, unpack_header
 
 log = get_logger(__name__)
 

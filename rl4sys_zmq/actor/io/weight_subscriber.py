@@ -416,7 +416,7 @@ class WeightSubscriber:
             return
         try:
             spec, before = self.spec, self._newest[0] if len(self._newest) > 1 else None
-            new = apply_update(head, payload, held, spec.sizes, others=spec.others, exact=spec.exact, before=before)
+            new = apply_update(head, payload, held, spec.tensors, before=before)
             if relayed and not is_tag_of(tag, self._welcome.tag_key, head.policy_id, new):
                 self._on_wrong_tag(tag, new.version)
                 return

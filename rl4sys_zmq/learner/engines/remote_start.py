@@ -12,7 +12,7 @@ from typing import Any, Self
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.liveness import GATEWAY_SILENCE_S
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.prefix import MAJOR, MINOR
+from rl4sys_zmq.wire.frames import MAJOR, MINOR
 
 __all__ = ["WIRE_VERSION", "RemoteWorkerStart"]
 

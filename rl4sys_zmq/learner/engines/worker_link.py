@@ -27,8 +27,8 @@ from rl4sys_zmq.security.authenticator import WorkerAccess
 from rl4sys_zmq.security.keys import KeyPair, new_key_pair
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.prefix import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointPart,
     CheckpointStored,

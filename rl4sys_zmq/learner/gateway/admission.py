@@ -111,7 +111,7 @@ class ClientSettings:
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
         dtype = WireDtype[complete.wire_dtype.upper()]
-        return EncodingOptions(dtype, complete.level, *((spec.sizes, spec.others, spec.exact) if spec is not None else ()))
+        return EncodingOptions(dtype, complete.level, spec.tensors if spec is not None else ())
 
     def assign(
         self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int

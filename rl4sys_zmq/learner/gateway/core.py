@@ -45,7 +45,6 @@ from rl4sys_zmq.wire.thread_messages import (
     TrainingMetrics,
     decode_thread_message,
 )
-from rl4sys_zmq.wire.values import REPORT_HEADER
 
 log = get_logger(__name__)
 
@@ -88,7 +87,7 @@ class LearnerCore:
             self.counters.add("worker_messages_fenced")
             return
         with self._failing(client, "a message of its learner thread"):
-            self._on_message(client, decode_thread_message(frames[1:], header=REPORT_HEADER))
+            self._on_message(client, decode_thread_message(frames[1:]))
 
     @contextmanager
     def _failing(self, client: ClientState, cause: str) -> Iterator[None]:

@@ -39,7 +39,7 @@ class WeightQuantizer:
     """
 
     def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
-        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others, spec.exact)
+        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.tensors)
         # For each rounded tensor of the last version, the distance of neighbouring values, as an exponent of 2. Empty unless
         # `wire_dtype` is ``grid``. A checkpoint stores these exponents.
         self.steps: Steps = ()
@@ -50,7 +50,7 @@ class WeightQuantizer:
         encoding = self.encoding
         if encoding.dtype is WireDtype.FP32:
             return flat
-        parts = division_of(encoding.dtype, encoding.sizes, encoding.exact)
+        parts = division_of(encoding.dtype, encoding.tensors)
         weights = parts.rounded(flat)
         if encoding.dtype is WireDtype.GRID:
             self.steps = choose_steps(weights, self._last, self.steps, parts.sizes, noise=GRID_NOISE)

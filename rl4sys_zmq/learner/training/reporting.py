@@ -20,7 +20,6 @@ from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, ThreadMessage, TrainingMetrics
-from rl4sys_zmq.wire.values import REPORT_HEADER
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket after the learner thread was asked to stop, in seconds."""
@@ -43,7 +42,7 @@ class GatewaySender:
 
     def send(self, message: ThreadMessage) -> None:
         """Send a message. Wait while the gateway's PULL socket is full, which can take long when it is busy."""
-        frames = [self._key, *encode(message, header=REPORT_HEADER)]
+        frames = [self._key, *encode(message)]
         stops = self._stopping.is_set()
         while not self._up.send_wait(frames, self._timeout_s):
             if stops:

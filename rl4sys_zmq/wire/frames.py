@@ -1,24 +1,58 @@
-"""Message headers in msgpack, with a strict decoder for headers from untrusted peers.
+"""The frames of every message. The first has a prefix of 48 bytes and a header in msgpack; the others are the body.
 
-Numpy arrays are encoded as msgpack-numpy does. The decoder of msgpack-numpy is never called, because it unpickles object arrays
-and builds dtypes from the sender's bytes. The decoder here accepts an array only as a map with exactly the keys ``nd, type,
-kind, shape, data``, and a scalar with exactly ``nd, type, data``.
+The numbers of the prefix are unsigned and little-endian:
+
+======  ====  =========  ======================================================================
+offset  size  field      meaning
+======  ====  =========  ======================================================================
+0       4     magic      ``R4SZ``
+4       1     major      a different major is refused: ``version``
+5       1     minor      a newer minor can add header keys, which are then ignored
+6       1     kind       the message (`rl4sys_zmq.wire.messages`)
+7       1     frames     number of body frames
+8       4     flags      the receiver must know bits 0-15 and can ignore bits 16-31
+12      4     header     length of the msgpack header that follows the prefix in the same frame
+16      8     body       total length of the body frames, in bytes
+24      8     seq        first sequence number in the message, or 0
+32      4     count      number of segments in the message, or 0
+36      4     reserved   0
+40      8     checksum   xxh3-64 of bytes 0-39, the header, and the xxh3-64 of each body frame, in that order
+======  ====  =========  ======================================================================
+
+Numpy arrays in a header are encoded as msgpack-numpy does. The decoder of msgpack-numpy is never called, because it unpickles
+object arrays and builds dtypes from the sender's bytes. The decoder here accepts an array only as a map with exactly the keys
+``nd, type, kind, shape, data``, and a scalar with exactly ``nd, type, data``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import msgpack
 import msgpack_numpy
 import numpy as np
+import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS
+from rl4sys_zmq.wire.messages import Frame
+
+MAGIC = b"R4SZ"
+MAJOR, MINOR = 1, 0
+PREFIX_BYTES, KIND_AT = 48, 6
+MAX_BODY_FRAMES = 255
+WRAPPERS = frozenset({33, 49, 55})
+"""The kinds of `DeliverSegments`, `PolicyPublished` and `QuarantinedSegment`. Their bodies have checksums of their own, so that
+the one in the prefix covers only bytes 0-39 and the header.
+"""
+
+_FIELDS = struct.Struct("<4s4B2I2Q2I")
+_CHECKSUM = struct.Struct("<Q")
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_STRING = 16_384
@@ -39,11 +73,69 @@ class HeaderLimits(NamedTuple):
 
 HEADER = HeaderLimits(MAX_HEADER_BYTES, MAX_ITEMS)
 
-REPORT_HEADER = HeaderLimits(1 << 26, 1 << 20)
-"""The limits for messages of a learner thread, which can list the streams of 65,536 actors and more."""
-
 _ARRAY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _SCALAR_KEYS = {b"nd", b"type", b"data"}
+
+
+def pack_frames(
+    kind: int,
+    header: bytes,
+    body: Sequence[Frame] = (),
+    seq: int = 0,
+    count: int = 0,
+    digests: Sequence[int | None] = (),
+    flags: int = 0,
+    minor: int = MINOR,
+) -> list[Frame]:
+    """Return the frames of a message with a packed header. `digests` has known xxh3-64 of body frames, or None."""
+    if len(body) > MAX_BODY_FRAMES:
+        raise ProtocolError(RefusalReason.FRAMES, f"{len(body)} body frames; the limit is {MAX_BODY_FRAMES}")
+    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body]) if body else 0
+    try:
+        fields = _FIELDS.pack(MAGIC, MAJOR, minor, kind, len(body), flags, len(header), size, seq, count, 0)
+    except struct.error as exc:
+        raise ProtocolError(RefusalReason.RANGE, f"a field of the prefix is out of range: {exc}") from exc
+    digest = checksum(fields + bytes(8) + header, body, digests) if body else xxhash.xxh3_64_intdigest(fields + header)
+    return [fields + _CHECKSUM.pack(digest) + header, *body]
+
+
+def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, int, int, int]:
+    """Check a prefix, and the checksum if `verify` is True. Return kind, seq, count and minor."""
+    head = frames[0]
+    if len(head) < PREFIX_BYTES:
+        raise ProtocolError(RefusalReason.MAGIC, f"a first frame of {len(head)} bytes is shorter than the prefix")
+    magic, major, minor, kind, count_frames, flags, header, body, seq, count, reserved = _FIELDS.unpack_from(head)
+    if magic != MAGIC:
+        raise ProtocolError(RefusalReason.MAGIC, f"the first bytes are {magic!r}, not {MAGIC!r}")
+    if major != MAJOR:
+        raise ProtocolError(RefusalReason.VERSION, f"protocol {major}.{minor}; this side speaks {MAJOR}.{MINOR}")
+    if flags & 0xFFFF:
+        raise ProtocolError(RefusalReason.FEATURE, f"flags {flags:#010x} name a feature that this side does not support")
+    if count_frames != len(frames) - 1:
+        raise ProtocolError(RefusalReason.FRAMES, f"{len(frames) - 1} body frames; the prefix says {count_frames}")
+    if PREFIX_BYTES + header != len(head) or body != (sum([len(f) for f in frames[1:]]) if count_frames else 0):
+        raise ProtocolError(RefusalReason.MALFORMED, "the lengths in the prefix differ from the lengths of the frames")
+    (expected,) = _CHECKSUM.unpack_from(head, 40)
+    if verify and checksum(head, frames[1:]) != expected:
+        raise ProtocolError(RefusalReason.CHECKSUM, "the checksum does not match the received bytes")
+    if reserved:
+        raise ProtocolError(RefusalReason.MALFORMED, f"the reserved field of the prefix is {reserved:#x}; expected 0")
+    return kind, seq, count, minor
+
+
+def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
+    """Return the checksum of a message with the first frame `head`. `digests` has known xxh3-64 of body frames, or None."""
+    if not body:
+        return xxhash.xxh3_64_intdigest(b"".join((head[:40], head[PREFIX_BYTES:])))
+    view = memoryview(head)
+    hasher = xxhash.xxh3_64(view[:40])
+    hasher.update(view[PREFIX_BYTES:])
+    if view[6] in WRAPPERS:
+        return hasher.intdigest()
+    known = digests or [None] * len(body)
+    for frame, digest in zip(body, known, strict=True):
+        hasher.update(_CHECKSUM.pack(xxhash.xxh3_64_intdigest(frame) if digest is None else digest))
+    return hasher.intdigest()
 
 
 def pack_header(value: object, limits: HeaderLimits = HEADER) -> bytes:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
+from rl4sys_zmq.actor.action import PolicyStamp, RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import AgentComponents, ThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnActionSelector
 from rl4sys_zmq.actor.inputs import ActionOverrider, InputValidator, inputs_for
-from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import MAX_REQUESTED, RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.logs import get_logger
@@ -382,7 +381,7 @@ class ActionSelector:
         """Return the learner's actions for ``[N, *obs]``, or None if the local policy must choose instead."""
         if self._remote is None:
             return None
-        session_parameters = self._parts.io.session_parameters
+        session_parameters = self._parts.io.host.session_parameters
         answer = self._remote.ask(session_parameters.inference if session_parameters is not None else "", observations, masks)
         if answer is None:
             return None

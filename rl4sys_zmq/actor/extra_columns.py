@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import RL4SysAction, lock
-from rl4sys_zmq.actor.segments import AgentIdentity, EpisodeStep, SegmentWriter
+from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, lock
+from rl4sys_zmq.actor.segments import SegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
 from rl4sys_zmq.values import ColumnSpec, ObservationSpace, PolicySpec, Segment, Space
@@ -34,10 +34,6 @@ class ExtraColumnAction(RL4SysAction):
     def data(self) -> dict[str, Any]:
         """The log-probability ``logp_a`` and the extra columns, as a new dict."""
         return {**super().data, **self.columns}
-
-    @property
-    def _state_before(self) -> Any:
-        return self.before
 
 
 class ExtraColumnActionSelector:
@@ -130,7 +126,7 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         self._initial: dict[str, NDArray[Any]] = {}
         self.state: Any = None  # state of the policy after the last step
 
-    def write(self, step: EpisodeStep) -> None:
+    def write(self, step: RL4SysAction) -> None:
         assert isinstance(step, ExtraColumnAction)
         row, columns = self.steps, step.columns
         super().write(step)
@@ -141,16 +137,20 @@ class ExtraColumnSegmentWriter(SegmentWriter):
             self._initial = {c.name: np.array(columns[c.name], dtype=c.dtype) for c in self._specs if c.per == "segment"}
         self.state = step.state
 
-    def continues(self, step: EpisodeStep) -> bool:
+    def continues(self, step: RL4SysAction) -> bool:
         """Return True if the policy chose `step` from the state that it had after the last row."""
         return super().continues(step) and isinstance(step, ExtraColumnAction) and step.before is self.state
 
-    def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
-        """Fill `step` with copies of a row. The step's policy states become None, because the columns have no states."""
-        assert isinstance(step, ExtraColumnAction)
-        super().fill_step(row, step, owner)
-        step.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
-        step.before = step.state = None
+    def recorded_action(self, row: int, owner: AgentIdentity) -> RL4SysAction:
+        """Return an action with copies of a row. Its policy states are None, because the columns have no states."""
+        action = super().recorded_action(row, owner)
+        assert isinstance(action, ExtraColumnAction)
+        action.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
+        action.before = action.state = None
+        return action
+
+    def new_action(self) -> ExtraColumnAction:
+        return ExtraColumnAction()
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
         extras = {name: column[: self.steps] for name, column in self._extras.items()}
@@ -159,17 +159,3 @@ class ExtraColumnSegmentWriter(SegmentWriter):
     def _grow(self) -> None:
         super()._grow()
         self._extras = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._extras.items()}
-
-
-def recorded_actions(writer: SegmentWriter, owner: AgentIdentity, known: Iterable[RL4SysAction | None]) -> list[RL4SysAction]:
-    """Return the steps of a segment as action objects, oldest first: the objects in `known`, and copies of the others."""
-    by_row = {action.row: action for action in known if action is not None and action.writer is writer}
-    return [by_row.get(row) or _recorded_action(writer, row, owner) for row in range(writer.steps)]
-
-
-def _recorded_action(writer: SegmentWriter, row: int, owner: AgentIdentity) -> RL4SysAction:
-    action = ExtraColumnAction() if isinstance(writer, ExtraColumnSegmentWriter) else RL4SysAction()
-    writer.fill_step(row, action, owner)
-    action.env_act, action.done = action.raw, False
-    lock(action.env_act)
-    return action

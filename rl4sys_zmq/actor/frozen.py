@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.acting import Baseline, choose_locally, idle_action
-from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
+from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnActionSelector
 from rl4sys_zmq.actor.inputs import ActionOverrider, inputs_for
-from rl4sys_zmq.actor.segments import AgentIdentity
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
 from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, read_policy

@@ -23,7 +23,7 @@ from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.segments import EpisodeStep
+    from rl4sys_zmq.actor.action import RL4SysAction
 
 
 MaskRefusal = Callable[[], str]
@@ -246,7 +246,7 @@ class ActionOverrider:
         self._sources: set[str] = set()
 
     @without_float_errors
-    def override(self, step: EpisodeStep, act: object, source: str, state: Any) -> Tree:
+    def override(self, step: RL4SysAction, act: object, source: str, state: Any) -> Tree:
         """Change the action that a step records, and its log-probability. Return the action for the environment."""
         if step.writer is not None:
             raise ActionError("this action is stored already; call override before add_to_trajectory")

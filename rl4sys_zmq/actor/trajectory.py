@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
@@ -276,7 +276,7 @@ class TrajectoryManager:
         known = (traj.last, traj.marked)
         for writer in writers:
             writer.pending = self._pending
-        return [action for writer in writers for action in recorded_actions(writer, self.owner, known)]
+        return [action for writer in writers for action in writer.recorded_actions(self.owner, known)]
 
     def discard_open_segment(self, traj: RL4SysTrajectory) -> None:
         """Discard the trajectory's newest steps, as `RL4SysTrajectory.clear` describes."""

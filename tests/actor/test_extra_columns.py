@@ -207,7 +207,7 @@ def test_other_columns_than_the_spec_has_are_an_error(
 @pytest.mark.parametrize("steps", [127, 128, 129, 300])
 def test_columns_grow_with_their_segment(steps: int) -> None:
     writer = ExtraColumnSegmentWriter(BoxSpace((2,)), DiscreteSpace(2), 1000, 0, COLUMNS)
-    from rl4sys_zmq.actor.segments import AgentIdentity, PolicyStamp
+    from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp
 
     stamp = PolicyStamp(1, 0, AgentIdentity(Counters(), drops_bad_input=False))
     for row in range(steps):

@@ -34,11 +34,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.actor.io.host_link import SessionParameters
+from rl4sys_zmq.actor.io.host_link import HostLink, SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RL4SysError, WeightsError
+from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import fixed_path, make_private, sync_folder
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -53,19 +54,26 @@ CLOCK_SLACK_S = 60.0
 """A cached policy that was saved at most this many seconds in the future has the age 0."""
 
 
+PROBE_S = 0.2
+"""Longest time for one check of the learner's address by the I/O thread. The thread does nothing else meanwhile."""
+
+
 class ActorPolicyCache:
     """The policy cache of one actor, with the parameters of the last session. The I/O thread uses it."""
 
-    def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
-        self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
-        self._cache = PolicyCacheFile(path)
+    def __init__(
+        self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, host: HostLink, counters: Counters
+    ) -> None:
+        self._config, self._weight_subscriber, self._host, self._counters = config, weight_subscriber, host, counters
+        self._file = PolicyCacheFile(path)
         self._saved = (0, 0)
+        self._report_absence_at = math.inf
 
-    def take_up(self) -> tuple[SessionParameters, float] | None:
-        """Use the cached policy. Return the session parameters and the age of the policy in seconds; None if it is unusable."""
-        cached = self._cache.load()
+    def take_up(self) -> None:
+        """Act by the cached policy, and with the session parameters beside it, if both are usable."""
+        cached = self._file.load()
         if cached is None:
-            return None
+            return
         config = self._config
         try:
             if cached.extras["client_id"] != config.client_id:
@@ -82,19 +90,40 @@ class ActorPolicyCache:
             self._counters.add("policy_cache.refused")
             text = "%s: the policy in %s is not used: %s: %s"
             log.warning(text, config.client_id, config.cache_file, type(exc).__name__, exc)
-            return None
-        age_s = time.time() - cached.saved_unix_s
-        return session_parameters, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf
+            return
+        age_s, now = time.time() - cached.saved_unix_s, time.monotonic()
+        self._host.session_parameters = session_parameters
+        self._host.current_at = now - max(0.0, age_s) if age_s > -CLOCK_SLACK_S else -math.inf
+        self._report_absence_at = now + (config.connect_timeout_s or SILENCE_S)
 
-    def save(self, session_parameters: SessionParameters | None, *, force: bool = False) -> None:
+    def report_absence(self, now: float, explain: Callable[[str, float, float], LearnerUnavailable]) -> None:
+        """Log once that the learner does not answer, if the actor acts by its cached policy."""
+        if now < self._report_absence_at:
+            return
+        host, timeout_s = self._host, self._config.connect_timeout_s or SILENCE_S
+        starting_until = host.starting_at + max(SILENCE_S, timeout_s)
+        if now < starting_until:  # the learner answers, but is not ready
+            self._report_absence_at = starting_until
+            return
+        self._report_absence_at = math.inf
+        policy = self._weight_subscriber.policy
+        if host.joined or host.error is not None or policy is None:
+            return
+        error = explain(host.stage, timeout_s, PROBE_S)
+        message = "%s: %s; the actor acts by its cached policy, version %d, and keeps asking"
+        log.warning(message, self._config.client_id, error, policy.version)
+        host.set_absence(error)
+
+    def save(self, *, force: bool = False) -> None:
         """Save the current policy and the session parameters. `force` skips the limit on how often the file is written."""
         policy, spec = self._weight_subscriber.policy, self._weight_subscriber.spec
+        session_parameters = self._host.session_parameters
         if policy is None or spec is None or session_parameters is None:
             return
         if force and (policy.generation, policy.version) == self._saved:
             return
         extras = {"client_id": self._config.client_id, "session_parameters": asdict(session_parameters)}
-        if self._cache.save(spec, policy.snapshot, extras, force=force):
+        if self._file.save(spec, policy.snapshot, extras, force=force):
             self._saved = policy.generation, policy.version
 
 

@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.actor.io.spool_file import (
     FLUSH_BYTES,
     SpoolDamagedError,
@@ -36,6 +35,7 @@ from rl4sys_zmq.actor.io.spool_file import (
     is_damage,
     placeholder,
 )
+from rl4sys_zmq.actor.segments import QueuedSegmentInfo
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError

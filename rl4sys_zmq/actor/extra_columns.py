@@ -19,6 +19,7 @@ from rl4sys_zmq.values.trees import Tree
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.components import ThreadState
+    from rl4sys_zmq.actor.inputs import BatchInputs
 
 
 class ExtraColumnAction(RL4SysAction):
@@ -42,7 +43,6 @@ class ExtraColumnActionSelector:
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
         self._kind = spec.kind
         self._explore = explore
-        self._leaves = leaves_of(spec.observation_space)
         self._actions = leaves_of(spec.action_space, "actions")
         self._wanted = {column.name: (column.shape, np.dtype(column.dtype)) for column in spec.columns}
 
@@ -51,27 +51,17 @@ class ExtraColumnActionSelector:
         return _action(observation, (raw, act, log_prob, self._checked(columns, ()), after), thread, mask, state)
 
     def choose_batch(
-        self,
-        policy: Policy,
-        thread: ThreadState,
-        states: Sequence[Any],
-        observations: Tree,
-        masks: NDArray[np.bool_] | None,
-    ) -> list[ExtraColumnAction]:
-        parts = cast(ExtraColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
-        log_probs, columns, after = parts[2:]
-        raws, acts = (self._actions.rows(actions) for actions in parts[:2])
-        checked = self._checked(columns, (len(states),))
-        return [
-            _action(
-                observation,
-                (raws[n], acts[n], float(log_probs[n]), {name: column[n] for name, column in checked.items()}, after[n]),
-                thread,
-                None if masks is None else masks[n],
-                states[n],
-            )
-            for n, observation in enumerate(self._leaves.rows(observations))
-        ]
+        self, policy: Policy, thread: ThreadState, states: Sequence[Any], batch: BatchInputs
+    ) -> tuple[list[RL4SysAction], NDArray[np.float32]]:
+        step_batch = cast(ExtraColumnPolicy, policy).step_batch
+        raw, act, log_probs, columns, after = step_batch(batch.observations, batch.masks, thread.sampler, self._explore, states)
+        raws, acts, checked = self._actions.rows(raw), self._actions.rows(act), self._checked(columns, (len(states),))
+        actions: list[RL4SysAction] = []
+        for n, observation in enumerate(batch.each):
+            row = {name: column[n] for name, column in checked.items()}
+            choice = (raws[n], acts[n], float(log_probs[n]), row, after[n])
+            actions.append(_action(observation, choice, thread, batch.rows[n], states[n]))
+        return actions, np.asarray(log_probs)
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         """Check the names, shapes ``[*rows, *column]`` and dtypes of the columns that a policy returned."""

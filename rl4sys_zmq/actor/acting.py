@@ -19,6 +19,7 @@ from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.policies.action_bounds import action_bounds
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
 from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32
@@ -27,7 +28,7 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
 
-Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
+Baseline = Callable[[Any, Mask], Any]
 """The host's fallback function: from an observation (an array or a tree of arrays) and a mask to an action."""
 
 
@@ -39,9 +40,7 @@ class LocalActions:
         self._leaves = leaves_of(spec.action_space, "actions")
         self._recorder = ExtraColumnActionSelector(spec, explore) if spec.columns else None
 
-    def choose(
-        self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None
-    ) -> RL4SysAction:
+    def choose(self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: Mask) -> RL4SysAction:
         """Return an action. `state` is that of a policy with extra columns."""
         thread.use(policy)
         if self._recorder is None:
@@ -82,15 +81,13 @@ class FallbackActions:
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
-    def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def for_stale(self, observation: Tree, mask: Mask) -> RL4SysAction:
         """Return the baseline's action, because the policy is stale."""
         if self._on_stale == "raise":
             raise PolicyStale(self._parts.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask)
 
-    def roll_back_and_act(
-        self, bad: Policy, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None
-    ) -> RL4SysAction:
+    def roll_back_and_act(self, bad: Policy, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
         """Roll back the policy `bad`, whose action is not finite. Return an earlier version's action, or the idle action."""
         parts = self._parts
         parts.counters.add("policies_not_finite")
@@ -104,7 +101,7 @@ class FallbackActions:
                 return action
         return self._idle_action(observation, mask)
 
-    def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def before_policy(self, observation: Tree, mask: Mask) -> RL4SysAction:
         """Return an action before the first policy arrives: the baseline's, or a random one."""
         if self._baseline is not None:
             return self.baseline(observation, mask)
@@ -112,12 +109,12 @@ class FallbackActions:
         act = _random(self._spec, mask, self._parts.threads.state.sampler)
         return self._unstored_action(observation, act)
 
-    def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def baseline(self, observation: Tree, mask: Mask) -> RL4SysAction:
         """Return the baseline's action, or the idle action if there is no baseline."""
         self._parts.counters.add("baseline_actions")
         return self._idle_action(observation, mask)
 
-    def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _idle_action(self, observation: Tree, mask: Mask) -> RL4SysAction:
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
         return self._unstored_action(observation, act)
 
@@ -127,7 +124,7 @@ class FallbackActions:
         return new_action(observation, None, act, 0.0, stamp, None)
 
 
-def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
+def idle_action(spec: PolicySpec, mask: Mask = None) -> Any:
     """Return the first allowed discrete action, or the middle of a Box (the value nearest 0 in an unbounded dimension)."""
     return assemble_action(spec.action_space, mask, lambda allowed: allowed[0], _middle)
 
@@ -150,7 +147,7 @@ def _middle(space: BoxSpace) -> NDArray[np.float64]:
     return _limited(space, np.where(np.isfinite(low) & np.isfinite(high), middle, np.clip(0.0, low, high)))
 
 
-def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
+def _random(spec: PolicySpec, mask: Mask, sampler: RandomSource) -> Any:
     """Return a uniformly random action. A dimension with an infinite bound gets a clipped standard normal number."""
 
     def pick(allowed: Sequence[int]) -> int:
@@ -266,7 +263,7 @@ class ActionSelector:
         episodes.note_request(traj, action)
         return traj, action
 
-    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
         policy = self._policy_for(traj)
         if self._remote is not None or self._fallback.is_stale():
             masks = None if mask is None else mask[None]
@@ -378,7 +375,7 @@ class ActionSelector:
 class StartupActionSelector(ActionSelector):
     """The selector of an agent that started without its learner, until the first policy arrives. No step is stored."""
 
-    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask)
 
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:

@@ -13,6 +13,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, BadInput, RewardError
 from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.policies import Policy, RandomSource
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values.trees import Tree, flatten
 
 if TYPE_CHECKING:
@@ -200,9 +201,7 @@ class RL4SysAction:
             self.stamp.owner.refuse(exc)
 
 
-def new_action(
-    observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: NDArray[np.bool_] | None
-) -> RL4SysAction:
+def new_action(observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: Mask) -> RL4SysAction:
     """Create an `RL4SysAction` without a reward. `act` is for the environment, `raw` for training: None if no policy chose."""
     action = RL4SysAction()
     action.obs = observation
@@ -237,7 +236,7 @@ def new_actions(
     acts: Iterable[Any],
     log_probs: NDArray[np.float32],
     stamp: PolicyStamp,
-    masks: Iterable[NDArray[np.bool_] | None],
+    masks: Iterable[Mask],
 ) -> list[RL4SysAction]:
     """Create an `RL4SysAction` for each row of a batch."""
     # The code of `new_action` is repeated: a call for each row would take a tenth of the time of the request.

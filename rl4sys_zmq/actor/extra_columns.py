@@ -13,6 +13,7 @@ from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, lock
 from rl4sys_zmq.actor.segments import SegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values import ColumnSpec, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
@@ -46,7 +47,7 @@ class ExtraColumnActionSelector:
         self._actions = leaves_of(spec.action_space, "actions")
         self._wanted = {column.name: (column.shape, np.dtype(column.dtype)) for column in spec.columns}
 
-    def choose(self, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None) -> ExtraColumnAction:
+    def choose(self, thread: ThreadState, state: Any, observation: Tree, mask: Mask) -> ExtraColumnAction:
         raw, act, log_prob, columns, after = thread.step(observation, mask, state)
         return _action(observation, (raw, act, log_prob, self._checked(columns, ()), after), thread, mask, state)
 
@@ -82,7 +83,7 @@ def _action(
     observation: Tree,
     choice: tuple[Any, Any, float, Mapping[str, NDArray[Any]], Any],
     thread: ThreadState,
-    mask: NDArray[np.bool_] | None,
+    mask: Mask,
     before: Any,
 ) -> ExtraColumnAction:
     action = ExtraColumnAction()

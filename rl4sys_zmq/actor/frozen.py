@@ -11,7 +11,6 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.acting import Baseline, LocalActions, idle_action
 from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, add_leading_axis, new_action
@@ -21,6 +20,7 @@ from rl4sys_zmq.actor.inputs import ActionOverrider, InputValidator
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
 from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, read_policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors
@@ -263,7 +263,7 @@ class FrozenAgent(Resource):
                 return traj
         return FrozenTrajectory(self, self._ids.getrandbits(64))
 
-    def _fallback(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _fallback(self, observation: Tree, mask: Mask) -> RL4SysAction:
         """Return the baseline's action, or the idle action, because the policy gave no finite action."""
         self._counters.add("policies_not_finite")
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ActionError, MaskError, ObservationError
 from rl4sys_zmq.policies import AssessingPolicy
 from rl4sys_zmq.policies.action_bounds import action_bounds, unbounder
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout, flat_mask
 from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32, cast_exactly, fits_float32, without_float_errors
@@ -37,9 +38,9 @@ class BatchInputs(NamedTuple):
     """The checked observations ``[N, *obs]`` and masks ``[N, n]`` of a batched request, as arrays and as lists of rows."""
 
     observations: Tree
-    masks: NDArray[np.bool_] | None
+    masks: Mask
     each: Sequence[Tree]
-    rows: Sequence[NDArray[np.bool_] | None]
+    rows: Sequence[Mask]
 
 
 class InputValidator:
@@ -101,7 +102,7 @@ class InputValidator:
                 raise ObservationError(f"{name}: {exc}") from exc
         return out
 
-    def mask(self, given: object, count: int | None = None) -> NDArray[np.bool_] | None:
+    def mask(self, given: object, count: int | None = None) -> Mask:
         """Return a checked boolean copy of a mask: ``[n]``, or ``[count, n]`` for a batch."""
         if given is None:
             return None
@@ -268,7 +269,7 @@ class ActionOverrider:
             raise ActionError(f"{source!r} is one source too many; an agent has at most {MAX_SOURCES}")
         self._sources.add(source)
 
-    def _checked(self, action: object, mask: NDArray[np.bool_] | None) -> Tree:
+    def _checked(self, action: object, mask: Mask) -> Tree:
         """Return a checked copy of an action, in the dtypes of the space."""
         try:
             act = self._reader.observation(action)[0]

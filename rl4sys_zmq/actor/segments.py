@@ -20,6 +20,7 @@ from rl4sys_zmq.errors import ProtocolError, RewardError
 from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
 from rl4sys_zmq.values.action_layout import action_layout
@@ -90,7 +91,7 @@ class SegmentWriter:
     rewards: NDArray[np.float32] = field(init=False)  # NaN: missing
     log_probs: NDArray[np.float32] = field(init=False)  # `[rows]` float32
     versions: NDArray[np.uint64] = field(init=False)  # `[rows]`; unwritten rows have the version of the last written row
-    masks: NDArray[np.bool_] | None = field(default=None, init=False)  # `[rows + 1, n]` bool, None if no step has had a mask
+    masks: Mask = field(default=None, init=False)  # `[rows + 1, n]` bool, None if no step has had a mask
     stamp: PolicyStamp | None = field(default=None, init=False)
     generation: int = field(default=0, init=False)
     source: str = field(default="", init=False)
@@ -162,7 +163,7 @@ class SegmentWriter:
         """Return the index of the first row without a reward. There must be such a row."""
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
-    def close(self, observation: Tree | None, mask: NDArray[np.bool_] | None) -> None:
+    def close(self, observation: Tree | None, mask: Mask) -> None:
         """Record the observation after the last step. The segment gets no more steps."""
         if observation is not None:
             self._bootstrap = True
@@ -197,7 +198,7 @@ class SegmentWriter:
         return _copied_row(self.observations, self.steps - 1)
 
     @property
-    def last_mask(self) -> NDArray[np.bool_] | None:
+    def last_mask(self) -> Mask:
         return None if self.masks is None else self.masks[self.steps - 1].copy()
 
     @property
@@ -227,7 +228,7 @@ class SegmentWriter:
             source=self.source,
         )
 
-    def _set_mask(self, row: int, mask: NDArray[np.bool_] | None) -> None:
+    def _set_mask(self, row: int, mask: Mask) -> None:
         if self.masks is None:
             self.masks = np.ones((self.rows + 1, action_layout(self._space).logits), dtype=np.bool_)
         self.masks[row] = True if mask is None else mask

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
+from rl4sys_zmq.policies.base import Mask
 
 PYTHON_MAX_ACTIONS = 40
 """The largest number of actions for which Python floats are faster than numpy (for 4 actions, 0.6 us instead of 8 us)."""
@@ -68,7 +69,7 @@ def draw_allowed(logits: list[float], mask: list[bool], uniform: float | None) -
     return allowed[index], log_prob
 
 
-def draw_large(logits: NDArray[Any], mask: NDArray[Any] | None, uniform: float | None) -> tuple[int, float]:
+def draw_large(logits: NDArray[Any], mask: Mask, uniform: float | None) -> tuple[int, float]:
     """Draw an index from logits ``[n]`` with numpy. The mask is bool ``[n]`` or None. The result is that of `draw_allowed`."""
     draws = None if uniform is None else np.asarray([uniform])
     index, log_probs = draw_rows(logits[None], None if mask is None else mask[None], draws)
@@ -76,7 +77,7 @@ def draw_large(logits: NDArray[Any], mask: NDArray[Any] | None, uniform: float |
 
 
 def _draw_each(
-    logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
+    logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw an index for each row of `logits`, as `draw_rows` does, but with a loop in Python."""
     rows = logits.tolist()
@@ -89,14 +90,14 @@ def _draw_each(
 
 
 def draw_batch(
-    logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
+    logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw an index for each row of `logits`, by `draw_rows` or, if that is faster for few numbers, by a loop in Python."""
     return (_draw_each if logits.size <= LOOP_MAX_LOGITS else draw_rows)(logits, masks, draws)
 
 
 def draw_rows(
-    logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
+    logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw an index for each row of `logits`, with numpy.
 
@@ -124,7 +125,7 @@ def draw_rows(
     return index, log_probs
 
 
-def log_prob_of(index: int, logits: NDArray[Any], mask: NDArray[Any] | None) -> float:
+def log_prob_of(index: int, logits: NDArray[Any], mask: Mask) -> float:
     """Return the log-probability of an index under the softmax of logits ``[n]``: minus infinity if it is forbidden."""
     z = finite(logits).astype(np.float64)
     if mask is not None:
@@ -133,7 +134,7 @@ def log_prob_of(index: int, logits: NDArray[Any], mask: NDArray[Any] | None) -> 
     return float(z[index] - np.log(np.exp(z).sum()))
 
 
-def allowed_rows(masks: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def allowed_rows(masks: Mask, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return masks ``[N, n]`` as bools; for None, an array of the given shape in which everything is True.
 
     Raises:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.policies.action_heads import ActionHead, CategoricalHead, action_head
-from rl4sys_zmq.policies.base import Act, Action
+from rl4sys_zmq.policies.base import Act, Action, Choice, Choices, Mask
 from rl4sys_zmq.policies.bounded import DeterministicHead, SquashedGaussianHead
 from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
 from rl4sys_zmq.policies.head_parameters import HeadParameters
@@ -36,7 +33,7 @@ class NetworkPolicy:
         """Build the policy that `spec` describes, with a network that was built from the weights in `snapshot`."""
         return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
 
-    def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
+    def act(self, observation: Tree, mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         return self._head.choose(self._network.single(observation), mask, rng, explore)
 
     def bind(self, rng: RandomSource, explore: bool) -> Act:
@@ -47,14 +44,10 @@ class NetworkPolicy:
         choose = head.choose
         return lambda observation, mask: choose(forward(observation), mask, rng, explore)
 
-    def act_batch(
-        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+    def act_batch(self, observations: Tree, masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
 
-    def assess(
-        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
-    ) -> tuple[Action, float]:
+    def assess(self, act: Action, observation: Tree, mask: Mask, rng: RandomSource, state: Any) -> tuple[Action, float]:
         return self._head.assess(act, self._network.single(observation), mask, rng)
 
 

@@ -39,6 +39,7 @@ from rl4sys_zmq.liveness import (
 )
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason, require_policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame, Poller
 from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -64,7 +65,7 @@ class PlaceholderPolicy:
         self.snapshot = PolicySnapshot(generation, version, digest, np.empty(0, np.float32))
         self.generation, self.version = generation, version
 
-    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> Any:
+    def act(self, observation: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Any:
         raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
 
     act_batch = act

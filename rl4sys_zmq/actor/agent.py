@@ -137,8 +137,6 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             raise
         _open_agents.add(self)
 
-    # ---- acting
-
     def request_for_action(
         self, traj: RL4SysTrajectory | None, obs: object, mask: object = None
     ) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -255,8 +253,6 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             ActionError: As for `add_to_trajectory`, or if `traj` is None.
         """
         self._episodes.end(traj, action, truncated, final_obs, final_mask)
-
-    # ---- the learner
 
     @property
     def actor_id(self) -> str:
@@ -416,8 +412,6 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         self._io.join(max(0.5, deadline - time.monotonic()))
         self._io.release()
         _open_agents.discard(self)
-
-    # ---- internals
 
     def _flush_or_log(self, timeout_s: float, occasion: str) -> None:
         io = self._io

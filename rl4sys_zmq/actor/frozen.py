@@ -104,8 +104,6 @@ class FrozenAgent(Resource):
         self._owner.overrider = ActionOverrider(stored.spec)
         self._closed = False
 
-    # ---- acting
-
     @without_float_errors
     def request_for_action(
         self, traj: FrozenTrajectory | None, obs: object, mask: object = None
@@ -212,8 +210,6 @@ class FrozenAgent(Resource):
         traj.completed = True
         self._counters.add("episodes")
 
-    # ---- the policy
-
     @property
     def version(self) -> int:
         """The version of the policy: the number of its publication."""
@@ -250,8 +246,6 @@ class FrozenAgent(Resource):
     def close(self) -> None:
         """Make all later requests raise Closed. There is nothing to release."""
         self._closed = True
-
-    # ---- details
 
     def _running(self, traj: FrozenTrajectory | None) -> FrozenTrajectory:
         """Return the trajectory of the next step: the given one, or a new one if it is None or has ended."""

@@ -24,18 +24,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def draw(logits: list[float], uniform: float | None) -> tuple[int, float]:
-    """Draw an index from the softmax of `logits`.
+    """Draw an index from the softmax of `logits`: the first at which the cumulative probability exceeds `uniform`, in ``[0, 1)``.
 
-    An index with probability zero is never drawn.
-
-    Args:
-        logits: One logit for each action.
-        uniform: A random number in ``[0, 1)``. The result is the first index at which the cumulative probability exceeds it.
-            None returns the most probable index.
-
-    Returns:
-        The index and its log-probability, ``log_softmax(logits)[index]``, in float64. The log-probability is NaN if a logit is
-        NaN or infinity, or if all are minus infinity.
+    Without `uniform`, return the most probable index. The second result is the log-probability of the index in float64: NaN if a
+    logit is NaN or infinity, or if all are minus infinity. An index with probability zero is never drawn.
     """
     top = max(logits)
     cumulative = []
@@ -99,16 +91,7 @@ def draw_batch(
 def draw_rows(
     logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw an index for each row of `logits`, with numpy.
-
-    Args:
-        logits: ``[N, n]``.
-        masks: ``[N, n]``, nonzero where an action is allowed, or None.
-        draws: ``[N]`` random numbers in ``[0, 1)``. None returns the most probable indices.
-
-    Returns:
-        The indices ``[N]`` and their log-probabilities ``[N]``, as in `draw`.
-    """
+    """Draw an index for each row of `logits` ``[N, n]`` as `draw` does, but with numpy. `draws` are ``N`` uniform numbers."""
     limited = finite(logits)
     z = limited.astype(np.float64)
     if masks is not None:
@@ -135,11 +118,7 @@ def log_prob_of(index: int, logits: NDArray[Any], mask: Mask) -> float:
 
 
 def allowed_rows(masks: Mask, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return masks ``[N, n]`` as bools; for None, an array of the given shape in which everything is True.
-
-    Raises:
-        MaskError: If a row forbids every action.
-    """
+    """Return masks ``[N, n]`` as bools, of which no row may forbid every action; for None, an array in which all are True."""
     if masks is None:
         return np.ones(shape, np.bool_)
     allowed: NDArray[np.bool_] = np.asarray(masks).astype(np.bool_, copy=False)

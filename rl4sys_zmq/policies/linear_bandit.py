@@ -120,13 +120,7 @@ def linear_bandit_document(spec: PolicySpec) -> LinearBanditDocument:
 
 
 def context_features(space: ObservationSpace, observations: Tree, intercept: bool) -> NDArray[np.float32]:
-    """Return the features of `FeatureLayout`, float32 ``[N, D]``, for observations ``[N, *obs]`` or a tree of such arrays.
-
-    With `intercept`, the last feature is a constant 1.
-
-    Raises:
-        ObservationError: If an integer is outside its space.
-    """
+    """Return the features of `FeatureLayout`, float32 ``[N, D]``. With `intercept`, the last feature is a constant 1."""
     features = feature_layout(space).batch(observations)
     return np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1) if intercept else features
 

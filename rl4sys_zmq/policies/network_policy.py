@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.interfaces import Policy
@@ -18,20 +17,13 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetworkPolicy:
     """A policy that consists of a network and an action head. It implements `Policy` and `AssessingPolicy`."""
 
-    snapshot: PolicySnapshot
-    generation: int
-    version: int
-    _network: OutputNetwork
-    _head: ActionHead
-
-    @classmethod
-    def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
-        """Build the policy that `spec` describes, with a network that was built from the weights in `snapshot`."""
-        return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
+    def __init__(self, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> None:
+        """Create the policy that `spec` describes, with a network that was built from the weights in `snapshot`."""
+        self.snapshot, self.generation, self.version = snapshot, snapshot.generation, snapshot.version
+        self._network, self._head = network, policy_head(spec, head, snapshot)
 
     def act(self, observation: Tree, mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         return self._head.choose(self._network.single(observation), mask, rng, explore)
@@ -77,10 +69,10 @@ def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     if not all(layer.in_numpy for layer in layers.layers):
         from rl4sys_zmq.policies.graphs.layers import onnx_network  # the actor of a small network does not import it
 
-        return NetworkPolicy.of(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
+        return NetworkPolicy(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
     network = LayerNetwork(spec.observation_space, layers, [tensors[name] for name in names])
     if not layers.state_size:
-        return NetworkPolicy.of(spec, head, snapshot, network)
+        return NetworkPolicy(spec, head, snapshot, network)
     from rl4sys_zmq.policies.recurrent_policy import RecurrentPolicy
 
     return RecurrentPolicy(spec.observation_space, snapshot, network, layers.state_size, policy_head(spec, head, snapshot))

@@ -26,7 +26,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -199,8 +199,7 @@ class PolicyCacheFile:
     def load(self) -> CachedPolicy | None:
         """Return the saved policy; None if there is no usable file. An invalid file is renamed to ``*.refused``."""
         try:
-            data = self._read()
-            cached = _decode(data) if data is not None else None
+            cached = self._read()
         except _InvalidCacheFile as exc:
             self._refuse(str(exc), aside=True)
             return None
@@ -211,7 +210,7 @@ class PolicyCacheFile:
             self.counters.add("policy_cache.loads")
         return cached
 
-    def _read(self) -> bytes | None:
+    def _read(self) -> CachedPolicy | None:
         try:
             file = open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
         except FileNotFoundError:
@@ -221,8 +220,7 @@ class PolicyCacheFile:
             if not _FIXED <= size <= MAX_BYTES:
                 raise _InvalidCacheFile(f"its size is {size} bytes, out of range")
             fixed = file.read(_FIXED)
-            _check_lengths(fixed, size)
-            return fixed + file.read(size - _FIXED)
+            return _decode(fixed, [file.read(length) for length in _lengths(fixed, size)])
 
     def _encode(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any]) -> list[bytes | memoryview]:
         header = pack_header(
@@ -277,7 +275,7 @@ def _checksum(*parts: bytes | memoryview) -> int:
     return hasher.intdigest()
 
 
-def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
+def _lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
     """Return the lengths of the header, the weights, the other tensors and the blob, in bytes."""
     if len(fixed) != _FIXED:
         raise _InvalidCacheFile("it is cut off in its fixed fields")
@@ -291,16 +289,9 @@ def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
     return header, 4 * elements, others, blob
 
 
-def _decode(data: bytes) -> CachedPolicy:
-    view = memoryview(data)
-    parts = []
-    start = _FIXED
-    for nbytes in _check_lengths(data[:_FIXED], len(data)):
-        parts.append(view[start : start + nbytes])
-        start += nbytes
-    header, weights, blob = parts[0], parts[1], parts[3]
-    others = bytes(parts[2])
-    if _CHECKSUM.unpack_from(view, _FIELDS.size)[0] != _checksum(view[: _FIELDS.size], *parts):
+def _decode(fixed: bytes, parts: Sequence[bytes]) -> CachedPolicy:
+    header, weights, others, blob = parts
+    if _CHECKSUM.unpack_from(fixed, _FIELDS.size)[0] != _checksum(fixed[: _FIELDS.size], *parts):
         raise _InvalidCacheFile("its checksum does not match")
     try:
         form = unpack_header(header)

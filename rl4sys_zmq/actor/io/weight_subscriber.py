@@ -297,8 +297,6 @@ class WeightSubscriber:
             if relayed and not self._link.in_use:
                 return  # the relay was left
 
-    # ---- relays
-
     def _on_relay_message(self, message: Message, now: float) -> None:
         if isinstance(message, WeightsSource):
             self._on_source(message, now)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.layers.layer_list import LayerList
 from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxValue, encode_model
 from rl4sys_zmq.policies.graphs.rules import OUTPUTS
-from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
+from rl4sys_zmq.policies.graphs.session import OnnxNetwork, observation_inputs
 from rl4sys_zmq.values import ObservationSpace
 from rl4sys_zmq.values.features import feature_layout
 
@@ -48,5 +48,4 @@ def onnx_network(space: ObservationSpace, layers: LayerList, tensors: Mapping[st
         ConfigError: If onnxruntime is not installed, or a layer has no form in ONNX.
     """
     model, weights = layers_model(space, layers)
-    session = load_session(model, observation_inputs(space), weights, layers.outputs)
-    return OnnxNetwork(session, space, {weight.name: tensors[weight.name] for weight in weights})
+    return OnnxNetwork(model, space, weights, layers.outputs, tensors)

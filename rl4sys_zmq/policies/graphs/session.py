@@ -46,7 +46,7 @@ def observation_inputs(space: ObservationSpace) -> tuple[OnnxValue, ...]:
 
 
 @lru_cache(maxsize=KEPT_SESSIONS)
-def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
+def load_session(blob: bytes, space: ObservationSpace, weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
     """Return the session of a graph: an existing session of this process, or a new session after all checks.
 
     The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here. Its inputs must be
@@ -61,7 +61,7 @@ def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tupl
         raise ConfigError(
             f"this policy needs the package onnxruntime ({exc}): pip install 'rl4sys-zmq[onnx]'", key="kind"
         ) from exc
-    graph = decode_model(blob)
+    graph, observations = decode_model(blob), observation_inputs(space)
     check_graph(graph, (*observations, *weights), outputs)
     # onnxruntime reads what the rules have seen: a parser that reads the bytes in another way cannot matter.
     model = encode_model(graph)
@@ -111,10 +111,17 @@ class OnnxNetwork:
     raise `PolicyError` if onnxruntime cannot run the graph.
     """
 
-    def __init__(self, session: GraphSession, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
-        self._session = session
+    def __init__(
+        self,
+        model: bytes,
+        space: ObservationSpace,
+        weights: tuple[OnnxValue, ...],
+        outputs: int,
+        tensors: Mapping[str, NDArray[Any]],
+    ) -> None:
+        self._session = load_session(model, space, weights, outputs)
         self._leaves: SpaceLeaves = leaves_of(space)
-        self._weights = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
+        self._weights = {weight.name: np.ascontiguousarray(tensors[weight.name]) for weight in weights}
 
     def single(self, observation: Any) -> NDArray[Any]:
         """Return the outputs for one observation, as a new array ``[outputs]``."""

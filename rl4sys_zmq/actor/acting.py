@@ -44,7 +44,7 @@ class LocalActions:
         """Return an action. `state` is that of a policy with extra columns."""
         thread.use(policy)
         if self._recorder is None:
-            return new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
+            return new_action(RL4SysAction, observation, *thread.act(observation, mask), thread.stamp, mask)
         return self._recorder.choose(thread, state, observation, mask)
 
     def choose_batch(
@@ -121,7 +121,7 @@ class FallbackActions:
     def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
         policy = self._parts.policy
         stamp = PolicyStamp(policy.generation, policy.version, self._parts.owner)
-        return new_action(observation, None, act, 0.0, stamp, None)
+        return new_action(RL4SysAction, observation, None, act, 0.0, stamp, None)
 
 
 def idle_action(spec: PolicySpec, mask: Mask = None) -> Any:
@@ -221,7 +221,7 @@ class ActionSelector:
                     try:
                         raw, act, log_prob = thread.act(observation, None)
                         if isfinite(log_prob):
-                            action = new_action(observation, raw, act, log_prob, thread.stamp, None)
+                            action = new_action(RL4SysAction, observation, raw, act, log_prob, thread.stamp, None)
                             if self._keeps_last:
                                 thread.last_act = copy_tree(act)
                         else:

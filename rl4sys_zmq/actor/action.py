@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rl4sys_zmq.actor.segments import SegmentWriter
 
 _INT64 = np.int64
+A = TypeVar("A", bound="RL4SysAction")
 LARGEST = float(np.finfo(np.float32).max)
 LEAST = -LARGEST
 
@@ -201,9 +202,9 @@ class RL4SysAction:
             self.stamp.owner.refuse(exc)
 
 
-def new_action(observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: Mask) -> RL4SysAction:
-    """Create an `RL4SysAction` without a reward. `act` is for the environment, `raw` for training: None if no policy chose."""
-    action = RL4SysAction()
+def new_action(kind: type[A], observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: Mask) -> A:
+    """Create an action without a reward. `act` is for the environment, `raw` for training: None if no policy chose."""
+    action = kind()
     action.obs = observation
     action.raw = raw
     action.env_act = act

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, lock
+from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, new_action
 from rl4sys_zmq.actor.segments import SegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
@@ -49,7 +49,9 @@ class ExtraColumnActionSelector:
 
     def choose(self, thread: ThreadState, state: Any, observation: Tree, mask: Mask) -> ExtraColumnAction:
         raw, act, log_prob, columns, after = thread.step(observation, mask, state)
-        return _action(observation, (raw, act, log_prob, self._checked(columns, ()), after), thread, mask, state)
+        action = new_action(ExtraColumnAction, observation, raw, act, log_prob, thread.stamp, mask)
+        action.columns, action.before, action.state = self._checked(columns, ()), state, after
+        return action
 
     def choose_batch(
         self, policy: Policy, thread: ThreadState, states: Sequence[Any], batch: BatchInputs
@@ -59,9 +61,11 @@ class ExtraColumnActionSelector:
         raws, acts, checked = self._actions.rows(raw), self._actions.rows(act), self._checked(columns, (len(states),))
         actions: list[RL4SysAction] = []
         for n, observation in enumerate(batch.each):
-            row = {name: column[n] for name, column in checked.items()}
-            choice = (raws[n], acts[n], float(log_probs[n]), row, after[n])
-            actions.append(_action(observation, choice, thread, batch.rows[n], states[n]))
+            log_prob = float(log_probs[n])
+            action = new_action(ExtraColumnAction, observation, raws[n], acts[n], log_prob, thread.stamp, batch.rows[n])
+            action.columns = {name: column[n] for name, column in checked.items()}
+            action.before, action.state = states[n], after[n]
+            actions.append(action)
         return actions, np.asarray(log_probs)
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
@@ -77,25 +81,6 @@ class ExtraColumnActionSelector:
                 raise ConfigError(f"column {name!r} of a policy of kind {self._kind!r} {problem}", key="columns")
             out[name] = value
         return out
-
-
-def _action(
-    observation: Tree,
-    choice: tuple[Any, Any, float, Mapping[str, NDArray[Any]], Any],
-    thread: ThreadState,
-    mask: Mask,
-    before: Any,
-) -> ExtraColumnAction:
-    action = ExtraColumnAction()
-    action.obs = observation
-    action.raw, action.env_act, action.log_prob, action.columns, action.state = choice
-    lock(action.env_act)
-    action.before = before
-    action.stamp = thread.stamp
-    action.mask = mask
-    action.known_reward = action.writer = None
-    action.done = False
-    return action
 
 
 class ExtraColumnSegmentWriter(SegmentWriter):

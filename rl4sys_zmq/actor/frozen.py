@@ -261,7 +261,7 @@ class FrozenAgent(Resource):
         """Return the baseline's action, or the idle action, because the policy gave no finite action."""
         self._counters.add("policies_not_finite")
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
-        return new_action(observation, None, act, 0.0, self._threads.state.stamp, mask)
+        return new_action(RL4SysAction, observation, None, act, 0.0, self._threads.state.stamp, mask)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -26,7 +26,7 @@ from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, e
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.values.trees import Tree, copy_tree
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 from rl4sys_zmq.wire.layout import action_dtype
 
@@ -57,9 +57,6 @@ class TreeColumn:
 
     def __getitem__(self, index: int | slice) -> Tree:
         return self._leaves.unflatten(column[index] for column in self._columns)
-
-    def copy_row(self, row: int) -> Tree:
-        return self._leaves.unflatten(np.array(column[row]) for column in self._columns)
 
     def grow(self, rows: int) -> None:
         """Add `rows` rows to each array, at most doubling it."""
@@ -180,8 +177,8 @@ class SegmentWriter:
         """Return an action with copies of a row, so that the host can read the step and set its reward later."""
         action = self.new_action()
         reward = self._reward_cells[row]
-        action.obs = _copied_row(self.observations, row)
-        action.raw = action.env_act = _copied_row(self.actions, row)
+        action.obs = copy_tree(self.observations[row])
+        action.raw = action.env_act = copy_tree(self.actions[row])
         lock(action.env_act)
         action.log_prob = self._log_prob_cells[row]
         action.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
@@ -195,7 +192,7 @@ class SegmentWriter:
 
     @property
     def last_observation(self) -> Tree:
-        return _copied_row(self.observations, self.steps - 1)
+        return copy_tree(self.observations[self.steps - 1])
 
     @property
     def last_mask(self) -> Mask:
@@ -257,10 +254,6 @@ def _grown(column: Any, rows: int) -> Any:
         column.grow(rows)
         return column
     return np.concatenate([column, np.empty_like(column[:rows])])
-
-
-def _copied_row(column: Tree, row: int) -> Tree:
-    return column.copy_row(row) if isinstance(column, TreeColumn) else column[row].copy()
 
 
 class PendingEpisodeSegments:

@@ -67,9 +67,9 @@ def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     names = [tensor.name for tensor in layers.tensors()]
     tensors = spec.views(snapshot.flat)
     if not all(layer.in_numpy for layer in layers.layers):
-        from rl4sys_zmq.policies.graphs.layers import onnx_network  # the actor of a small network does not import it
+        from rl4sys_zmq.policies.graphs.session import network_of_layers  # the actor of a small network does not import it
 
-        return NetworkPolicy(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
+        return NetworkPolicy(spec, head, snapshot, network_of_layers(spec.observation_space, layers, tensors))
     network = LayerNetwork(spec.observation_space, layers, [tensors[name] for name in names])
     if not layers.state_size:
         return NetworkPolicy(spec, head, snapshot, network)

@@ -247,7 +247,7 @@ def test_a_batch_of_actions_is_as_many_single_ones() -> None:
     log_probs, masks = np.array([-1.0, -2.0, -3.0], np.float32), [None, np.array([True]), None]
     batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)
     columns = zip(observations, raws, raws + 1, log_probs.tolist(), [stamp] * 3, masks, strict=True)
-    single = [new_action(*row) for row in columns]
+    single = [new_action(RL4SysAction, *row) for row in columns]
     slots = {*RL4SysAction.__slots__} - {"row"}
     for ours, theirs in zip(batch, single, strict=True):
         for slot in slots:

@@ -206,7 +206,7 @@ class ActorIOThread(Worker):
         self.weight_subscriber = WeightSubscriber(
             self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, config
         )
-        self._policy_cache = _policy_cache(config, self.weight_subscriber, self.host, self.counters)
+        self._policy_cache: ActorPolicyCache | None = None
         self._joined = False
         self._reconnect = False
         self._version_errors = 0
@@ -321,7 +321,10 @@ class ActorIOThread(Worker):
                 spooled=True,
             )
             self._new_session()
-        if self._policy_cache is not None and self.policy is None:
+        if config.cache_file is not None:
+            from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
+
+            self._policy_cache = ActorPolicyCache(config, config.cache_file, self.weight_subscriber, self.host, self.counters)
             self._policy_cache.take_up()
 
     def _new_session(self) -> None:
@@ -576,16 +579,6 @@ class ActorIOThread(Worker):
         if str(error) != str(self.host.error):
             log.warning("%s: %s", self._config.client_id, error)
         self.host.set_error(error)
-
-
-def _policy_cache(
-    config: AgentConfig, weight_subscriber: WeightSubscriber, host: HostLink, counters: Counters
-) -> ActorPolicyCache | None:
-    if config.cache_file is None:
-        return None
-    from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
-
-    return ActorPolicyCache(config, config.cache_file, weight_subscriber, host, counters)
 
 
 def _network(config: AgentConfig) -> SocketFactory:

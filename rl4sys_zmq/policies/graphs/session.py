@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, PolicyError
-from rl4sys_zmq.policies.graphs.model import OnnxValue, encode_model
+from rl4sys_zmq.layers.layer_list import LayerList
+from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxValue, encode_model
 from rl4sys_zmq.policies.graphs.reader import decode_model
 from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import ObservationSpace
@@ -173,6 +174,26 @@ class OnnxNetwork:
             return row
 
         return forward
+
+
+@lru_cache(maxsize=16)
+def _model_of(space: ObservationSpace, layers: LayerList) -> tuple[bytes, tuple[OnnxValue, ...]]:
+    """Return the ONNX model of a network whose weights are inputs of the graph, and the descriptions of these inputs."""
+    graph = GraphBuilder()
+    weights = tuple([OnnxValue(tensor.name, tensor.dtype, tensor.shape) for tensor in layers.tensors()])
+    graph.add("Identity", graph.layers(space, layers, [weight.name for weight in weights]), output=OUTPUTS)
+    outputs = OnnxValue(OUTPUTS, "float32", (None, layers.outputs))
+    return encode_model(graph.graph([*observation_inputs(space), *weights], [outputs])), weights
+
+
+def network_of_layers(space: ObservationSpace, layers: LayerList, tensors: Mapping[str, NDArray[Any]]) -> OnnxNetwork:
+    """Return a network of layers that onnxruntime computes, with the weights `tensors`.
+
+    Raises:
+        ConfigError: If onnxruntime is not installed, or a layer has no form in ONNX.
+    """
+    model, weights = _model_of(space, layers)
+    return OnnxNetwork(model, space, weights, layers.outputs, tensors)
 
 
 def _failed(exc: Exception) -> PolicyError:

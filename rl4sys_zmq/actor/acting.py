@@ -22,7 +22,7 @@ from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
-from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32
+from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32, without_float_errors
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -294,15 +294,12 @@ class ActionSelector:
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
         running = episodes.running(trajectories, batch.each, batch.rows, parts.policy.generation)
-        try:
-            actions = self._choose_batch(running, batch)
-        except FLOAT_ERRORS:
-            with np.errstate(all="ignore"):
-                actions = self._choose_batch(running, batch)
+        actions = self._choose_batch(running, batch)
         for traj, action in zip(running, actions, strict=True):
             episodes.note_request(traj, action)
         return running, actions
 
+    @without_float_errors
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
         """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy."""
         policies = [self._policy_for(traj) for traj in (running[:1] if self._parts.config.swap == "step" else running)]
@@ -378,5 +375,6 @@ class StartupActionSelector(ActionSelector):
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask)
 
+    @without_float_errors
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
         return [self._fallback.before_policy(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]

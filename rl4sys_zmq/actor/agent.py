@@ -351,7 +351,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         dropped, spool = outbox.dropped, outbox.spool
         refused = session.verdicts["refused"]
         error = io.host.credit_gate.error or io.host.absence
-        policy = io.policy
+        policy = io.weight_subscriber.policy
         returns = self._parts.pending.returns.copy()  # other threads can end an episode at any time
         return {
             "client_id": self.config.client_id,

@@ -192,7 +192,7 @@ class AgentComponents:
     @property
     def has_policy(self) -> bool:
         """True if a policy and the session parameters have arrived, from the learner or from the policy cache."""
-        return self.io.policy is not None and self.io.host.session_parameters is not None
+        return self.io.weight_subscriber.policy is not None and self.io.host.session_parameters is not None
 
     def mask_refusal(self) -> str:
         """Return the reason why the host may give no action masks; empty if masks are allowed."""

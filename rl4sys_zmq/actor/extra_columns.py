@@ -14,7 +14,7 @@ from rl4sys_zmq.actor.segments import SegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
 from rl4sys_zmq.policies.base import Mask
-from rl4sys_zmq.values import ColumnSpec, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values import PolicySpec, Segment
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
@@ -88,17 +88,12 @@ class ExtraColumnSegmentWriter(SegmentWriter):
 
     __slots__ = ("_extras", "_initial", "_specs", "state")
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: Space,
-        max_steps: int,
-        segment_index: int,
-        columns: Sequence[ColumnSpec],
-    ) -> None:
-        super().__init__(observation_space, action_space, max_steps, segment_index)
-        self._specs = columns
-        self._extras = {c.name: np.empty((self.rows, *c.shape), dtype=c.dtype) for c in columns if c.per == "step"}
+    action_type = ExtraColumnAction
+
+    def __init__(self, spec: PolicySpec, max_steps: int, segment_index: int) -> None:
+        super().__init__(spec.observation_space, spec.action_space, max_steps, segment_index)
+        self._specs = spec.columns
+        self._extras = {c.name: np.empty((self.rows, *c.shape), dtype=c.dtype) for c in self._specs if c.per == "step"}
         self._initial: dict[str, NDArray[Any]] = {}
         self.state: Any = None  # state of the policy after the last step
 
@@ -124,9 +119,6 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         action.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
         action.before = action.state = None
         return action
-
-    def new_action(self) -> ExtraColumnAction:
-        return ExtraColumnAction()
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
         extras = {name: column[: self.steps] for name, column in self._extras.items()}

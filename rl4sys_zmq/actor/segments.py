@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from math import isnan
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp, RL4SysAction, lock
+from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp, RL4SysAction, new_action
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ProtocolError, RewardError
 from rl4sys_zmq.immutable import immutable
@@ -77,6 +77,8 @@ class SegmentWriter:
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
     """
+
+    action_type: ClassVar[type[RL4SysAction]] = RL4SysAction
 
     observation_space: InitVar[ObservationSpace]
     _space: Space  # of the actions
@@ -175,20 +177,14 @@ class SegmentWriter:
 
     def recorded_action(self, row: int, owner: AgentIdentity) -> RL4SysAction:
         """Return an action with copies of a row, so that the host can read the step and set its reward later."""
-        action = self.new_action()
-        reward = self._reward_cells[row]
-        action.obs = copy_tree(self.observations[row])
-        action.raw = action.env_act = copy_tree(self.actions[row])
-        lock(action.env_act)
-        action.log_prob = self._log_prob_cells[row]
-        action.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
-        action.mask = None if self.masks is None else self.masks[row].copy()
+        raw, reward = copy_tree(self.actions[row]), self._reward_cells[row]
+        stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
+        mask = None if self.masks is None else self.masks[row].copy()
+        log_prob = self._log_prob_cells[row]
+        action = new_action(self.action_type, copy_tree(self.observations[row]), raw, raw, log_prob, stamp, mask)
         action.known_reward = None if isnan(reward) else reward
-        action.writer, action.row, action.done = self, row, False
+        action.writer, action.row = self, row
         return action
-
-    def new_action(self) -> RL4SysAction:
-        return RL4SysAction()
 
     @property
     def last_observation(self) -> Tree:

@@ -294,7 +294,7 @@ class TrajectoryManager:
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec
         if spec.columns:
-            return ExtraColumnSegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
+            return ExtraColumnSegmentWriter(spec, max_steps, segment_index)
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:

@@ -20,6 +20,9 @@ PYTHON_MAX_ACTIONS = 40
 LOOP_MAX_LOGITS = 32
 """The largest number of logits in a batch (rows times actions) for which a loop over the rows is faster than numpy."""
 
+Draws = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""The drawn indices ``[N]`` and their log-probabilities ``[N]``."""
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -68,9 +71,7 @@ def draw_large(logits: NDArray[Any], mask: Mask, uniform: float | None) -> tuple
     return int(index[0]), float(log_probs[0])
 
 
-def _draw_each(
-    logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _draw_each(logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None) -> Draws:
     """Draw an index for each row of `logits`, as `draw_rows` does, but with a loop in Python."""
     rows = logits.tolist()
     uniforms = [None] * len(rows) if draws is None else draws.tolist()
@@ -81,16 +82,12 @@ def _draw_each(
     return np.array([d[0] for d in drawn], dtype=np.int64), np.array([d[1] for d in drawn], dtype=np.float32)
 
 
-def draw_batch(
-    logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def draw_batch(logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None) -> Draws:
     """Draw an index for each row of `logits`, by `draw_rows` or, if that is faster for few numbers, by a loop in Python."""
     return (_draw_each if logits.size <= LOOP_MAX_LOGITS else draw_rows)(logits, masks, draws)
 
 
-def draw_rows(
-    logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def draw_rows(logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None) -> Draws:
     """Draw an index for each row of `logits` ``[N, n]`` as `draw` does, but with numpy. `draws` are ``N`` uniform numbers."""
     limited = finite(logits)
     z = limited.astype(np.float64)

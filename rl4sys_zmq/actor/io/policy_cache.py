@@ -79,10 +79,8 @@ class ActorPolicyCache:
             if cached.extras["client_id"] != config.client_id:
                 raise ConfigError(f"it belongs to client {cached.extras['client_id']!r}", key="policy_cache")
             session_parameters = SessionParameters(**cached.extras["session_parameters"])
-            for ours, theirs in (
-                (config.observation_space, cached.spec.observation_space),
-                (config.action_space, cached.spec.action_space),
-            ):
+            for name in ("observation_space", "action_space"):
+                ours, theirs = getattr(config, name), getattr(cached.spec, name)
                 if ours is not None and ours != theirs:
                     raise ConfigError(f"its space is {theirs}, this actor's is {ours}", key="policy_cache")
             self._weight_subscriber.take_up(cached.spec, cached.snapshot)

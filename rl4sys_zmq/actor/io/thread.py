@@ -1,7 +1,7 @@
 """The actor's I/O thread. Only this thread uses the network sockets, the session, the spool and the policy cache.
 
-Host threads put segments into the outbox and wake this thread. They read `policy` and `host`, whose immutable objects this thread
-replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
+Host threads put segments into the outbox and wake this thread. They read the policy and `host`, whose immutable objects this
+thread replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import IO_RESTART
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Wakeup, explain
 from rl4sys_zmq.transports.greeting import explain_silence
@@ -81,9 +80,8 @@ class BatchSender:
         self.first_version = 0  # newest policy version when this actor first joined the learner thread that now trains
         self._linger_s = config.linger_ms / 1000
         self._min_batch_items = max(1, config.send_frequency)
-        self._prefers_new = config.overflow == "drop_oldest"
-        self._evaluates = not config.explore
-        self._outbox, self._session, self._host, self._yield_to_host = outbox, session, host, yield_to_host
+        self._config, self._outbox, self._session, self._host = config, outbox, session, host
+        self._yield_to_host = yield_to_host
         self._oldest_since: float | None = None
         self._shipped_at = float("-inf")
         self._shipped_steps = 0
@@ -164,14 +162,14 @@ class BatchSender:
     def _drop_stale(self, generation: int, version: int) -> None:
         """Drop segments of policy versions on which the learner would not train, or to which the credit does not apply."""
         outbox, parameters = self._outbox, self._host.session_parameters
-        if outbox.spool is not None or self._evaluates or parameters is None:
+        if outbox.spool is not None or not self._config.explore or parameters is None:
             return
         if parameters.max_policy_lag < 0 or parameters.on_lag != "drop":
             return
         lowest = version - parameters.max_policy_lag
         room = self._session.credit_steps - self._session.sent_steps
         # A host that collects faster than the learner trains sends its newest segments.
-        if self._prefers_new and room > 0 and not self._session.leaving:
+        if self._config.overflow == "drop_oldest" and room > 0 and not self._session.leaving:
             lowest = max(lowest, outbox.newest_version(room, generation))
         while (head := outbox.peek()) is not None:
             oldest = head.oldest_version
@@ -184,7 +182,7 @@ class BatchSender:
 class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
-    Host threads use `host`, and read `policy`. Of the other attributes they only read states and counts.
+    Host threads use `host`. Of the other attributes they only read states, counts and the policy.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
@@ -207,14 +205,11 @@ class ActorIOThread(Worker):
             self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, config
         )
         self._policy_cache: ActorPolicyCache | None = None
-        self._joined = False
-        self._reconnect = False
-        self._version_errors = 0
-        self._seen_items = 0
+        self._joined = self._reconnect = self._stopping = False
+        self._version_errors = self._seen_items = 0
         self._events_at = 0.0
         self._dealer: ConnectingSocket
         self._poller: Poller
-        self._stopping = False
 
     def wake_now(self) -> None:
         self._wakeup.set()
@@ -234,10 +229,6 @@ class ActorIOThread(Worker):
             self._released = True
             if self._ended or not self.alive:
                 self._wakeup.close()
-
-    @property
-    def policy(self) -> Policy | None:
-        return self.weight_subscriber.policy
 
     @property
     def waiting_segments(self) -> int:
@@ -379,8 +370,8 @@ class ActorIOThread(Worker):
             throttle.yield_to_host()
         self._reconcile()
         now = time.monotonic()
-        held = self.weight_subscriber.held
-        for actions in self._batch_sender.send_due(now, held if self.policy is not None else None, urgent=self.host.urgent):
+        held = self.weight_subscriber.held if self.weight_subscriber.policy is not None else None
+        for actions in self._batch_sender.send_due(now, held, urgent=self.host.urgent):
             self._perform(actions)
         self._perform(session.want(now, self._batch_sender.wanted_steps(now)))
         self._perform(session.tick(now, self.weight_subscriber.held))
@@ -571,7 +562,7 @@ class ActorIOThread(Worker):
         limit = self._batch_sender.assigned_steps + session.credit_steps - session.sent_steps if joined else 0
         parameters = self.host.session_parameters
         stage = "credit or newer weights" if joined else self.host.stage
-        if joined and self.policy is None:
+        if joined and self.weight_subscriber.policy is None:
             stage = "the first weights"
         self.host.open_gate(limit, parameters.generation if parameters is not None else 0, session.min_version, stage)
 

@@ -363,7 +363,8 @@ class WeightSubscriber:
             self._whole = True
             self._leave_relay("digest", f"the weights of version {version} are not the learner's", now)
 
-    def _tick_relay(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        """Repeat an unanswered fetch, replace a silent PUB socket, and leave or retry relays."""
         self._link.tick(now)
         fault = self._link.fault(now)
         if fault is None and self._link.in_use and self._silence.expired(now):
@@ -374,10 +375,6 @@ class WeightSubscriber:
             self._link.connect_next(self.network, self._poller, now)
         if now >= self._learner_at:
             self._use_learner(always=False)
-
-    def tick(self, now: float) -> None:
-        """Repeat an unanswered fetch, replace a silent PUB socket, and leave or retry relays."""
-        self._tick_relay(now)
         if self._sub is not None and not self._link.in_use and self._silence.expired(now):
             self._counters.add("redials.weights")
             self._use_learner(always=True)

@@ -37,21 +37,10 @@ class ActionHead(Protocol):
     """
 
     def choose(self, outputs: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Choice:
-        """Choose one action.
+        """Choose one action as `Policy.act` does, from float32 `outputs` and a `mask` in the order of `ActionLayout`.
 
-        Args:
-            outputs: The outputs of the network, float32 ``[outputs]``, in the order of `ActionLayout`.
-            mask: Bool or 0/1 ``[logits]``, nonzero for each allowed option, in the order of `ActionLayout`. None allows all.
-            rng: The source of random numbers.
-            explore: True to sample, False for the most probable action.
-
-        Returns:
-            The raw action, the action for the environment, and the log-probability of the raw action, as in `Policy.act`. The
-            log-probability is not finite if an output is NaN or infinity. The output for a discrete option can be minus
-            infinity.
-
-        Raises:
-            MaskError: If the mask forbids every option of a choice.
+        The log-probability is not finite if an output is NaN or infinity. The output for a discrete option can be minus
+        infinity.
         """
 
     def choose_batch(self, outputs: NDArray[Any], masks: Mask, rng: RandomSource, explore: bool) -> Choices:
@@ -62,16 +51,9 @@ class ActionHead(Protocol):
 
 
 def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] | None = None) -> ActionHead:
-    """Return the head that chooses actions of a space.
+    """Return the head that chooses actions of a space, with `squash` as in `HeadParameters`.
 
-    Args:
-        space: The action space.
-        squash: ``clip`` or ``tanh``: the mapping of raw actions into the bounds of a Box, as in `HeadParameters`.
-        log_std: The logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes; None if there
-            is no Box.
-
-    Raises:
-        ConfigError: If `log_std` does not have ``n`` elements.
+    `log_std` has the logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes.
     """
     layout = action_layout(space)
     given = 0 if log_std is None else len(log_std)

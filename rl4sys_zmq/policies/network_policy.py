@@ -57,12 +57,7 @@ def policy_head(spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySn
 
 
 def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that a spec of the kind ``layers`` describes. The policy uses views of large weights.
-
-    Raises:
-        ConfigError: If the spec is invalid, `snapshot` has another size than the spec, or a layer needs onnxruntime, which is
-            not installed.
-    """
+    """Build the policy that a spec of the kind ``layers`` describes. The policy uses views of large weights."""
     head, layers = read_network(spec)
     names = [tensor.name for tensor in layers.tensors()]
     tensors = spec.views(snapshot.flat)

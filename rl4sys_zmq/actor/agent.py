@@ -137,8 +137,6 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             raise
         _open_agents.add(self)
 
-    # ---- acting
-
     def request_for_action(
         self, traj: RL4SysTrajectory | None, obs: object, mask: object = None
     ) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -256,8 +254,6 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         """
         self._episodes.end(traj, action, truncated, final_obs, final_mask)
 
-    # ---- the learner
-
     @property
     def actor_id(self) -> str:
         """The name by which the learner identifies this actor."""
@@ -292,7 +288,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         Before the first policy has arrived, only the spaces are valid; the kind is ``none``.
         """
-        return self._io.spec or self._spec
+        return self._io.weight_subscriber.spec or self._spec
 
     def wait_version(self, version: int, timeout_s: float) -> int:
         """Wait until the current policy has the given version or a later one. Return the version of the current policy.
@@ -351,11 +347,11 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
         each copy that is made while no segment is being queued or sent.
         """
-        session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
-        dropped, spool = segment_queue.dropped, self._io.spool
+        session, io, outbox = self._io.session, self._io, self._io.outbox
+        dropped, spool = outbox.dropped, outbox.spool
         refused = session.verdicts["refused"]
         error = io.host.credit_gate.error or io.host.absence
-        policy = io.policy
+        policy = io.weight_subscriber.policy
         returns = self._parts.pending.returns.copy()  # other threads can end an episode at any time
         return {
             "client_id": self.config.client_id,
@@ -365,8 +361,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "generation": policy.generation if policy is not None else 0,
             "version": policy.version if policy is not None else -1,
             "policy_age_s": round(self.policy_age_s, 3) if policy is not None else None,
-            "submitted": segment_queue.submitted,
-            "steps": self._parts.outbox.put_steps,
+            "submitted": outbox.submitted,
+            "steps": outbox.put_steps,
             "dropped_at_source": int(sum(dropped.values())),
             "dropped": dropped,
             "in_actor": self._in_actor,
@@ -417,15 +413,13 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         self._io.release()
         _open_agents.discard(self)
 
-    # ---- internals
-
     def _flush_or_log(self, timeout_s: float, occasion: str) -> None:
         io = self._io
-        io.session.leaving = io.spool is None  # training can take longer than the wait; a spool keeps the rest
+        io.session.leaving = io.outbox.spool is None  # training can take longer than the wait; a spool keeps the rest
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:
-            if self._io.spool is not None:
+            if io.outbox.spool is not None:
                 log.info("%s with %d segments in the spool, for the next start: %s", occasion, self._in_actor, exc)
             else:
                 log.warning("%s with %d segments undelivered: %s", occasion, self._in_actor, exc)
@@ -472,8 +466,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def _begin(self) -> ActionSelector:
         """Act by the learner's policy from now on."""
         before, config = self._startup, self.config
-        self._spec = cast(PolicySpec, self._io.spec)
-        session_parameters = cast(SessionParameters, self._io.session_parameters)
+        self._spec = cast(PolicySpec, self._io.weight_subscriber.spec)
+        session_parameters = cast(SessionParameters, self._io.host.session_parameters)
         learners = session_parameters.rollout_length or 128
         rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
         acting = ActionSelector(self._parts, self._spec, rollout, self._baseline, before)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from rl4sys_zmq.actor.io.segment_queue import Outbox
+from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
 from rl4sys_zmq.actor.remote import InferenceCaller
-from rl4sys_zmq.actor.segments import AgentIdentity, LateRewardQueue, PolicyStamp
+from rl4sys_zmq.actor.segments import LateRewardQueue, Outbox
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation
@@ -150,7 +150,8 @@ class AgentComponents:
         self.io = ActorIOThread(config, hello, self.outbox, keys)
         seed = config.seed if config.seed is not None else random.SystemRandom().getrandbits(128)
         if parent is not None:
-            self.io.inherit(parent.io)
+            self.io.host.inherit(parent.io.host)
+            self.io.weight_subscriber.inherit(parent.io.weight_subscriber)
             seed = seed << 32 | os.getpid()
         self.pending = LateRewardQueue(
             self.outbox, config.reward_timeout_s, self.io.wake_unless_resting, evaluates=not config.explore
@@ -163,8 +164,8 @@ class AgentComponents:
             self.io.stop()
             self.io.release()
             raise
-        if self.io.spool is not None:
-            self.actor_id = self.io.spool.actor_id
+        if self.outbox.spool is not None:
+            self.actor_id = self.outbox.spool.actor_id
         place = exploration_place(self.actor_id)
         self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
 
@@ -175,7 +176,7 @@ class AgentComponents:
 
     @property
     def longest_segment(self) -> int:
-        parameters = self.io.session_parameters
+        parameters = self.io.host.session_parameters
         return parameters.max_segment_steps if parameters is not None else 1
 
     @property
@@ -191,11 +192,11 @@ class AgentComponents:
     @property
     def has_policy(self) -> bool:
         """True if a policy and the session parameters have arrived, from the learner or from the policy cache."""
-        return self.io.policy is not None and self.io.session_parameters is not None
+        return self.io.weight_subscriber.policy is not None and self.io.host.session_parameters is not None
 
     def mask_refusal(self) -> str:
         """Return the reason why the host may give no action masks; empty if masks are allowed."""
-        parameters = self.io.session_parameters
+        parameters = self.io.host.session_parameters
         return parameters.no_masks if parameters is not None and self.config.explore else ""
 
     @property

@@ -22,6 +22,7 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.liveness import INFERENCE_RETRY_S
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.private import fixed_path
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
@@ -53,7 +54,7 @@ class InferenceCaller(Resource):
         self._closed = False
         self._not_before = 0.0
 
-    def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
+    def ask(self, new_address: str, observations: NDArray[Any], masks: Mask) -> Answer | None:
         """Return the learner's actions. None for a while after a failed call: the local policy must then choose."""
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
@@ -80,7 +81,7 @@ class InferenceCaller(Resource):
         if client is not None:
             client.close()
 
-    def _ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
+    def _ask(self, new_address: str, observations: NDArray[Any], masks: Mask) -> Answer:
         payload = {"obs": observations, "mask": masks, "explore": self._config.explore}
         deadline = time.monotonic() + self._config.inference_timeout_s
         while True:

@@ -9,17 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
@@ -77,7 +75,7 @@ class RL4SysTrajectory:
     def __post_init__(self) -> None:
         self.closed = PendingEpisodeSegments(self.episode_id)
 
-    def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
+    def bootstrap(self, observation: Tree, mask: Mask) -> tuple[Tree, Mask]:
         """Return the observation and mask of the first action that was not added; the arguments if all were added."""
         waiting = next((action for action in self.requested if action.writer is None), None)
         return (observation, mask) if waiting is None else (waiting.obs, waiting.mask)
@@ -224,7 +222,7 @@ class TrajectoryManager:
         self,
         trajs: Sequence[RL4SysTrajectory | None],
         observations: Sequence[Tree],
-        masks: Sequence[NDArray[np.bool_] | None],
+        masks: Sequence[Mask],
         generation: int,
     ) -> list[RL4SysTrajectory]:
         """Prepare trajectories for their next step, by a policy of `generation`. Replace ended trajectories by new ones."""
@@ -248,9 +246,7 @@ class TrajectoryManager:
             if traj is not None and traj.last is not None and traj.last.done and not traj.completed:
                 self.end(traj, traj.last)
 
-    def cut(
-        self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
-    ) -> SegmentWriter:
+    def cut(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask, *, follows: bool = True) -> SegmentWriter:
         """Close the trajectory's segment, and return a new one. Without `follows`, steps are missing between the two."""
         writer = traj.writer
         left = traj.cap_left - writer.steps
@@ -276,7 +272,7 @@ class TrajectoryManager:
         known = (traj.last, traj.marked)
         for writer in writers:
             writer.pending = self._pending
-        return [action for writer in writers for action in recorded_actions(writer, self.owner, known)]
+        return [action for writer in writers for action in writer.recorded_actions(self.owner, known)]
 
     def discard_open_segment(self, traj: RL4SysTrajectory) -> None:
         """Discard the trajectory's newest steps, as `RL4SysTrajectory.clear` describes."""
@@ -298,7 +294,7 @@ class TrajectoryManager:
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec
         if spec.columns:
-            return ExtraColumnSegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
+            return ExtraColumnSegmentWriter(spec, max_steps, segment_index)
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
@@ -405,7 +401,7 @@ class TrajectoryManager:
             for _ in requested[:end]:
                 traj.requested.popleft()
 
-    def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
+    def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, Mask]:
         """Return the observation after the last step of a truncated episode, and its mask; None if the host gave none."""
         try:
             if final_obs is not None:
@@ -479,7 +475,7 @@ class TrajectoryManager:
         action: RL4SysAction | None,
         truncated: bool,
         final: Tree | None,
-        allowed: NDArray[np.bool_] | None,
+        allowed: Mask,
     ) -> None:
         """Close the last segment of an episode. In a truncated episode, the last observation can replace `final`."""
         writer = traj.writer

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.actor.inputs import inputs_for
+from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.segments import new_column
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
@@ -251,7 +251,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
     steps = [env.step for env in envs]
     spec = agent.spec
     layout = action_layout(spec.action_space)
-    check = inputs_for(spec.observation_space, spec.action_space).observation
+    check = InputValidator(spec.observation_space, spec.action_space).observation
     shape, dtype = spec.observation_space.shape, np.dtype(spec.observation_space.dtype)
 
     def read(observation: Any) -> Any:

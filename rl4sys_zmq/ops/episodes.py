@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl4sys_zmq.actor import FrozenAgent
-from rl4sys_zmq.actor.inputs import inputs_for
+from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.child_process import begin_child, end_group_with_process
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.plugins import import_plugins
@@ -111,7 +111,7 @@ def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], 
     """Play one episode and return it as a demonstration, with its masks. The arguments are those of `play_episode`."""
     spec = agent.spec
     leaves, layout = leaves_of(spec.observation_space), action_layout(spec.action_space)
-    inputs = inputs_for(spec.observation_space, spec.action_space)
+    inputs = InputValidator(spec.observation_space, spec.action_space)
     rewards, actions, masks = list[float](), list[Any](), list[Any]()
     rows: list[list[Any]] = []
     for step in _steps(agent, env, seed, layout, check):

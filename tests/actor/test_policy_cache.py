@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.actor.io import policy_cache
-from rl4sys_zmq.actor.io.host_link import SessionParameters
+from rl4sys_zmq.actor.io.host_link import HostLink, SessionParameters
 from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache, CachedPolicy, PolicyCacheFile
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -79,9 +79,10 @@ def test_a_cached_policy_that_cannot_be_built_is_refused(path: Path, caplog: pyt
         raise ValueError("no such layer")
 
     subscriber: Any = SimpleNamespace(take_up=build)
-    counters = Counters()
+    host, counters = HostLink(), Counters()
     config = AgentConfig(client_id="luna", policy_cache=path.parent)
-    assert ActorPolicyCache(config, path, subscriber, counters).take_up() is None
+    ActorPolicyCache(config, path, subscriber, host, counters).take_up()
+    assert host.session_parameters is None
     assert counters.snapshot()["policy_cache.refused"] == 1
     assert "is not used: ValueError: no such layer" in caplog.text
 

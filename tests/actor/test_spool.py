@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit import segment_with
 
-from rl4sys_zmq.actor.io.segment_queue import Outbox, QueuedSegmentInfo
 from rl4sys_zmq.actor.io.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
+from rl4sys_zmq.actor.segments import Outbox, QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, join_submit, pack_segment, read_submit
@@ -65,16 +65,12 @@ def numbers(packed: Iterable[PackedSegment] | None) -> list[int | None]:
     return [int(head["episode_id"]) if head["steps"] else None for head in heads]
 
 
-def take(source: Spool, count: int) -> list[PackedSegment]:
+def take(source: Spool | Outbox, count: int) -> list[PackedSegment]:
     """Take up to `count` segments."""
     taken: list[PackedSegment] = []
     while len(taken) < count and (packed := source.take()) is not None:
         taken.append(packed)
     return taken
-
-
-def outbox() -> Outbox:
-    return Outbox(100, 1 << 20, drops=True)
 
 
 def segments(*which: int) -> list[PackedSegment]:
@@ -121,7 +117,7 @@ def opened(folder: Path) -> Iterator[Opened]:
     spools: list[Spool] = []
 
     def opens(where: Path = folder, limits: SpoolLimits = ROOMY, **options: Any) -> Spool:
-        spools.append(Spool(outbox(), where, "luna", limits, **options))
+        spools.append(Spool(where, "luna", limits, **options))
         return spools[-1]
 
     yield opens
@@ -141,14 +137,14 @@ def test_segments_come_out_as_they_went_in(opened: Opened) -> None:
     assert take(spool, 8) == []
     assert spool.reconcile(0, 0) == []
     assert [e.head for e in spool._untaken] == [QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes) for p in put]
-    assert (spool.items, spool.untaken_steps, spool.nbytes) == (3, 303, sum(p.nbytes for p in put))
+    assert (spool.untaken_items, spool.untaken_steps, spool.nbytes) == (3, 303, sum(p.nbytes for p in put))
     out = take(spool, 8)
     for a, b in zip(put, out, strict=True):
         assert (a.layout, a.head, a.small, a.digests) == (b.layout, b.head, b.small, b.digests)
         assert [bytes(f) for f in a.large] == [bytes(f) for f in b.large]
         assert (a.steps, a.generation, a.oldest_version, a.nbytes) == (b.steps, b.generation, b.oldest_version, b.nbytes)
     assert join_submit(0, 0, out).heads == join_submit(0, 0, put).heads
-    assert (spool.items, spool.untaken_steps, len(spool._taken), spool.peek()) == (0, 0, 3, None)
+    assert (spool.untaken_items, spool.untaken_steps, len(spool._taken), spool.peek()) == (0, 0, 3, None)
     assert law(spool)
 
 
@@ -255,9 +251,9 @@ def test_the_owner_drops_from_the_head(opened: Opened, folder: Path) -> None:
     spool.reconcile(0, 0)
     spool.put(segments(*range(5)))
     take(spool, 1)
-    assert spool.drop("lag") and spool.drop("lag")
+    assert spool.drop_head(2, "lag") == 2
     assert numbers(take(spool, 1)) == [3]
-    assert spool.drop("lag") and not spool.drop("lag")
+    assert spool.drop_head(9, "lag") == 1
     spool.set_journal(1)
     second = opened(killed(spool, folder))
     assert second.dropped == {"lag": 3}
@@ -320,7 +316,7 @@ def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Pa
     assert (spool.memory_items, spool.counters.get("spool_errors")) == (2, 1)
     assert "readonly" in (spool.error or "")
     assert numbers(take(spool, 3)) == [0, 1, 2]
-    assert not spool.drop("lag")
+    assert spool.drop_head(1, "lag") == 0
     spool.put(segments(4, 5))
     assert (spool.dropped, spool.memory_items) == ({"overflow": 1}, 3)
     assert spool.counters.get("spool_errors") == 1  # no retry so soon
@@ -526,9 +522,10 @@ def test_only_a_few_damaged_files_are_kept(opened: Opened, folder: Path) -> None
 def test_one_process_holds_it(opened: Opened, folder: Path) -> None:
     opened()
     with pytest.raises(SpoolError, match=rf"in use by process {os.getpid()}.*lock"):
-        Spool(outbox(), folder, "luna", ROOMY)
-    opening = "Spool(Outbox(1, 1, drops=True), pathlib.Path(sys.argv[1]), 'luna', SpoolLimits(9))"
-    code = f"import sys, pathlib; from rl4sys_zmq.actor.io.spool import *; {opening}"
+        Spool(folder, "luna", ROOMY)
+    code = (
+        "import sys, pathlib; from rl4sys_zmq.actor.io.spool import *; Spool(pathlib.Path(sys.argv[1]), 'luna', SpoolLimits(9))"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert "SpoolError" in done.stderr
 
@@ -536,9 +533,9 @@ def test_one_process_holds_it(opened: Opened, folder: Path) -> None:
 def test_it_is_of_one_client_one_actor_and_one_format(opened: Opened, folder: Path) -> None:
     opened(actor_id="ann").close()
     with pytest.raises(SpoolError, match="client_id 'luna', not 'mars'"):
-        Spool(outbox(), folder, "mars", ROOMY)
+        Spool(folder, "mars", ROOMY)
     with pytest.raises(SpoolError, match="actor_id 'ann', not 'bob'"):
-        Spool(outbox(), folder, "luna", ROOMY, actor_id="bob")
+        Spool(folder, "luna", ROOMY, actor_id="bob")
     assert opened().actor_id == "ann"
 
 
@@ -546,16 +543,16 @@ def test_another_format_or_database_is_left_alone(opened: Opened, folder: Path) 
     opened().close()
     _execute(folder / "spool.db", "PRAGMA user_version=9")
     with pytest.raises(SpoolError, match="format 9"):
-        Spool(outbox(), folder, "luna", ROOMY)
+        Spool(folder, "luna", ROOMY)
     _execute(folder / "spool.db", "PRAGMA application_id=5")
     with pytest.raises(SpoolError, match="another program"):
-        Spool(outbox(), folder, "luna", ROOMY)
+        Spool(folder, "luna", ROOMY)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpoolError, match="can't be used"):
-        Spool(outbox(), tmp_path / "file" / "spool", "luna", ROOMY)
+        Spool(tmp_path / "file" / "spool", "luna", ROOMY)
 
 
 def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, folder: Path) -> None:
@@ -577,12 +574,13 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, fold
 
 
 def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> None:
-    queue = opened()
+    queue = Outbox(100, 1 << 20, drops=True)
+    queue.spool = opened()
     for number in range(4):
         good = unpacked(number)
-        queue.outbox.put(good if number % 2 else replace(good, rewards=np.zeros(5, np.float32)))
-    assert queue.fill() and not queue.fill()
-    queue.reconcile(0, 0)
+        queue.put(good if number % 2 else replace(good, rewards=np.zeros(5, np.float32)))
+    assert queue.fill_spool() and not queue.fill_spool()
+    queue.spool.reconcile(0, 0)
     assert numbers(take(queue, 10)) == [1, 3]
     assert (queue.submitted, queue.dropped, queue.in_hand) == (4, {"not_encodable": 2}, 0)
 
@@ -628,7 +626,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.actor = self.spool.actor_id
 
     def open(self) -> None:
-        self.spool = Spool(outbox(), self.folder, "luna", self.limits, clock=self.clock, monotonic=self.monotonic)
+        self.spool = Spool(self.folder, "luna", self.limits, clock=self.clock, monotonic=self.monotonic)
         self.window = None
         self.refusing = False
 
@@ -664,7 +662,7 @@ class SpoolMachine(RuleBasedStateMachine):
             self.spool.put(segments(*range(self.put_count, self.put_count + count)))
         self.put_count += count
         if self.spool.error is None:
-            assert not self.spool.items or self.spool.nbytes <= self.limits.max_bytes
+            assert not self.spool.untaken_items or self.spool.nbytes <= self.limits.max_bytes
         if self.spool.dropped.get("overflow", 0) > before:
             self.uncounted |= held - set(self.held(memory=True))
 
@@ -721,7 +719,7 @@ class SpoolMachine(RuleBasedStateMachine):
     @rule()
     def drop_head(self) -> None:
         with self.dropping():
-            self.spool.drop("lag")
+            assert self.spool.drop_head(1, "lag") in (0, 1)
 
     @precondition(lambda self: self.window is not None)
     @rule()

@@ -116,7 +116,7 @@ def test_numpy_torch_and_onnx_compute_the_same(name: str, space: str) -> None:
     pytest.importorskip("onnxruntime")
     from rl4sys_zmq.algorithms.networks.inputs import encode_observations
     from rl4sys_zmq.layers.layer import LayerBatch
-    from rl4sys_zmq.policies.graphs.layers import onnx_network
+    from rl4sys_zmq.policies.graphs.session import network_of_layers
 
     layers, observed = read_layers(LISTS[name].plain(), 6), SPACES[space]
     assert layers == LISTS[name]
@@ -128,7 +128,7 @@ def test_numpy_torch_and_onnx_compute_the_same(name: str, space: str) -> None:
         one = row(observations, index)
         np.testing.assert_allclose(forward(one), outputs, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(network.single(one), outputs, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(onnx_network(observed, layers, tensors).batch(observations), found, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(network_of_layers(observed, layers, tensors).batch(observations), found, rtol=1e-4, atol=1e-4)
     if "normalised" not in name:
         x = features = encode_observations(observed, observations)
         for layer, own, inputs in zip(layers.layers, layers.divided(list(tensors.values())), layers.shapes, strict=False):

@@ -56,6 +56,7 @@ class HostLink:
         self.opened = threading.Event()  # the spool and the policy cache are open, or `open_error` is set
         self.open_error: RL4SysError | None = None
         self.credit_gate = SegmentStartConditions(0, 0, 0, None, "the learner to answer")
+        self.session_parameters: SessionParameters | None = None  # those that the learner last sent, or saved by an earlier start
         self.stage = self.credit_gate.stage
         self.error: RL4SysError | None = None
         self.joined = False
@@ -70,6 +71,10 @@ class HostLink:
     def urgent(self) -> bool:
         """True while a host thread waits for credit or for acknowledgements."""
         return bool(self.waiting or self.flushing)
+
+    def inherit(self, other: HostLink) -> None:
+        """Start with the session parameters of `other`, the parent's, in a forked child."""
+        self.session_parameters, self.current_at = other.session_parameters, other.current_at
 
     def renew_lock(self) -> None:
         self.changed = threading.Condition()

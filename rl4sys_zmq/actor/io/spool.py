@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.io.segment_queue import Outbox, QueuedSegmentInfo, SegmentQueue
 from rl4sys_zmq.actor.io.spool_file import (
     FLUSH_BYTES,
     SpoolDamagedError,
@@ -36,10 +35,12 @@ from rl4sys_zmq.actor.io.spool_file import (
     is_damage,
     placeholder,
 )
+from rl4sys_zmq.actor.segments import QueuedSegmentInfo
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import PackedSegment
 
 log = get_logger(__name__)
@@ -75,8 +76,6 @@ log = get_logger(__name__)
 RETRY_S = 1.0
 DELETE_DELAY_S = 0.2
 MAX_HOLE = 65_536
-# The segments that go from the outbox into the spool in one transaction, at most.
-PUT_ITEMS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,8 @@ class SpoolLimits:
     memory_bytes: int = 256 << 20  # largest size of these. Drops count as `overflow`
 
 
-class Spool(SegmentQueue):
-    """A FIFO of the finished segments of one actor, on disk. They go from the outbox to the spool before they are sent.
+class Spool(Resource):
+    """A FIFO of the finished segments of one actor, on disk. One thread uses it at a time.
 
     After the constructor, no method raises because of the disk: `error` has the last error, None while the disk works.
 
@@ -100,7 +99,6 @@ class Spool(SegmentQueue):
 
     def __init__(
         self,
-        outbox: Outbox,
         folder: Path,
         client_id: str,
         limits: SpoolLimits,
@@ -109,7 +107,6 @@ class Spool(SegmentQueue):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(outbox)
         self.counters = Counters()  # `spool_errors`, `spool_damaged_files`, `spool_damaged_rows` and `spool_placeholders`
         self.error: str | None = None
         self.reconciled = False  # true once `reconcile` has succeeded. Before that, no segment can be taken
@@ -129,10 +126,6 @@ class Spool(SegmentQueue):
             raise
         self.actor_id, self.origin, self.incarnation = self._meta.actor_id, self._meta.origin, self._meta.incarnation
 
-    @property
-    def spool(self) -> Spool:
-        return self
-
     def __len__(self) -> int:
         return len(self._taken) + len(self._untaken)
 
@@ -145,12 +138,9 @@ class Spool(SegmentQueue):
         return self._meta.journal_id
 
     @property
-    def items(self) -> int:
-        return len(self._untaken) + len(self.outbox)
-
-    @property
-    def steps(self) -> int:
-        return self.untaken_steps + self.outbox.steps
+    def untaken_items(self) -> int:
+        """The number of segments that are not taken. Before `reconcile`, the learner can have received some of them."""
+        return len(self._untaken)
 
     @property
     def memory_items(self) -> int:
@@ -158,27 +148,15 @@ class Spool(SegmentQueue):
 
     @property
     def submitted(self) -> int:
-        return self._meta.submitted + len(self.outbox) + sum(super().dropped.values())
+        return self._meta.submitted
 
     @property
     def dropped(self) -> dict[str, int]:
-        # `reconcile` can decrease the counts of the spool.
-        return dict(Counter(self._meta.dropped) + Counter(super().dropped))
+        """The number of segments dropped since the spool was created, by reason. `reconcile` can decrease it."""
+        return dict(self._meta.dropped)
 
     def peek(self) -> QueuedSegmentInfo | None:
-        return self._untaken[0].head if self.reconciled and self._untaken else None
-
-    def fill(self) -> bool:
-        batch: list[PackedSegment] = []
-        self.in_hand = min(PUT_ITEMS, len(self.outbox))
-        while len(batch) < self.in_hand and (segment := self.outbox.pop()) is not None:
-            packed = self._packed(segment)
-            if packed is not None:
-                batch.append(packed)
-        if batch:
-            self.put(batch)
-        self.in_hand = 0
-        return bool(batch)
+        return self._untaken[0].head if self._untaken else None
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
         """Add segments, and write about `FLUSH_BYTES` bytes of them to the file. `tick` writes the remaining segments."""
@@ -207,7 +185,7 @@ class Spool(SegmentQueue):
             if segment is None:
                 self.counters.add("spool_damaged_rows")
                 log.error("%s: a segment in the spool is damaged and is dropped", self._file.path)
-                if self.drop("spool_damaged"):
+                if self.drop_head(1, "spool_damaged"):
                     continue
                 segment = placeholder()  # the disk fails: the row stays and gets a number
             entry = self._untaken.popleft()
@@ -216,8 +194,10 @@ class Spool(SegmentQueue):
             return segment
         return None
 
-    def drop(self, reason: str) -> bool:
-        return bool(self._untaken) and self.error is None and self._sync([(reason, 1)])
+    def drop_head(self, count: int, reason: str) -> int:
+        """Drop the oldest `count` untaken segments for `reason`. Return the number dropped, 0 if the disk fails."""
+        count = min(count, len(self._untaken))
+        return count if count and self.error is None and self._sync([(reason, count)]) else 0
 
     def untake(self) -> None:
         """Put all taken segments back into the queue, without a sequence number, for a new session."""
@@ -311,9 +291,7 @@ class Spool(SegmentQueue):
         return due
 
     def close(self) -> None:
-        """Write all segments to the file if possible. Then close the file and release the lock."""
-        while self.fill():
-            pass
+        """Write the segments in memory to the file if possible. Then close the file and release the lock."""
         if self._file.is_open:
             while self._sync() and self._memory:
                 pass

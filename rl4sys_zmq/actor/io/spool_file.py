@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.segments import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private

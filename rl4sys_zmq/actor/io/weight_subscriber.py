@@ -39,6 +39,7 @@ from rl4sys_zmq.liveness import (
 )
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason, require_policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame, Poller
 from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -64,7 +65,7 @@ class PlaceholderPolicy:
         self.snapshot = PolicySnapshot(generation, version, digest, np.empty(0, np.float32))
         self.generation, self.version = generation, version
 
-    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> Any:
+    def act(self, observation: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Any:
         raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
 
     act_batch = act
@@ -296,8 +297,6 @@ class WeightSubscriber:
             if relayed and not self._link.in_use:
                 return  # the relay was left
 
-    # ---- relays
-
     def _on_relay_message(self, message: Message, now: float) -> None:
         if isinstance(message, WeightsSource):
             self._on_source(message, now)
@@ -364,7 +363,8 @@ class WeightSubscriber:
             self._whole = True
             self._leave_relay("digest", f"the weights of version {version} are not the learner's", now)
 
-    def _tick_relay(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        """Repeat an unanswered fetch, replace a silent PUB socket, and leave or retry relays."""
         self._link.tick(now)
         fault = self._link.fault(now)
         if fault is None and self._link.in_use and self._silence.expired(now):
@@ -375,10 +375,6 @@ class WeightSubscriber:
             self._link.connect_next(self.network, self._poller, now)
         if now >= self._learner_at:
             self._use_learner(always=False)
-
-    def tick(self, now: float) -> None:
-        """Repeat an unanswered fetch, replace a silent PUB socket, and leave or retry relays."""
-        self._tick_relay(now)
         if self._sub is not None and not self._link.in_use and self._silence.expired(now):
             self._counters.add("redials.weights")
             self._use_learner(always=True)

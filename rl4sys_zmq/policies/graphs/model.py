@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.values.features import FeatureLeaf
+from rl4sys_zmq.layers.layer_list import LayerList
+from rl4sys_zmq.values import ObservationSpace
+from rl4sys_zmq.values.features import FeatureLeaf, feature_layout
 
 OPSET, IR_VERSION = 17, 8
 """The versions of the operators and of the file format. Runtimes from 2022 on can read them (ONNX 1.12, onnxruntime 1.12)."""
@@ -118,6 +120,20 @@ class GraphBuilder:
         repeated = self.add("Gather", integers, self.constant(np.repeat(np.arange(len(leaf.counts)), leaf.counts)), axis=1)
         values = np.concatenate([low + np.arange(count) for low, count in zip(leaf.lowest, leaf.counts, strict=True)])
         return self.cast(self.add("Equal", repeated, self.constant(values)), np.float32)
+
+    def layers(self, space: ObservationSpace, layers: LayerList, names: Sequence[str]) -> str:
+        """Append the features of observations and all layers, and return the name of the outputs ``[N, outputs]``.
+
+        The graph's inputs are the arrays of observations. `names` are those of the tensors, in the order of `LayerList.tensors`.
+
+        Raises:
+            ConfigError: If a layer has no form in ONNX.
+        """
+        parts = [self.features(part) for part in feature_layout(space).parts]
+        features = values = parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=1)
+        for layer, own, inputs in zip(layers.layers, layers.divided(names), layers.shapes, strict=False):
+            values = layer.onnx_form(self, values, own, features, inputs)
+        return values
 
     def graph(self, inputs: Iterable[OnnxValue], outputs: Iterable[OnnxValue]) -> OnnxGraph:
         """Return the graph with these inputs and outputs."""

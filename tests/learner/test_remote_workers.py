@@ -22,8 +22,7 @@ from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, encode_checkpoint
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, read_mark
-from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
 from rl4sys_zmq.remote import gateway_storage
 from rl4sys_zmq.remote.gateway_storage import GatewayStorage
 from rl4sys_zmq.remote.worker import run_remote_worker

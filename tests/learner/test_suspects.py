@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles
-from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspectRecord
+from rl4sys_zmq.learner.training.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspectRecord, SegmentInTraining
 
 KEY = ("actor \u00e9", 7)
 

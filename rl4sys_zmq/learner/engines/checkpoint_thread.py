@@ -308,7 +308,8 @@ def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
 class AbandonCheckpointsThread(Worker):
     """A thread that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after its learner threads have ended.
 
-    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk.
+    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk. `stop` cancels the task while it waits; the
+    checkpoints then stay as they are.
     """
 
     def __init__(self, client_id: str, workers: Sequence[WorkerHandle], folder: Path, wake: Callable[[], None]) -> None:
@@ -317,14 +318,13 @@ class AbandonCheckpointsThread(Worker):
         self.problem = ""
         self.count = 0
         self._workers, self._folder, self._wake = tuple(workers), folder, wake
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         try:
             ended = [False]
-            while not all(ended) and not self._stopping.is_set():
+            while not all(ended) and not self._stop_asked.is_set():
                 ended = [worker.join(_LOOK_S) for worker in self._workers]
-            if self._stopping.is_set():
+            if self._stop_asked.is_set():
                 self.problem = "the learner was closed before its checkpoints were put aside"
                 return
             self.count = len(CheckpointStore(self._folder).abandon_all())
@@ -333,7 +333,3 @@ class AbandonCheckpointsThread(Worker):
         finally:
             self.done = True
             self._wake()
-
-    def stop(self) -> None:
-        """Cancel the task while it waits. The checkpoints then stay as they are."""
-        self._stopping.set()

@@ -8,6 +8,7 @@ then at once on Linux, otherwise within `ORPHAN_S` seconds and without a checkpo
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import os
 import select
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict
 
 from rl4sys_zmq.child_process import begin_child
@@ -44,33 +46,25 @@ class _CommandThread(threading.Thread):
     def run(self) -> None:
         poll = select.poll()
         poll.register(self._pair, select.POLLIN)
-        while True:
-            _send(self._pair, packets.TURN, busy_s=self._learner.busy_s)
-            if not poll.poll(round(WORKER_REPORT_S * 1000)):
-                continue
-            try:
-                data = self._pair.recv(packets.MAX_PACKET_BYTES)
-            except OSError:  # the learner has ended with packets that it had not read
-                break
-            if not data:
-                break
-            command, _ = packets.decode_packet(data)
-            if command == packets.END:
-                self._learner.expect_end()
-            elif command == packets.STOP:
-                self._learner.stop()
-            elif command == packets.REPLACE:
-                self._learner.replace()
+        commands = {
+            packets.END: self._learner.expect_end,
+            packets.STOP: self._learner.stop,
+            packets.REPLACE: self._learner.replace,
+        }
+        with suppress(EOFError):  # when the learner ends
+            while True:
+                _send(self._pair, packets.TURN, busy_s=self._learner.busy_s)
+                poll.poll(round(WORKER_REPORT_S * 1000))
+                for command, _ in packets.read_packets(self._pair):
+                    commands[command]()
         self._learner.replace()
         threading.Event().wait(ORPHAN_S)
         os._exit(1)
 
 
 def _send(pair: socket.socket, kind: str, **fields: object) -> None:
-    try:
+    with suppress(OSError):  # the learner has ended, or reads nothing now
         pair.send(packets.encode_packet(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except OSError:
-        return  # the learner has ended, or reads nothing now
 
 
 def main() -> None:
@@ -81,7 +75,7 @@ def main() -> None:
     data = pair.recv(packets.MAX_PACKET_BYTES)
     if not data:
         os._exit(1)
-    start = packets.ProcessStart(**packets.decode_packet(data)[1])
+    start = packets.ProcessStart(**json.loads(data))
     sys.path[:] = start.path
     root = logging.getLogger()
     root.addHandler(

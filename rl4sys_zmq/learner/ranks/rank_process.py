@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -34,17 +33,13 @@ class ParentWatch(Worker):
     def __init__(self, link: RankLink) -> None:
         super().__init__("rl4sys-parent")
         self._link, self._parent = link, os.getppid()
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         poll = select.poll()
         poll.register(self._link.fileno(), 0)  # a hang-up is always reported
-        while not self._stopping.is_set():
-            if (poll.poll(PARENT_LOOK_S * 1000) or os.getppid() != self._parent) and not self._stopping.is_set():
+        while not self._stop_asked.is_set():
+            if (poll.poll(PARENT_LOOK_S * 1000) or os.getppid() != self._parent) and not self._stop_asked.is_set():
                 os._exit(0)
-
-    def stop(self) -> None:
-        self._stopping.set()
 
 
 def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.device, ParallelAlgorithm]:

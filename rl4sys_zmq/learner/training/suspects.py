@@ -1,4 +1,4 @@
-"""Detection of segments that crash the learner's process when they are trained on.
+"""The segments in training, and the detection of those that crash the learner's process when they are trained on.
 
 ``training.mark`` lists the segments that are in training at the moment. If a new process finds segments in this file, the
 previous process ended during their training. Unless that process was asked to end, the segments become *suspects*. The file is
@@ -15,14 +15,17 @@ n. A suspect whose training completes is no longer a suspect. These are quaranti
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.run.worker_storage import MARK_BYTES, MAX_RANGES, SegmentRange, SuspectStorage, encode_range, read_mark
-from rl4sys_zmq.learner.training.held_segments import SegmentInTraining, streams_of
+from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.values import Segment
 
 log = get_logger(__name__)
 
@@ -32,6 +35,40 @@ ENDS_TOGETHER = 5
 MAX_CONDEMNED = 1024
 _HEAD_BYTES = 16
 Number = tuple[str, int, int]
+
+
+@dataclass(slots=True, eq=False)
+class SegmentInTraining:
+    """A segment that an algorithm received and may receive again, for example after an update was undone."""
+
+    message: DecodedSegmentMessage | None  # None if it was discarded to save memory
+    index: int  # of the segment in the message
+    key: Key
+    seq: int
+    correct: bool  # for `Algorithm.observe`: the segment is so old that it needs importance weights
+
+    @property
+    def segment(self) -> Segment:
+        assert self.message is not None
+        return self.message.segments[self.index]
+
+
+def to_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending integers as ranges ``(first, end)`` of consecutive integers. A range does not include `end`."""
+    if not numbers:
+        return []
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return [(numbers[0], numbers[-1] + 1)]
+    breaks = [n for n in range(1, len(numbers)) if numbers[n] != numbers[n - 1] + 1]
+    return [(numbers[a], numbers[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(numbers)])]
+
+
+def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
+    """Return segments as ranges ``(stream, first, end)`` of sequence numbers."""
+    by_stream: dict[Key, list[int]] = {}
+    for one in held:
+        by_stream.setdefault(one.key, []).append(one.seq)
+    return [(key, *run) for key, numbers in by_stream.items() for run in to_ranges(numbers)]
 
 
 class CrashSuspectRecord:

@@ -8,6 +8,7 @@ data at fault itself (`UndoableAlgorithm.discard`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import RankError, TrainingDiverged
 from rl4sys_zmq.learner.registry import Algorithm, UndoableAlgorithm
-from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage, RecentSegments, SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
-from rl4sys_zmq.learner.training.validation import is_finite
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
+from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage, is_finite
 from rl4sys_zmq.weights import digest
 
 MAX_TRIALS = 128
@@ -41,6 +41,39 @@ class UpdateOutcome:
     culprits: list[SegmentInTraining] = field(default_factory=list)  # to be quarantined
     reason: str = ""  # why the update was undone
     unchanged: bool = False  # no weight has changed although the learning rate is not 0
+
+
+class RecentSegments:
+    """The latest segments that an off-policy algorithm has observed, by their number in the order of observation, from 0."""
+
+    def __init__(self, max_segments: int, max_bytes: int) -> None:
+        self.nbytes = 0  # of the messages that are kept
+        self._max_bytes = max_bytes
+        self._observed = 0
+        self._segments: deque[SegmentInTraining | None] = deque(maxlen=max_segments)
+        self._kept: deque[tuple[DecodedSegmentMessage, list[SegmentInTraining]]] = deque()
+
+    def add(self, message: DecodedSegmentMessage, index: int) -> None:
+        if not self._kept or self._kept[-1][0] is not message:
+            self._kept.append((message, []))
+            self.nbytes += message.nbytes
+            while self.nbytes > self._max_bytes and len(self._kept) > 1:
+                oldest, segments = self._kept.popleft()
+                self.nbytes -= oldest.nbytes
+                for one in segments:
+                    one.message = None
+        one = SegmentInTraining(message, index, message.key, message.batch.first_seq + index, False)
+        self._kept[-1][1].append(one)
+        self._segments.append(one)
+        self._observed += 1
+
+    def pop(self, number: int) -> SegmentInTraining | None:
+        """Return the segment with this number, and forget it. Return None if it is not kept, or was observed before a restart."""
+        at = number - self._observed + len(self._segments)
+        if not 0 <= at < len(self._segments):
+            return None
+        one, self._segments[at] = self._segments[at], None
+        return one
 
 
 class UpdateRunner:

@@ -1,5 +1,5 @@
-"""The check of the numbers in segments before training. First a whole message is checked; if the check fails, each of its
-segments.
+"""The decoding of messages with segments, and the check of their numbers before training. First a whole message is checked; if
+the check fails, each of its segments.
 
 The bounds of a space give the allowed range. Values without bounds are limited by ``max_magnitude`` and ``max_reward``. Real
 systems and environments exceed the bounds of their Box: in Gymnasium's LunarLander-v3, the height can be 200, and its bound is
@@ -19,10 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.observations import integer_bounds
 from rl4sys_zmq.values.spaces import LeafSpace
-from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, encode, read_segments
+from rl4sys_zmq.wire.thread_messages import DeliverSegments, QuarantinedSegment
 
 MAX_LOG_PROB = 100.0
 """Largest absolute value of a negative log-probability, for each dimension of the action.
@@ -166,6 +169,39 @@ class SegmentContentRules:
     bounds: SegmentValueLimits
     generation: int  # of the learner thread that trains the policy now
     version: int  # the newest that it has published. Segments of later versions are errors.
+
+
+@dataclass(slots=True, eq=False)
+class DecodedSegmentMessage:
+    """A decoded message with segments of one actor, kept while one of them can still turn out to be unfit for training."""
+
+    key: Key
+    batch: SegmentBatchReader
+    segments: list[Segment]  # empty after `release`
+    refused: dict[int, ProtocolError]  # the error of each segment that the gateway has refused, by the segment's index
+    bad: dict[int, str]  # the problem of each segment with invalid content, by the segment's index
+    oldest: list[int]  # the lowest policy version among the steps of each segment
+    nbytes: int
+
+    def release(self) -> None:
+        """Free the memory of the decoded segments and images. `dead_letter` needs only the message."""
+        self.segments.clear()
+        self.batch.release_images()
+
+    def dead_letter(self, index: int, reason: str) -> QuarantinedSegment:
+        return QuarantinedSegment(*self.key, self.batch.first_seq + index, reason, tuple(encode(self.batch.alone(index))))
+
+
+def decode_message(message: DeliverSegments, rules: SegmentContentRules, first_version: int) -> DecodedSegmentMessage:
+    """Decode and check a message. A version of an earlier learner thread above `first_version` counts as `first_version`."""
+    batch = message.batch if message.batch is not None else read_segments(message.body)
+    batch.schema = rules.schema  # the gateway has given the batch away
+    segments = batch.segments()
+    refused = batch.errors(rules.schema) if message.refused else {}  # the same check as in the gateway
+    bad = content_errors(batch, segments, refused, rules)
+    oldest = batch.oldest(rules.generation, first_version)
+    nbytes = sum(len(frame) for frame in message.body)
+    return DecodedSegmentMessage((message.actor_id, message.origin), batch, segments, refused, bad, oldest, nbytes)
 
 
 def content_errors(

@@ -18,7 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl4sys_zmq.child_process import reset_signals
-from rl4sys_zmq.learner.engines.packets import encode_packet, read_packets
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.remote.ray_process import CONNECTED, LOCAL, REFUSED, placement_problem
 
 PENDING_S = 5.0
@@ -135,12 +135,16 @@ class Driver(ABC):
 
     def _read(self, *, wait: bool) -> bool:
         """Handle the packets that have arrived. Return False if the other process has ended."""
-        self._poll.poll(LOOK_S * 1000 if wait else 0.0)
-        try:
-            for kind, fields in read_packets(self._pair):
-                self._on_packet(kind, fields)
-        except EOFError:
-            return False
+        wait_s = LOOK_S if wait else 0.0
+        while self._poll.poll(wait_s * 1000):
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._on_packet(*decode_packet(data))
+            wait_s = 0.0
         return True
 
     def _nodes_are_due(self, now: float) -> bool:

@@ -21,7 +21,7 @@ from rl4sys_zmq.config import ResourcesConfig
 from rl4sys_zmq.config.learner import ray_address
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.engines.packets import read_packets
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet
 
 LOCAL: Final = "local"
 """The address that stands for a Ray of the learner's own."""
@@ -138,7 +138,16 @@ class DriverProcess:
                 self.outbox.popleft()
 
     def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        return read_packets(self._pair)
+        while True:
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                raise EOFError
+            yield decode_packet(data)
 
     def close(self, timeout_s: float) -> str:
         """Close the socketpair, which ends the driver, and wait for its end, at most `timeout_s` seconds. Then kill it."""

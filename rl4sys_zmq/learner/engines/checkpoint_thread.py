@@ -129,15 +129,26 @@ class WorkerFiles:
             self._store_mark(encode_mark(0, b"", excused=True))
 
     def handle(self, message: _CheckpointRequest) -> StorageAnswer:
-        match message:
-            case FindCheckpoint():
-                return self._find()
-            case FetchCheckpointPart():
-                return self._fetch(message)
-            case CheckpointPart():
-                return self._receive(message)
-            case _:
-                assert_never(message)
+        """Return the answer to one request. An exception becomes an answer, so that it does not end the thread of all workers."""
+        try:
+            match message:
+                case FindCheckpoint():
+                    return self._find()
+                case FetchCheckpointPart():
+                    return self._fetch(message)
+                case CheckpointPart():
+                    return self._receive(message)
+                case _:
+                    assert_never(message)
+        except Exception as exc:
+            if not isinstance(exc, CheckpointError | OSError):
+                log.exception("a request of a worker could not be handled: %s", type(message).__name__)
+            problem = plain_text(str(exc))[:500] or type(exc).__name__
+        if isinstance(message, FindCheckpoint):
+            return CheckpointFound(0, 0, {}, [], False, problem, (b"", b""))
+        if isinstance(message, CheckpointPart):
+            self._discard_incoming()
+        return CheckpointStored(message.number, False, problem)
 
     def finish(self) -> None:
         if self._incoming is not None:
@@ -151,47 +162,35 @@ class WorkerFiles:
             self._incoming = None
 
     def _find(self) -> CheckpointFound:
-        try:
-            self._store.claim(self._assign.generation)
-            loaded = self._store.load()
-            suspects, mark = self._marks.read()
-            self._store_mark(encode_mark(0, b""))
-            self._claimed = True
-            number = loaded[0].number if loaded is not None else 0
-            folder = self._store.folder / f"{number:08d}"
-            names = (MANIFEST, *state_files(folder)) if loaded is not None else ()
-            sizes = {name: (folder / name).stat().st_size for name in names}
-            next_number = self._store.prepare()
-        except (CheckpointError, OSError) as exc:
-            return CheckpointFound(0, 0, {}, [], False, plain_text(str(exc))[:500], (b"", b""))
+        self._store.claim(self._assign.generation)
+        loaded = self._store.load()
+        suspects, mark = self._marks.read()
+        self._store_mark(encode_mark(0, b""))
+        self._claimed = True
+        number = loaded[0].number if loaded is not None else 0
+        folder = self._store.folder / f"{number:08d}"
+        names = (MANIFEST, *state_files(folder)) if loaded is not None else ()
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        next_number = self._store.prepare()
         return CheckpointFound(number, next_number, sizes, self._store.damaged, not is_excused(mark), "", (suspects, mark))
 
-    def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply | CheckpointStored:
-        try:
-            if message.name != MANIFEST and not is_state_file(message.name):
-                raise CheckpointError(self._store.folder, f"{message.name!r:.80} is not needed to continue from a checkpoint")
-            with open(self._store.folder / f"{message.number:08d}" / message.name, "rb") as file:
-                file.seek(message.offset)
-                data = file.read(PART_BYTES)
-        except (CheckpointError, OSError) as exc:
-            return CheckpointStored(message.number, False, plain_text(str(exc))[:500])
+    def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply:
+        if message.name != MANIFEST and not is_state_file(message.name):
+            raise CheckpointError(self._store.folder, f"{message.name!r:.80} is not needed to continue from a checkpoint")
+        with open(self._store.folder / f"{message.number:08d}" / message.name, "rb") as file:
+            file.seek(message.offset)
+            data = file.read(PART_BYTES)
         return CheckpointPartReply(message.number, message.name, message.offset, (data,))
 
     def _receive(self, part: CheckpointPart) -> CheckpointStored:
-        try:
-            incoming = self._incoming
-            if incoming is None or part.number != incoming.number:
-                incoming = self._begin_checkpoint(part)
-            incoming.add(part)
-            if not part.last:
-                return CheckpointStored(part.number, False, "")
-            incoming.end()
-            self._incoming = None
+        incoming = self._incoming
+        if incoming is None or part.number != incoming.number:
+            incoming = self._begin_checkpoint(part)
+        incoming.add(part)
+        if part.last:
             self._install(incoming)
-        except (CheckpointError, OSError) as exc:
-            self._discard_incoming()
-            return CheckpointStored(part.number, False, plain_text(str(exc))[:500])
-        return CheckpointStored(part.number, True, "")
+            self._incoming = None
+        return CheckpointStored(part.number, part.last, "")
 
     def _begin_checkpoint(self, part: CheckpointPart) -> _Incoming:
         self._discard_incoming()
@@ -205,18 +204,15 @@ class WorkerFiles:
 
     def _install(self, incoming: _Incoming) -> None:
         """Check the manifest of a complete checkpoint and the digest of its state, and rename its folder into place."""
-        try:
-            manifest = read_manifest(incoming.folder)
-            wrote = (manifest.client_id, manifest.generation, manifest.number)
-            expected = (self._assign.client_id, self._assign.generation, incoming.number)
-            if wrote != expected:
-                raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
-            if any(incoming.content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
-                problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
-                raise CheckpointError(incoming.folder, problem)
-        except BaseException:
-            incoming.discard()
-            raise
+        incoming.end()
+        manifest = read_manifest(incoming.folder)
+        wrote = (manifest.client_id, manifest.generation, manifest.number)
+        expected = (self._assign.client_id, self._assign.generation, incoming.number)
+        if wrote != expected:
+            raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
+        if any(incoming.content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
+            problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
+            raise CheckpointError(incoming.folder, problem)
         self._store.install(incoming.folder, incoming.number, lambda: not self._fenced)
 
     def record(self) -> TrainingRecorded | None:
@@ -260,7 +256,7 @@ class CheckpointThread(Worker):
         if files.waiting >= MAX_WAITING:
             return False
         files.waiting += 1
-        self._requests.put(partial(self._answer, files, partial(_handled, files, message)))
+        self._requests.put(partial(self._answer, files, partial(files.handle, message)))
         return True
 
     def finish(self, files: WorkerFiles) -> None:
@@ -293,23 +289,10 @@ class CheckpointThread(Worker):
         self._requests.put(None)
 
 
-def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
-    """Return the answer to one request. An exception becomes an answer, so that it does not end the thread of all workers."""
-    try:
-        return files.handle(message)
-    except Exception as exc:
-        log.exception("a request of a worker could not be handled: %s", type(message).__name__)
-        problem = plain_text(str(exc))[:500] or type(exc).__name__
-        if isinstance(message, FindCheckpoint):
-            return CheckpointFound(0, 0, {}, [], False, problem, (b"", b""))
-        return CheckpointStored(message.number, False, problem)
-
-
 class AbandonCheckpointsThread(Worker):
     """A thread that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after its learner threads have ended.
 
-    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk. `stop` cancels the task while it waits; the
-    checkpoints then stay as they are.
+    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk.
     """
 
     def __init__(self, client_id: str, workers: Sequence[WorkerHandle], folder: Path, wake: Callable[[], None]) -> None:
@@ -318,13 +301,14 @@ class AbandonCheckpointsThread(Worker):
         self.problem = ""
         self.count = 0
         self._workers, self._folder, self._wake = tuple(workers), folder, wake
+        self._stopping = threading.Event()
 
     def run(self) -> None:
         try:
             ended = [False]
-            while not all(ended) and not self._stop_asked.is_set():
+            while not all(ended) and not self._stopping.is_set():
                 ended = [worker.join(_LOOK_S) for worker in self._workers]
-            if self._stop_asked.is_set():
+            if self._stopping.is_set():
                 self.problem = "the learner was closed before its checkpoints were put aside"
                 return
             self.count = len(CheckpointStore(self._folder).abandon_all())
@@ -333,3 +317,7 @@ class AbandonCheckpointsThread(Worker):
         finally:
             self.done = True
             self._wake()
+
+    def stop(self) -> None:
+        """Cancel the task while it waits. The checkpoints then stay as they are."""
+        self._stopping.set()

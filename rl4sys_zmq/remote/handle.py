@@ -88,18 +88,19 @@ class RemoteWorker(WatchedWorker):
 
     @property
     def silent_s(self) -> float:
-        at = self._link.signs.at
+        if self._link.sign is None or self.over:
+            return 0.0
         # The time in which this whole process was stopped does not count.
-        return 0.0 if at is None or self.over else max(0.0, time.monotonic() - max(at, self._awake_at))
+        return max(0.0, time.monotonic() - max(self._link.sign_at, self._awake_at))
 
     def describe(self) -> dict[str, Any]:
         """Return the engine, the result of `RemoteProcess.describe`, and after the first sign of life the worker's data."""
         process = self._process.describe() if self._process is not None else {}
         status: dict[str, Any] = {"engine": self._engine, **process}
-        signs = self._link.signs
-        if signs.at is not None:
-            status |= {"host": signs.host, "pid": signs.pid}
-            status |= {"busy_s": round(signs.busy_s, 3), "silent_s": round(self.silent_s, 3)}
+        sign = self._link.sign
+        if sign is not None:
+            status |= {"host": sign.host, "pid": sign.pid}
+            status |= {"busy_s": round(sign.busy_s, 3), "silent_s": round(self.silent_s, 3)}
         return status
 
     def stop(self) -> None:
@@ -109,7 +110,7 @@ class RemoteWorker(WatchedWorker):
     def run(self) -> None:
         try:
             end = self._watch_process()
-            if end and not self._link.signs.failed:
+            if end and not self._link.failed:
                 self.crash = f"its worker{self._where()} has ended: {end}"
         except ConfigError as exc:
             self.failure = ThreadFailed(str(exc)[:1000], "")
@@ -148,7 +149,7 @@ class RemoteWorker(WatchedWorker):
             self._turned_at = now
             if now >= self._kill_at:
                 process.kill()
-            lost = self._link.signs.lost
+            lost = self._link.lost
             if self.silent_s > REMOTE_WORKER_SILENCE_S:
                 lost = f"no sign of life for {self.silent_s:.0f} s; is its machine lost, or the worker stopped?"
             if lost:
@@ -158,8 +159,8 @@ class RemoteWorker(WatchedWorker):
         return end
 
     def _where(self) -> str:
-        signs = self._link.signs
-        return f" on {signs.host} (pid {signs.pid})" if signs.at is not None else ""
+        sign = self._link.sign
+        return f" on {sign.host} (pid {sign.pid})" if sign is not None else ""
 
     def _log(self) -> None:
         for _ in range(len(self._link.logs)):  # a worker can add more without end

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.delivery import DataAmount, Key
-from rl4sys_zmq.learner.training.progress import CheckpointProgress
+from rl4sys_zmq.learner.training.checkpointing import CheckpointProgress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update

@@ -30,7 +30,6 @@ from typing import Any
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
-from rl4sys_zmq.interfaces import Engine
 from rl4sys_zmq.learner.engines import packets
 from rl4sys_zmq.learner.engines.base import REPLACED_KILL_S, EngineEntry, GatewayEndpoints, WatchedWorker, WorkerAssignment
 from rl4sys_zmq.liveness import WORKER_REPORT_S
@@ -50,8 +49,8 @@ LAST_PACKETS = 4096  # after the end of a process. The socketpair holds fewer.
 _MODULE = "rl4sys_zmq.learner.engines.worker"
 
 
-class ProcessEngine(Engine):
-    """The engine that trains each client in a process of its own. It is always ready."""
+class ProcessEngine:
+    """The engine that trains each client in a process of its own."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
         if not hasattr(socket, "SOCK_SEQPACKET") or not sys.executable:
@@ -66,6 +65,9 @@ class ProcessEngine(Engine):
 
     def start(self, assignment: WorkerAssignment) -> LearnerProcess:
         return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
+
+    def wait_ready(self) -> None:
+        """Return at once: a process can be started now."""
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
-from rl4sys_zmq.interfaces import Engine
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.training.learner_thread import LearnerThread
 from rl4sys_zmq.learner.training.train_loop import WorkerQueue
@@ -14,14 +13,20 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import StopThread, WorkerMessage
 
 
-class ThreadEngine(Engine):
-    """The engine that trains each client in a thread of the learner's process. It holds nothing, and is always ready."""
+class ThreadEngine:
+    """The engine that trains each client in a thread of the learner's process."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
         self._up = gateway.up
 
     def start(self, assignment: WorkerAssignment) -> InProcessLearnerThread:
         return InProcessLearnerThread(assignment, self._up)
+
+    def wait_ready(self) -> None:
+        """Return at once: a thread can always be started."""
+
+    def close(self) -> None:
+        """Do nothing: this engine holds nothing itself."""
 
 
 ENTRY = EngineEntry(name="thread", factory=ThreadEngine, summary="a thread of the learner's process")

@@ -12,7 +12,6 @@ from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.run.deadletters import DeadLetterFolder
 from rl4sys_zmq.learner.run.log_files import (
     CLIENT_READY,
@@ -144,11 +143,20 @@ def log_event(name: str, fields: Mapping[str, Any]) -> None:
         log.info("%s %s", name, dict(fields))
 
 
-class NullEventSink(EventSink):
+class NullEventSink:
     """An event sink without a run directory: it only logs events with `logging`."""
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
+        """Do nothing."""
 
     def event(self, name: str, **fields: Any) -> None:
         log_event(name, fields)
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        """Do nothing."""
+
+    def forget(self, client_id: str) -> None:
+        """Do nothing."""
 
 
 class Recorder(Worker):

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.lags import count_lags
-from rl4sys_zmq.learner.training.progress import ObservedDataCounts
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
@@ -59,6 +58,15 @@ class _ReportedDemand(NamedTuple):
     items: int  # segments
     nbytes: int
     version: int  # the lowest with which actors should start a segment
+
+
+class ObservedDataCounts(NamedTuple):
+    """Counts of the steps and episodes that an algorithm has received so far, as a checkpoint stores them."""
+
+    steps: int = 0
+    episodes: int = 0
+    recent: tuple[tuple[float, int], ...] = ()  # return and length of the latest of these episodes, oldest first
+    overridden_steps: int = 0  # also those that the algorithm has not received
 
 
 class LearnerThreadReporter:

@@ -20,9 +20,8 @@ from rl4sys_zmq.learner.run.worker_storage import WorkerStorage
 from rl4sys_zmq.learner.training.building import build_algorithm, load_initial_policy, max_policy_lag, pacing_lag, set_publishing
 from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints
 from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations
-from rl4sys_zmq.learner.training.progress import CheckpointProgress, ObservedDataCounts
 from rl4sys_zmq.learner.training.publishing import PolicyPublisher
-from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, plain_text
+from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, ObservedDataCounts, plain_text
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, streams_of, to_ranges
 from rl4sys_zmq.learner.training.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage, SegmentContentRules, SegmentValueLimits, decode_message
@@ -139,13 +138,13 @@ class TrainLoop:
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
         self._rejected_in_a_row = 0
-        self._progress = CheckpointProgress()
         store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
         self._checkpoints = TrainingCheckpoints(self._assign, self._algorithm, self._publisher, store, replaced)
         demonstrations = None
         if self._assign.demonstrations:
             demonstrations = TrainingDemonstrations(self._assign, self._algorithm, self._schema, self._bounds)
         self._ready = self._resume(demonstrations)
+        self._progress = self._checkpoints.progress
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not replaced.is_set()
         self.suspects = CrashSuspectRecord(storage.suspects(self._assign) if noted else None)
@@ -231,44 +230,35 @@ class TrainLoop:
 
         Without a checkpoint, the algorithm gets the weights and clones the demonstrations that its settings name.
         """
-        assign, algorithm, checkpoints = self._assign, self._algorithm, self._checkpoints
-        manifest = checkpoints.load()
-        if manifest is not None:
-            if manifest.journal_id == assign.journal_id:
-                self._progress = CheckpointProgress(manifest.marks, manifest.verdicts)
-            else:
-                text = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
-                log.warning(text, assign.client_id, manifest.number)
-            self._progress.observed = ObservedDataCounts(
-                manifest.steps, manifest.episodes, manifest.recent, manifest.overridden_steps
-            )
-        else:
-            if assign.init:
-                load_initial_policy(algorithm, assign)
+        algorithm, checkpoints = self._algorithm, self._checkpoints
+        if not checkpoints.load():
+            if self._assign.init:
+                load_initial_policy(algorithm, self._assign)
                 checkpoints.save_soon()
             if demonstrations is not None and demonstrations.clone(
                 lambda scalars: self._send(TrainingMetrics(0, 0, scalars, [], 0, []))
             ):
                 checkpoints.save_soon()
+        progress, observed = checkpoints.progress, checkpoints.progress.observed
         return ThreadReady(
             spec=spec_to_document(self._spec),
             kind=algorithm.kind,
             rollout_length=algorithm.rollout_length,
             max_policy_lag=self._max_policy_lag,
-            checkpoint=manifest.number if manifest is not None else 0,
-            marks=self._progress.as_documents(),
-            verdicts=dict(self._progress.verdicts),
+            checkpoint=checkpoints.number,
+            marks=progress.as_documents(),
+            verdicts=dict(progress.verdicts),
             damaged=list(checkpoints.damaged),
             body=spec_body(self._spec),
-            steps=self._progress.observed.steps,
+            steps=observed.steps,
             updates=max(0, checkpoints.saved_updates),
-            episodes=self._progress.observed.episodes,
-            recent=[list(episode) for episode in self._progress.observed.recent],
+            episodes=observed.episodes,
+            recent=[list(episode) for episode in observed.recent],
             devices=list(self._devices),
         )
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
-        result = self._checkpoints.save(self._trainer.updates, self._progress, token, asked=asked)
+        result = self._checkpoints.save(self._trainer.updates, token, asked=asked)
         if result is not None:
             if not result.error:
                 self._reporter.report_verdicts()

@@ -108,21 +108,9 @@ class UpdateRunner:
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()
-            self._suspects.record(self.held)
-        failure: Exception | None = None
-        metrics: Mapping[str, float] | None = None
-        try:
-            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
-        except RankError:
-            noted = False  # the record stays: a segment can have ended the rank
-            raise
-        except Exception as exc:
-            if self._hooks is None and not self._onpolicy:
-                raise
-            failure = exc
-        finally:
-            if noted:
-                self._suspects.clear()
+        metrics, failure = self._try(self.held if noted else (), partial=partial)
+        if failure is not None and self._hooks is None and not self._onpolicy:
+            raise failure
         if metrics is None and failure is None:
             return None
         reason = self._problem(metrics, failure, due=self._is_due(partial))
@@ -132,6 +120,29 @@ class UpdateRunner:
             self._suspects.clear_suspects(self.held)
         used, self.held = self.held, []
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
+
+    def _try(
+        self, batch: Sequence[SegmentInTraining], *, partial: bool, again: bool = False
+    ) -> tuple[Mapping[str, float] | None, Exception | None]:
+        """Return the metrics of an update, or the exception that it raised. The segments of `batch` are on record meanwhile.
+
+        With `again`, the algorithm first observes them again.
+        """
+        metrics: Mapping[str, float] | None = None
+        failure: Exception | None = None
+        if batch:
+            self._suspects.record(batch)
+        try:
+            if again:
+                self._observe_again(batch)
+            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
+        except RankError:  # the record stays: a segment can have ended the rank
+            raise
+        except Exception as exc:  # noqa: BLE001 - the failure is the result
+            failure = exc
+        if batch:
+            self._suspects.clear()
+        return metrics, failure
 
     def _is_due(self, partial: bool) -> bool:
         """Return True if the next update must be checked in full, and the state before it must be kept.
@@ -171,6 +182,10 @@ class UpdateRunner:
         else:
             self._algorithm.load(self._state)
 
+    def _observe_again(self, batch: Sequence[SegmentInTraining]) -> None:
+        for one in batch:
+            self._algorithm.observe(one.segment, correct=one.correct)
+
     def _numbers_to_check(self) -> Sequence[NDArray[Any]]:
         if self._hooks is not None:
             return self._hooks.numbers_to_check()
@@ -208,8 +223,7 @@ class UpdateRunner:
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
         self._restore()
-        for one in rest:
-            self._algorithm.observe(one.segment, correct=one.correct)
+        self._observe_again(rest)
         self.held = rest
         return UpdateOutcome(culprits=culprits, reason=reason)
 
@@ -225,18 +239,7 @@ class UpdateRunner:
         """Return True if an update on some segments of a batch fails, starting from the state before the batch."""
         self._trials += 1
         self._restore()
-        metrics: Mapping[str, float] | None = None
-        failure: Exception | None = None
-        self._suspects.record(part)
-        try:
-            for one in part:
-                self._algorithm.observe(one.segment, correct=one.correct)
-            metrics = self._algorithm.update(partial=True)
-        except RankError:  # the record stays: a segment can have ended the rank
-            raise
-        except Exception as exc:  # noqa: BLE001 - the failure is the result; `_undo` raises it if no segment is left
-            failure = exc
-        self._suspects.clear()
+        metrics, failure = self._try(part, partial=True, again=True)
         return bool(self._problem(metrics, failure, due=True))
 
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
@@ -273,5 +276,4 @@ class UpdateRunner:
         for part in parts:
             self._fails(part)
         self._restore()
-        for one in self.held:
-            self._algorithm.observe(one.segment, correct=one.correct)
+        self._observe_again(self.held)

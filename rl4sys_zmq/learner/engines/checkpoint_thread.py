@@ -60,48 +60,38 @@ StorageAnswer = CheckpointFound | CheckpointPartReply | CheckpointStored | Train
 
 
 class _Incoming:
+    """A checkpoint that arrives in parts, and the temporary folder for its files."""
+
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
-        self.content: dict[str, tuple[int, str]] = {}  # the size and the digest (xxh3-128) of each complete file
-        self._file = -1
-        self._name, self._size, self._digest = "", 0, xxhash.xxh3_128()
+        self._name = ""  # of the file that arrives now
+        self._digests: dict[str, xxhash.xxh3_128] = {}
         folder.mkdir(mode=0o700)
 
     def add(self, part: CheckpointPart) -> None:
-        """Append a part to its file. The first part of a new file also flushes the previous file to the disk."""
+        """Append a part to its file."""
         if part.name != self._name:
-            self._end_file()
-            if not (part.name in _NAMES or is_state_file(part.name)) or part.offset:
+            known = part.name in _NAMES or is_state_file(part.name)
+            if part.offset or not known or part.name in self._digests:
                 raise CheckpointError(self.folder, f"part {part.offset} of {part.name!r:.80} does not begin a checkpoint's file")
-            self._file = open_private(self.folder / part.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            self._name, self._size, self._digest = part.name, 0, xxhash.xxh3_128()
-        if part.offset != self._size:
-            raise CheckpointError(self.folder / part.name, f"a part begins at byte {part.offset}; expected {self._size}")
-        for frame in part.body:
-            rest = memoryview(frame)
-            self._size += len(rest)
-            self._digest.update(rest)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            self._name, self._digests[part.name] = part.name, xxhash.xxh3_128()
+        path = self.folder / part.name
+        with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            if part.offset != file.tell():
+                raise CheckpointError(path, f"a part begins at byte {part.offset}; expected {file.tell()}")
+            for frame in part.body:
+                file.write(frame)
+                self._digests[part.name].update(frame)
 
-    def end(self) -> None:
-        self._end_file()
+    def end(self) -> dict[str, tuple[int, str]]:
+        """Flush the files to the disk. Return the size and the digest (xxh3-128) of each."""
+        content = {}
+        for name, digest in self._digests.items():
+            with (self.folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+                content[name] = os.fstat(file.fileno()).st_size, digest.hexdigest()
         sync_folder(self.folder)
-
-    def discard(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _end_file(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
-            self.content[self._name] = self._size, self._digest.hexdigest()
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+        return content
 
 
 class WorkerFiles:
@@ -158,7 +148,7 @@ class WorkerFiles:
 
     def _discard_incoming(self) -> None:
         if self._incoming is not None:
-            self._incoming.discard()
+            shutil.rmtree(self._incoming.folder, ignore_errors=True)
             self._incoming = None
 
     def _find(self) -> CheckpointFound:
@@ -204,13 +194,13 @@ class WorkerFiles:
 
     def _install(self, incoming: _Incoming) -> None:
         """Check the manifest of a complete checkpoint and the digest of its state, and rename its folder into place."""
-        incoming.end()
+        content = incoming.end()
         manifest = read_manifest(incoming.folder)
         wrote = (manifest.client_id, manifest.generation, manifest.number)
         expected = (self._assign.client_id, self._assign.generation, incoming.number)
         if wrote != expected:
             raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
-        if any(incoming.content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
+        if any(content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
             problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
             raise CheckpointError(incoming.folder, problem)
         self._store.install(incoming.folder, incoming.number, lambda: not self._fenced)

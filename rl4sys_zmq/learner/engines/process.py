@@ -98,7 +98,6 @@ class LearnerProcess(WatchedWorker):
             log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
         )
         self._lock = threading.Lock()
-        self._killed = False
         self._pid: int | None = None  # None before the process is created
         self._alive_at = math.inf
         self._busy_s = 0.0  # since the process last looked for messages, as of its last sign of life
@@ -150,7 +149,7 @@ class LearnerProcess(WatchedWorker):
     def stop(self) -> None:
         """Kill the process. Any thread can call this."""
         with self._lock:
-            self._killed = True
+            super().stop()
             self._kill()
 
     def _kill(self) -> None:
@@ -186,7 +185,7 @@ class LearnerProcess(WatchedWorker):
     def _watch_process(self) -> int:
         """Start the process, read its packets, and return its exit code after its end."""
         with self._lock:
-            if self._killed:
+            if self._stop_asked.is_set():
                 return 0
             pair, theirs = self._pair, self._theirs
             assert pair is not None and theirs is not None

@@ -131,14 +131,13 @@ class CrashSuspectRecord:
 
     def clear_pending(self) -> None:
         """Record that training on the recorded segments has completed: none of them is in training or a suspect any more."""
-        if self._suspected:
-            self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
+        self._clear_suspects(self._in_hand)
         self.clear()
 
     def clear_suspects(self, held: Iterable[SegmentInTraining]) -> None:
         """Stop suspecting these segments, because training on them has completed."""
         if self._suspected:
-            self._clear_suspects({(*one.key, one.seq) for one in held})
+            self._clear_suspects(streams_of(held))
 
     # ---- suspicion
 
@@ -184,10 +183,11 @@ class CrashSuspectRecord:
         self._span()
         self._save()
 
-    def _clear_suspects(self, numbers: set[Number]) -> None:
-        if self._suspected & numbers:
-            self._suspected -= numbers
-            if not self._suspected:
+    def _clear_suspects(self, ranges: Sequence[SegmentRange]) -> None:
+        left = {number for number in self._suspected if not any(_holds(one, number) for one in ranges)}
+        if len(left) < len(self._suspected):
+            self._suspected = left
+            if not left:
                 self._reset()
             self._span()
             self._save()

@@ -126,8 +126,7 @@ class TrainLoop:
         self._inbox, self._send = inbox, upstream.send
         self.turned_at = time.monotonic()  # when the thread last looked for messages. Any thread can read it.
         self._assign = inbox.wait_for_assignment()
-        built = build_algorithm(self._assign, storage.folder(self._assign), stopping)
-        self._algorithm, self._devices, self._ranks = built.algorithm, built.devices, built.ranks
+        self._algorithm, self._devices, self._ranks = build_algorithm(self._assign, storage.folder(self._assign), stopping)
         self._spec = self._algorithm.spec()
         self._max_policy_lag = max_policy_lag(self._algorithm, self._assign)
         self._pacing_lag = pacing_lag(self._algorithm, self._assign)

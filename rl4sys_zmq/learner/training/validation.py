@@ -236,16 +236,22 @@ def _is_sound_column(name: str, column: NDArray[Any], rules: SegmentContentRules
         return not column.size or int(np.maximum.reduce(column)) <= rules.version
     if name == "masks":
         return bool(column.all()) or rules.schema.actions.forbidden_choice(column) is None
+    return not _column_error(name, column, rules)
+
+
+def _column_error(name: str, column: NDArray[Any], rules: SegmentContentRules) -> str:
     space = rules.schema.discrete.get(name)
-    if space is not None:
+    if space is not None and column.size:
         low, high = space.start, space.start + space.n - 1
         flat = column.reshape(-1)
-        if flat.size and not low <= np.minimum.reduce(flat) <= np.maximum.reduce(flat) <= high:
-            return False
+        if not low <= np.minimum.reduce(flat) <= np.maximum.reduce(flat) <= high:
+            return f"{name} are outside {low} to {high}"
     bounds = rules.bounds.of(name)
-    if bounds is not None and not bounds.vacuous:
-        return bounds.holds(column)
-    return column.dtype.kind != "f" or is_finite(column)
+    if bounds is not None and not bounds.vacuous and bounds.holds(column):
+        return ""
+    if column.dtype.kind == "f" and not is_finite(column):
+        return f"{name} are not finite"
+    return bounds.error(name, column) if bounds is not None and not bounds.vacuous else ""
 
 
 def is_finite(column: NDArray[Any]) -> bool:
@@ -272,10 +278,7 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
     if segment.source:  # NaN: unknown; minus infinity: the policy never takes the action
         columns["log_probs"] = np.where(segment.log_probs > 0.0, segment.log_probs, np.float32(0.0))
     for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):
-        if column.dtype.kind == "f" and not is_finite(column):
-            return f"{name} are not finite"
-        bounds = rules.bounds.of(name)
-        if bounds is not None and not bounds.vacuous and (error := bounds.error(name, column)):
+        if error := _column_error(name, column, rules):
             return error
     if segment.episode_return is not None:
         limit = rules.bounds.max_return(segment.episode_length or 0)
@@ -283,10 +286,6 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
             return "the episode's return is not finite"
         if abs(segment.episode_return) > limit:
             return f"the episode's return is {segment.episode_return:g}; expected at most {limit:g} in absolute value"
-    for name, space in schema.discrete.items():
-        column = columns[name]
-        if not ((column >= space.start) & (column < space.start + space.n)).all():
-            return f"{name} are outside {space.start} to {space.start + space.n - 1}"
     if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
         return (
             f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"

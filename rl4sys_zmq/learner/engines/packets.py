@@ -1,7 +1,7 @@
 """The packets between a learner and its worker processes.
 
 A packet is a JSON object in one message of a socketpair: its kind, and the fields of this kind. The first message to the
-process is a `ProcessStart`.
+process is a `ProcessStart`, as JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 END: Final = "end"
@@ -31,19 +30,6 @@ FAILED: Final = "failed"
 """From the process, at the end: the ``error`` that ended it, and its ``trace``."""
 
 MAX_PACKET_BYTES = 128 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStart:
-    """The data with which a worker process starts."""
-
-    client_id: str
-    key: str  # the first frame of each message of the process, in hexadecimal; a secret
-    down: str  # the address from which the process receives messages
-    up: str  # the address to which it sends messages
-    plugins: list[str]  # the modules to import first
-    path: list[str]  # `sys.path` of the learner
-    log_level: int  # the lowest level of log records that the learner shows
 
 
 def encode_packet(kind: str, **fields: object) -> bytes:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import math
 import os
 import select
@@ -32,9 +31,9 @@ from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines import packets
 from rl4sys_zmq.learner.engines.base import REPLACED_KILL_S, EngineEntry, GatewayEndpoints, WatchedWorker, WorkerAssignment
+from rl4sys_zmq.learner.engines.remote_start import ProcessStart
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.transports import Socket, make_socket_folder
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed, WorkerMessage, frames_of
@@ -88,15 +87,7 @@ class LearnerProcess(WatchedWorker):
 
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
         super().__init__("rl4sys-process", assignment)
-        self._start = packets.ProcessStart(
-            client_id=assignment.client_id,
-            key=assignment.key.hex(),
-            down=down,
-            up=up,
-            plugins=imported_plugins(),
-            path=module_path(),
-            log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
-        )
+        self._start = ProcessStart.of(assignment, down=down, up=up, path=module_path())
         self._lock = threading.Lock()
         self._pid: int | None = None  # None before the process is created
         self._alive_at = math.inf

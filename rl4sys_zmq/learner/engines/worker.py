@@ -22,6 +22,7 @@ from dataclasses import asdict
 from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines import packets
+from rl4sys_zmq.learner.engines.remote_start import ProcessStart
 from rl4sys_zmq.learner.training.learner_thread import LearnerThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import ForwardingHandler, get_logger
@@ -75,7 +76,7 @@ def main() -> None:
     data = pair.recv(packets.MAX_PACKET_BYTES)
     if not data:
         os._exit(1)
-    start = packets.ProcessStart(**json.loads(data))
+    start = ProcessStart(**json.loads(data))
     sys.path[:] = start.path
     root = logging.getLogger()
     root.addHandler(
@@ -94,7 +95,7 @@ def main() -> None:
     os._exit(code)
 
 
-def _train(pair: socket.socket, start: packets.ProcessStart) -> None:
+def _train(pair: socket.socket, start: ProcessStart) -> None:
     try:
         import_plugins(start.plugins)
     except ConfigError as exc:

@@ -8,7 +8,6 @@ name.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
-from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import KeyPair, WorkerAccess, new_key_pair
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
@@ -84,18 +82,15 @@ class WorkerLink(Resource):
             self._push.close()
             raise
         public, secret, gateway_public = access.keys
-        self.start = RemoteWorkerStart(
+        self.start = RemoteWorkerStart.of(
+            assignment,
             engine=assignment.engine,
-            client_id=assignment.client_id,
             generation=assign.generation,
-            key=self._key.hex(),
             down=_advertised(self._push.bound, advertise),
             up=_advertised(self.pull.bound, advertise),
             public=public,
             secret=secret,
             gateway_public=gateway_public,
-            plugins=tuple(imported_plugins()),
-            log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
         )
 
     # ---- to the worker

@@ -128,20 +128,17 @@ class RankMember:
         """
         prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
         prefix.set(f"connecting-{self.rank}", "1")
-        timeout, here = timedelta(seconds=RANK_TIMEOUT_S), (self.rank, self.size)
         try:
             if device.type == "cuda":
                 os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a dead rank then raises, and does not end the process
-                nccl = _DISTRIBUTED.ProcessGroupNCCL
-                options = nccl.Options()
-                options._timeout = timeout
-                self._group = nccl(prefix, *here, options)
+                backend = _DISTRIBUTED.ProcessGroupNCCL
+                options = backend.Options()
             else:
-                gloo = _DISTRIBUTED.ProcessGroupGloo
-                options = gloo._Options()
-                options._timeout = timeout
-                options._devices = [gloo.create_device(hostname=_LOOPBACK)]
-                self._group = gloo(prefix, *here, options)
+                backend = _DISTRIBUTED.ProcessGroupGloo
+                options = backend._Options()
+                options._devices = [backend.create_device(hostname=_LOOPBACK)]
+            options._timeout = timedelta(seconds=RANK_TIMEOUT_S)
+            self._group = backend(prefix, self.rank, self.size, options)
         except RuntimeError as exc:
             raise RankError(f"rank {self.rank} of {self.size} cannot connect to the other ranks: {exc}") from exc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import time
@@ -91,14 +92,9 @@ class RunDirectoryWriter(Resource):
             series.flush()
 
     def close(self) -> None:
-        error: OSError | None = None
-        for series in (self._log, *self._curves.values()):
-            try:
-                series.close()
-            except OSError as exc:
-                error = exc
-        if error is not None:
-            raise error
+        with contextlib.ExitStack() as stack:  # each is closed, also after an error
+            for series in (self._log, *self._curves.values()):
+                stack.callback(series.close)
 
     def _curve(self, client_id: str) -> RecordSeries:
         series = self._curves.get(client_id)

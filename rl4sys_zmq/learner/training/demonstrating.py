@@ -40,7 +40,11 @@ class TrainingDemonstrations:
         require_use(assign.algorithm_name, options, takes=takes, clones=clones)
         self._demonstrations = demonstrations = _read(options)
         demonstrations.check_spaces(schema.observation_space, schema.action_space)
-        _check_numbers(demonstrations, SegmentContentRules(schema, limits, 0, 0))
+        rules = SegmentContentRules(schema, limits, 0, 0)
+        for number, segment in enumerate(demonstrations.segments):
+            if reason := content_error(segment, rules):
+                episode = f"episode {number} of {len(demonstrations.segments)}"
+                raise ConfigError(f"demonstrations: {episode}: {reason}", key="demonstrations")
         if isinstance(algorithm, DemonstrationAlgorithm) and options.fraction:
             require_rewards(options, rewarded=demonstrations.rewarded)
             algorithm.use_demonstrations(demonstrations.segments, options.fraction, demonstrations.digest)
@@ -74,13 +78,6 @@ def _read(options: DemonstrationsConfig) -> Demonstrations:
         return read_demonstrations(options.path)
     assert options.minari is not None  # as the configuration has checked
     return demonstrations_of(*read_minari(options.minari))
-
-
-def _check_numbers(demonstrations: Demonstrations, rules: SegmentContentRules) -> None:
-    segments = demonstrations.segments
-    for number, segment in enumerate(segments):
-        if reason := content_error(segment, rules):
-            raise ConfigError(f"demonstrations: episode {number} of {len(segments)}: {reason}", key="demonstrations")
 
 
 def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demonstration]]:

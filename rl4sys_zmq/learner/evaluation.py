@@ -124,8 +124,6 @@ class PolicyEvaluator(Worker):
         self._last: EvaluationRecord | None = None
         self._busy_since: float | None = None
 
-    # ---- for the gateway thread
-
     def is_due(self, version: int, steps: int) -> bool:
         """Return True if a newly published version is the first one of its period. Each period is due once."""
         period = self._options.period(version, steps)
@@ -165,8 +163,6 @@ class PolicyEvaluator(Worker):
             "best": str(self.best.policy) if self.best is not None and best is not None else None,
             "error": self._error,
         }
-
-    # ---- the thread
 
     def run(self) -> None:
         process: EvaluationProcess | None = None

@@ -93,8 +93,6 @@ class WorkerLink(Resource):
             gateway_public=gateway_public,
         )
 
-    # ---- to the worker
-
     def send(self, frames: Sequence[Frame]) -> bool:
         """Queue a message. Return False if the queue is full, the worker is not connected, or `end` was called."""
         return not self._ended and self.flush() and self._try(frames)
@@ -132,8 +130,6 @@ class WorkerLink(Resource):
         sent = self._push is not None and bool(self._push.send(frames))
         self._sent += sent
         return sent
-
-    # ---- from the worker
 
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
         """Yield the messages of the learner thread that have arrived, a few or `all_of_them`, and handle all other messages."""
@@ -189,8 +185,6 @@ class WorkerLink(Resource):
     def _say_alive(self) -> None:
         if self.flush():
             self._try(encode(GatewayAlive(self._received, self._sent)))
-
-    # ---- the end
 
     def finish(self) -> None:
         """Discard what the ended worker has left unfinished on the disk, and wait. Do not call this in the gateway thread."""

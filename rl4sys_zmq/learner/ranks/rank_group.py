@@ -133,8 +133,6 @@ class RankGroup(RankMember, Resource):
             if self._stopping.wait(_LOOK_S / 10):
                 raise Closed("the learner thread was stopped before its ranks were ready")
 
-    # ---- work
-
     @contextmanager
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> Iterator[None]:
         """Let the other ranks do `work`, while rank 0 does the same in the ``with`` block.
@@ -173,8 +171,6 @@ class RankGroup(RankMember, Resource):
                 other.link.send_parts(parts)
             except OSError as exc:
                 raise self._lost(exc) from exc
-
-    # ---- the end
 
     def _name(self, other: _OtherRank) -> str:
         return f"rank {other.rank} of {self.size} (pid {other.process.pid})"

@@ -68,18 +68,16 @@ class CheckpointProgress:
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
-        if replaces:
-            self._correct(key, {verdict: count, replaces: -count})
-        else:
+        """Count segments with a verdict. With `replaces`, they had that verdict before, perhaps before the last barrier."""
+        if not replaces:
             self._since[key].verdicts[verdict] += count
-
-    def _correct(self, key: Key, changes: Mapping[str, int]) -> None:
+            return
         tally = self._since.get(key) or self._marks.get(key)
-        for verdict, change in changes.items():
+        for name, change in ((verdict, count), (replaces, -count)):
             if tally is not None:
-                tally.verdicts[verdict] += change
+                tally.verdicts[name] += change
             if key not in self._since:
-                self.verdicts[verdict] += change
+                self.verdicts[name] += change
         self.moved = True
 
     def barrier(self) -> None:
@@ -183,7 +181,11 @@ class TrainingCheckpoints:
         try:
             flat, others = self._spec.flatten(self._algorithm.snapshot())
             manifest = self._manifest(updates, flat, others)
-            policy, state = self._stored_policy(manifest, flat, others), self._state(self._store)
+            policy = self._stored_policy(manifest, flat, others)
+            if isinstance(self._algorithm, IncrementalAlgorithm):
+                state = self._algorithm.state_beyond(self._store.stored_pieces())
+            else:
+                state = self._algorithm.state()
             manifest = self._store.write(manifest, state, policy=policy, wanted=lambda: not self._replaced.is_set())
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
@@ -193,11 +195,6 @@ class TrainingCheckpoints:
         self.saved_updates, self.progress.moved = updates, False
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         return CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, "")
-
-    def _state(self, store: CheckpointStorage) -> Mapping[str, Any]:
-        if isinstance(self._algorithm, IncrementalAlgorithm):
-            return self._algorithm.state_beyond(store.stored_pieces())
-        return self._algorithm.state()
 
     def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
         snapshot = PolicySnapshot(manifest.generation, manifest.version, manifest.digest, flat, others)
@@ -231,7 +228,7 @@ class TrainingCheckpoints:
             version=self._publisher.version_of(weights_digest),
             digest=weights_digest,
             trained_digest=self._trained_digest(flat, others),
-            grid=self._publisher.grid,
+            grid=self._publisher.quantizer.steps,
             blob=blob_digest(self._spec.blob),
             algorithm_name=self._assign.algorithm_name,
             updates=updates,

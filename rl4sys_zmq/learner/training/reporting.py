@@ -108,8 +108,6 @@ class LearnerThreadReporter:
         """Start the clock of ``charts/SPS`` at the first call. Call this when data arrive."""
         self._began = self._began or time.monotonic()
 
-    # ---- verdicts
-
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
         if ranges and ranges[-1][1] == first:
@@ -121,8 +119,6 @@ class LearnerThreadReporter:
         for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
             self._send(SegmentVerdicts(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
-
-    # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
         """Send verdicts and the demand if they have changed, at most every `GATHER_S`, but `at_once` if an actor may wait."""
@@ -146,8 +142,6 @@ class LearnerThreadReporter:
             or current.items - reported.items >= GATHER_ITEMS
             or current.nbytes - reported.nbytes >= GATHER_BYTES
         )
-
-    # ---- metrics
 
     def ended(self, step: int, total: float, length: int) -> None:
         self.observed_episodes += 1

@@ -84,7 +84,6 @@ class CrashSuspectRecord:
         self._in_hand: list[SegmentRange] = []
         self._bytes = 0
         self._suspected: set[Number] = set()
-        self._spans: dict[Key, tuple[int, int]] = {}
         self._to_quarantine: dict[Number, str] = {}
         self._ends = self._same = 0
         self._disabled = storage is None
@@ -108,8 +107,6 @@ class CrashSuspectRecord:
             return
         self._disabled = disable
         self._storage.excuse()
-
-    # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
         """Record further segments ``[first, end)`` of a stream as in training, if the storage records each message."""
@@ -139,12 +136,8 @@ class CrashSuspectRecord:
         if self._suspected:
             self._clear_suspects(streams_of(held))
 
-    # ---- suspicion
-
-    def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
-        """Return False if no segment in a range is a suspect. True means that one can be."""
-        least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
-        return first <= most and least < end
+    def contains_suspects(self, key: Key, first: int, end: int) -> bool:
+        return bool(self._suspected) and any(self.suspects(key, seq) for seq in range(first, end))
 
     def suspects(self, key: Key, seq: int) -> bool:
         return (*key, seq) in self._suspected
@@ -180,7 +173,6 @@ class CrashSuspectRecord:
             self._to_quarantine.update(dict.fromkeys(sorted(self._suspected), why))
             self.finding = f"{count} segments will be quarantined: they ended the process {self._ends} times in a row"
             self._reset()
-        self._span()
         self._save()
 
     def _clear_suspects(self, ranges: Sequence[SegmentRange]) -> None:
@@ -189,20 +181,10 @@ class CrashSuspectRecord:
             self._suspected = left
             if not left:
                 self._reset()
-            self._span()
             self._save()
-
-    def _span(self) -> None:
-        """Compute the range of suspects of each stream, so that `may_contain_suspects` is fast."""
-        self._spans = {}
-        for actor_id, origin, seq in self._suspected:
-            least, most = self._spans.get((actor_id, origin), (seq, seq))
-            self._spans[actor_id, origin] = min(least, seq), max(most, seq)
 
     def _reset(self) -> None:
         self._suspected, self._ends, self._same = set(), 0, 0
-
-    # ---- files
 
     def _write(self, ranges: Sequence[SegmentRange]) -> None:
         data = b"".join(encode_range(*one) for one in ranges)
@@ -221,7 +203,6 @@ class CrashSuspectRecord:
             self._suspected = {(str(a), int(o), int(s)) for a, o, s in known["suspected"]}
             self._to_quarantine = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
             self._ends, self._same = int(known["ends"]), int(known["same"])
-            self._span()
         except (ValueError, KeyError, TypeError) as exc:
             log.warning("the record of suspects cannot be read, and is discarded: %s", exc)
 

@@ -222,8 +222,6 @@ class TrainLoop:
         self._save()
         self._reporter.report_figures(self._trainer.updates, at_once=True)
 
-    # ---- checkpoints
-
     def _resume(self, demonstrations: TrainingDemonstrations | None) -> ThreadReady:
         """Load the newest valid checkpoint into the algorithm, if there is one.
 
@@ -263,8 +261,6 @@ class TrainLoop:
                 self._reporter.report_verdicts()
             self._send(result)
 
-    # ---- data in
-
     def _on_segments(self, message: DeliverSegments) -> None:
         self._reporter.start_clock()
         rules = SegmentContentRules(self._schema, self._bounds, self._assign.generation, self._publisher.version)
@@ -277,7 +273,7 @@ class TrainLoop:
                 self._train()  # the batch became full in the middle of the message
             index = self._observe_some(decoded, index)
         self._reporter.taken_messages += 1
-        if self.suspects.may_contain_suspects(decoded.key, batch.first_seq, batch.first_seq + len(batch)):
+        if self.suspects.contains_suspects(decoded.key, batch.first_seq, batch.first_seq + len(batch)):
             self._train()  # with no other segments in hand
         if self._algorithm.kind != "onpolicy":
             decoded.release()
@@ -293,7 +289,7 @@ class TrainLoop:
         self._progress.receive(key, first, first)
         observed = []
         end = batch.first_seq + len(batch)
-        careful = self.suspects.may_contain_suspects(key, first, end)
+        careful = self.suspects.contains_suspects(key, first, end)
         if not careful:
             self.suspects.note(key, first, end)
         refused, bad = message.refused, message.bad | self.suspects.reasons(key, batch.first_seq, end)
@@ -384,8 +380,6 @@ class TrainLoop:
     def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         self._progress.record_verdict(key, verdict, end - first, replaces)
         self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
-
-    # ---- learning
 
     def _train(self, *, partial: bool = False) -> None:
         while (outcome := self._trainer.update(partial=partial)) is not None:

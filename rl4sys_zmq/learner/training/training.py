@@ -90,8 +90,6 @@ class UpdateRunner:
         self._since_kept = self._diverged = self._trials = 0
         self._keep()
 
-    # ---- observing
-
     def observe(self, message: DecodedSegmentMessage, index: int, *, correct: bool = False) -> None:
         """Give a segment to the algorithm, and keep it. `correct` and exceptions are those of `Algorithm.observe`."""
         self._algorithm.observe(message.segments[index], correct=correct)
@@ -100,8 +98,6 @@ class UpdateRunner:
             self.held.append(SegmentInTraining(message, index, message.key, seq, correct))
         elif self._hooks is not None:
             self._recent.add(message, index)
-
-    # ---- updates
 
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
         """Do one update if there is enough data, or with `partial` if there is any. Return the result; None without one."""
@@ -202,8 +198,6 @@ class UpdateRunner:
             return "the weights or the optimiser's state are not finite"
         return ""
 
-    # ---- undoing
-
     def _undo(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Restore the state before a failed update, find the segments that made it fail, and remove them from the batch."""
         self._trials = 0
@@ -265,8 +259,6 @@ class UpdateRunner:
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
         return UpdateOutcome(culprits=[one for one in map(self._recent.pop, numbers) if one is not None], reason=reason)
-
-    # ---- suspects of an earlier end of the process
 
     def _try_suspects(self) -> None:
         """Make trial updates on each half of the waiting suspects, and throw the results away. See `CrashSuspectRecord`."""

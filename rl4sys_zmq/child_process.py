@@ -92,7 +92,7 @@ class ChildProcess(subprocess.Popen[bytes]):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process, collect it, and return its exit status."""
-        if not self._ends_within(math.inf if timeout is None else timeout):
+        if not self.ends_within(math.inf if timeout is None else timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.poll() or 0
 
@@ -101,7 +101,7 @@ class ChildProcess(subprocess.Popen[bytes]):
 
         Then kill the rest of its process group.
         """
-        self._ends_within(patience_s)
+        self.ends_within(patience_s)
         self.kill_group()
         try:
             return self.wait(_KILLED_S)
@@ -109,7 +109,8 @@ class ChildProcess(subprocess.Popen[bytes]):
             log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, _KILLED_S)
             return -signal.SIGKILL
 
-    def _ends_within(self, seconds: float) -> bool:
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the process without collecting it. Return False if it still runs after so many `seconds`."""
         deadline = time.monotonic() + seconds
         while self.look() is None:
             if time.monotonic() >= deadline:

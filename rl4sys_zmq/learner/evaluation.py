@@ -60,9 +60,21 @@ class EvaluationProcess(Resource):
         return self._process.pid
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
         try:
             self._send(request)
-            line = self._read_line(time.monotonic() + timeout_s)
+            while b"\n" not in self._received:
+                if self._stopping.is_set():
+                    raise Closed("the evaluation was stopped")
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
+                if poll.poll(LOOK_S * 1000):
+                    data = self._end.recv(1 << 16)
+                    if not data:
+                        raise ConnectionResetError
+                    self._received += data
         except TimeoutError as exc:
             self._process.kill_group()
             raise ConnectionError(
@@ -71,24 +83,9 @@ class EvaluationProcess(Resource):
             ) from exc
         except ConnectionError as exc:
             raise ConnectionError(f"its process has ended ({end_text(self._process.end(END_S))})") from exc
+        line, _, self._received = self._received.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
         return reply
-
-    def _read_line(self, deadline: float) -> bytes:
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
-        while b"\n" not in self._received:
-            if self._stopping.is_set():
-                raise Closed("the evaluation was stopped")
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-            if poll.poll(LOOK_S * 1000):
-                data = self._end.recv(1 << 16)
-                if not data:
-                    raise ConnectionResetError("the socket was closed")
-                self._received += data
-        line, _, self._received = self._received.partition(b"\n")
-        return line
 
     def _send(self, document: dict[str, Any]) -> None:
         self._end.sendall(json.dumps(document).encode("ascii") + b"\n")

@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_named(wire: Wire, folder: Path) -
 
 def test_a_fenced_worker_stores_nothing(wire: Wire, folder: Path) -> None:
     store = wire.storage.checkpoints(wire.assign)
-    wire.files.fence()
+    wire.files.fenced = True
     with pytest.raises(CheckpointError, match="replaced"):
         store.write(MANIFEST, STATE)
     assert names(folder) == []

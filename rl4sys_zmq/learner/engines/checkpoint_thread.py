@@ -95,7 +95,7 @@ class _Incoming:
 
 
 class WorkerFiles:
-    """The files of one worker's client in the run directory. Only the checkpoint thread uses this object, except for `fence`."""
+    """The files of one worker's client in the run directory. Only the checkpoint thread uses this object, except for `fenced`."""
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
         self.closed = threading.Event()  # set when the thread has finished all work for this worker
@@ -106,11 +106,8 @@ class WorkerFiles:
         self._store = CheckpointStore(Path(assign.checkpoints))
         self._marks = SuspectFiles(Path(assign.checkpoints))
         self._incoming: _Incoming | None = None
-        self._claimed = self._excused = self._fenced = False
-
-    def fence(self) -> None:
-        """Refuse all further checkpoints and records of this worker. Any thread can call this."""
-        self._fenced = True
+        self.fenced = False  # True to refuse all further checkpoints and records. Any thread can set this.
+        self._claimed = self._excused = False
 
     def excuse(self) -> None:
         """Record that the worker was asked to end, so that its segments are not suspected of a crash."""
@@ -203,7 +200,7 @@ class WorkerFiles:
         if any(content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
             problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
             raise CheckpointError(incoming.folder, problem)
-        self._store.install(incoming.folder, incoming.number, lambda: not self._fenced)
+        self._store.install(incoming.folder, incoming.number, lambda: not self.fenced)
 
     def record(self) -> TrainingRecorded | None:
         """Store the newest segments in training, and return the answer; None if no record waits."""
@@ -214,7 +211,7 @@ class WorkerFiles:
             suspects, count = changed or suspects, message.count
         if not count:
             return None
-        if not (self._excused or self._fenced):
+        if not (self._excused or self.fenced):
             self._store_mark(mark, suspects)
         return TrainingRecorded(count)
 

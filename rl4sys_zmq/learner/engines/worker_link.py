@@ -109,7 +109,7 @@ class WorkerLink(Resource):
                 self._storage.excuse(self._files)
             self.control(StopThread())
         if replaced and self._files is not None:
-            self._files.fence()
+            self._files.fenced = True
         if replaced and self._push is not None:
             self._access.revoke()
             self._control.clear()

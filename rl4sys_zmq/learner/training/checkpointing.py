@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
@@ -36,12 +37,8 @@ FROM_PARAMETERS = frozenset({"epsilon", "noise_std", "scale"})
 _COUNTED = (*Verdict.FINAL, Verdict.REFUSED)
 
 
-class _StreamProgress:
-    __slots__ = ("next_seq", "verdicts")
-
-    def __init__(self, next_seq: int, verdicts: Mapping[str, int]) -> None:
-        self.next_seq = next_seq
-        self.verdicts = {verdict: verdicts.get(verdict, 0) for verdict in _COUNTED}
+def _counts(verdicts: Mapping[str, int]) -> dict[str, int]:
+    return {verdict: verdicts.get(verdict, 0) for verdict in _COUNTED}
 
 
 class CheckpointProgress:
@@ -54,9 +51,9 @@ class CheckpointProgress:
 
     def __init__(self, marks: Iterable[CheckpointedStreamProgress] = (), verdicts: Mapping[str, int] | None = None) -> None:
         # Those of removed streams count too.
-        self.verdicts = {verdict: (verdicts or {}).get(verdict, 0) for verdict in _COUNTED}
-        self._marks = {(m.actor_id, m.origin): _StreamProgress(m.next_seq, m.verdicts) for m in marks}
-        self._since: dict[Key, _StreamProgress] = {}  # since the last barrier
+        self.verdicts = _counts(verdicts or {})
+        self._marks = {(m.actor_id, m.origin): replace(m, verdicts=_counts(m.verdicts)) for m in marks}
+        self._since: dict[Key, CheckpointedStreamProgress] = {}  # since the last barrier
         self.observed = ObservedDataCounts()  # until the last barrier
         self.moved = False  # since the last checkpoint: the owner sets it to False then
 
@@ -64,7 +61,7 @@ class CheckpointProgress:
         """Record that the segments ``[first, end)`` were received. They must be the next segments of their stream."""
         since = self._since.get(key)
         if since is None:
-            since = self._since[key] = _StreamProgress(first, {})
+            since = self._since[key] = CheckpointedStreamProgress(*key, first, _counts({}))
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
@@ -84,7 +81,7 @@ class CheckpointProgress:
         """Record that all segments received so far have a verdict and are part of the algorithm's state."""
         self.moved |= bool(self._since)
         for key, since in self._since.items():
-            tally = self._marks.get(key) or self._marks.setdefault(key, _StreamProgress(0, {}))
+            tally = self._marks.get(key) or self._marks.setdefault(key, CheckpointedStreamProgress(*key, 0, _counts({})))
             tally.next_seq = since.next_seq
             for verdict, count in since.verdicts.items():
                 tally.verdicts[verdict] += count
@@ -97,9 +94,7 @@ class CheckpointProgress:
 
     def marks(self) -> tuple[CheckpointedStreamProgress, ...]:
         """Return the marks of the last barrier, for a checkpoint."""
-        return tuple(
-            CheckpointedStreamProgress(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items()
-        )
+        return tuple(replace(mark, verdicts=dict(mark.verdicts)) for mark in self._marks.values())
 
     def as_documents(self) -> list[Any]:
         """Return `marks` as lists ``[actor_id, origin, next_seq, verdicts]``, for `ThreadReady`."""

@@ -113,7 +113,6 @@ class PolicyEvaluator(Worker):
         self._client_id, self._options, self._plugins, self._run_dir = client_id, options, plugins, run_dir
         self._on_result, self._on_failure = on_result, on_failure
         self._condition = threading.Condition()
-        self._stopping = threading.Event()
         self._waiting: StoredPolicy | None = None
         self._period: int | None = None
         self._skipped = self._evaluations = self._failures = 0
@@ -143,7 +142,7 @@ class PolicyEvaluator(Worker):
 
     def stop(self) -> None:
         """Ask the thread to end, also in the middle of an evaluation, whose process is then killed."""
-        self._stopping.set()
+        super().stop()
         with self._condition:
             self._condition.notify()
 
@@ -168,7 +167,7 @@ class PolicyEvaluator(Worker):
             while (policy := self._next()) is not None:
                 try:
                     if process is None:
-                        process = EvaluationProcess(self._plugins, self._stopping)
+                        process = EvaluationProcess(self._plugins, self._stop_asked)
                     self._evaluate(process, policy)
                 except Closed:
                     return
@@ -207,10 +206,10 @@ class PolicyEvaluator(Worker):
         """Wait for the next version to evaluate; None when the thread must end."""
         with self._condition:
             self._busy_since = None
-            self._condition.wait_for(lambda: self._waiting is not None or self._stopping.is_set())
+            self._condition.wait_for(lambda: self._waiting is not None or self._stop_asked.is_set())
             policy, self._waiting = self._waiting, None
             self._busy_since = time.monotonic()
-            return None if self._stopping.is_set() else policy
+            return None if self._stop_asked.is_set() else policy
 
     def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy) -> None:
         options = self._options

@@ -172,22 +172,17 @@ class WorkerFiles:
     def _receive(self, part: CheckpointPart) -> CheckpointStored:
         incoming = self._incoming
         if incoming is None or part.number != incoming.number:
-            incoming = self._begin_checkpoint(part)
+            self._discard_incoming()
+            least = self._store.prepare()
+            if part.number < least or part.offset:
+                problem = f"a part of checkpoint {part.number} at byte {part.offset}; a new one has number {least}"
+                raise CheckpointError(self._store.folder, problem)
+            incoming = self._incoming = _Incoming(self._store.temporary(part.number), part.number)
         incoming.add(part)
         if part.last:
             self._install(incoming)
             self._incoming = None
         return CheckpointStored(part.number, part.last, "")
-
-    def _begin_checkpoint(self, part: CheckpointPart) -> _Incoming:
-        self._discard_incoming()
-        least = self._store.prepare()
-        if part.number < least or part.offset:
-            raise CheckpointError(
-                self._store.folder, f"a part of checkpoint {part.number} at byte {part.offset}; a new one has number {least}"
-            )
-        self._incoming = _Incoming(self._store.temporary(part.number), part.number)
-        return self._incoming
 
     def _install(self, incoming: _Incoming) -> None:
         """Check the manifest of a complete checkpoint and the digest of its state, and rename its folder into place."""

@@ -37,30 +37,20 @@ MAX_LOG_CHARS = 10_000
 """Limit on the text of a log record, in characters. Each takes up to 12 bytes of a packet, which has `MAX_PACKET_BYTES`."""
 
 
-class _CommandThread(threading.Thread):
-    """The thread that follows the commands of the learner's process, and sends it signs of life."""
-
-    def __init__(self, pair: socket.socket, learner: LearnerThread) -> None:
-        super().__init__(name="rl4sys-commands", daemon=True)
-        self._pair, self._learner = pair, learner
-
-    def run(self) -> None:
-        poll = select.poll()
-        poll.register(self._pair, select.POLLIN)
-        commands = {
-            packets.END: self._learner.expect_end,
-            packets.STOP: self._learner.stop,
-            packets.REPLACE: self._learner.replace,
-        }
-        with suppress(EOFError):  # when the learner ends
-            while True:
-                _send(self._pair, packets.TURN, busy_s=self._learner.busy_s)
-                poll.poll(round(WORKER_REPORT_S * 1000))
-                for command, _ in packets.read_packets(self._pair):
-                    commands[command]()
-        self._learner.replace()
-        threading.Event().wait(ORPHAN_S)
-        os._exit(1)
+def _follow_commands(pair: socket.socket, learner: LearnerThread) -> None:
+    """Follow the commands of the learner's process, and send it signs of life. End this process when the learner ends."""
+    poll = select.poll()
+    poll.register(pair, select.POLLIN)
+    commands = {packets.END: learner.expect_end, packets.STOP: learner.stop, packets.REPLACE: learner.replace}
+    with suppress(EOFError):
+        while True:
+            _send(pair, packets.TURN, busy_s=learner.busy_s)
+            poll.poll(round(WORKER_REPORT_S * 1000))
+            for command, _ in packets.read_packets(pair):
+                commands[command]()
+    learner.replace()
+    threading.Event().wait(ORPHAN_S)
+    os._exit(1)
 
 
 def _send(pair: socket.socket, kind: str, **fields: object) -> None:
@@ -103,7 +93,7 @@ def _train(pair: socket.socket, start: ProcessStart) -> None:
         return
     name = f"rl4sys-learner-{start.client_id}"
     learner = LearnerThread(name, bytes.fromhex(start.key), start.down, start.up, remote=True)
-    _CommandThread(pair, learner).start()
+    threading.Thread(target=_follow_commands, args=(pair, learner), name="rl4sys-commands", daemon=True).start()
     learner.run()
     if not open_sockets():
         context().term()  # this sends the last messages

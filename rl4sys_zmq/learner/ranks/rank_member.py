@@ -11,8 +11,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, distributed
 
 from rl4sys_zmq.errors import RankError
-from rl4sys_zmq.learner.registry.compute import RowShare, row_share
+from rl4sys_zmq.learner.registry.compute import OneRank, RowShare, row_share
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
 from rl4sys_zmq.resource import Resource
 
@@ -112,8 +111,11 @@ def join_store(port: int) -> Any:
         raise RankError(f"the store of rank 0 at port {port} does not answer: {exc}") from exc
 
 
-class RankMember:
-    """This process as a member of the group of ranks. It implements `rl4sys_zmq.learner.registry.compute.Ranks`."""
+class RankMember(OneRank):
+    """This process as a member of the group of ranks. It implements `rl4sys_zmq.learner.registry.compute.Ranks`.
+
+    Only rank 0 leads: for the others, `leading` and `differ` do nothing.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -156,10 +158,3 @@ class RankMember:
             self._group.allreduce([tensor], self._options).wait()
         except RuntimeError as exc:
             raise RankError(f"rank {self.rank} of {self.size} cannot add up gradients: {exc}") from exc
-
-    def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
-        """Do nothing. Only rank 0 leads."""
-        return nullcontext()
-
-    def differ(self) -> None:
-        """Do nothing. A rank other than 0 gets its state from rank 0."""

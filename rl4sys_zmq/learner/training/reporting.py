@@ -77,12 +77,11 @@ class LearnerThreadReporter:
 
     def __init__(self, send: Callable[[ThreadMessage], None], observed: ObservedDataCounts) -> None:
         self._send = send
-        observed_steps = observed.steps
         self.observed_episodes = observed.episodes
-        self.recent = deque(observed.recent, maxlen=RECENT_EPISODES)
+        self._recent = observed.recent
         # Steps and segments without those that the gateway refused; messages and bytes with them.
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
-        self.observed_steps = self._reported_steps = self._first_steps = observed_steps
+        self.observed_steps = self._reported_steps = self._first_steps = observed.steps
         self.scalars: dict[str, float] = {}
         self.overridden_steps = 0
         if observed.overridden_steps:
@@ -103,6 +102,10 @@ class LearnerThreadReporter:
         if self._gathers:
             return GATHER_S
         return METRICS_PERIOD_S if self._has_new_metrics else IDLE_S
+
+    def counts(self) -> ObservedDataCounts:
+        """Return the counts since the beginning of the training, for a checkpoint."""
+        return ObservedDataCounts(self.observed_steps, self.observed_episodes, self._recent, self.overridden_steps)
 
     def start_clock(self) -> None:
         """Start the clock of ``charts/SPS`` at the first call. Call this when data arrive."""
@@ -145,7 +148,7 @@ class LearnerThreadReporter:
 
     def ended(self, step: int, total: float, length: int) -> None:
         self.observed_episodes += 1
-        self.recent.append((total, length))
+        self._recent = (*self._recent, (total, length))[-RECENT_EPISODES:]
         self._episodes.append([step, total, length])
 
     def evaluated(self, version: int, total: float, length: int) -> None:

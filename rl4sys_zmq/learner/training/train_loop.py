@@ -21,7 +21,7 @@ from rl4sys_zmq.learner.training.building import build_algorithm, load_initial_p
 from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints
 from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.training.publishing import PolicyPublisher
-from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, ObservedDataCounts, plain_text
+from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, plain_text
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, streams_of, to_ranges
 from rl4sys_zmq.learner.training.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage, SegmentContentRules, SegmentValueLimits, decode_message
@@ -139,10 +139,7 @@ class TrainLoop:
         self._rejected_in_a_row = 0
         store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
         self._checkpoints = TrainingCheckpoints(self._assign, self._algorithm, self._publisher, store, replaced)
-        demonstrations = None
-        if self._assign.demonstrations:
-            demonstrations = TrainingDemonstrations(self._assign, self._algorithm, self._schema, self._bounds)
-        self._ready = self._resume(demonstrations)
+        self._ready = self._resume()
         self._progress = self._checkpoints.progress
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not replaced.is_set()
@@ -170,7 +167,9 @@ class TrainLoop:
                 if message is None:
                     break
                 if isinstance(message, StopThread):
-                    self._finish()
+                    self._report(at_once=True)
+                    self._save()  # a journal on disk keeps segments that wait for a full batch
+                    self._reporter.report_figures(self._trainer.updates, at_once=True)
                     return
                 self._handle(message)
                 if not self._algorithm.demand():
@@ -216,18 +215,15 @@ class TrainLoop:
             case _:
                 assert_never(message)
 
-    def _finish(self) -> None:
-        """Send the last reports and write the last checkpoint. A journal on disk keeps segments that wait for a full batch."""
-        self._report(at_once=True)
-        self._save()
-        self._reporter.report_figures(self._trainer.updates, at_once=True)
-
-    def _resume(self, demonstrations: TrainingDemonstrations | None) -> ThreadReady:
+    def _resume(self) -> ThreadReady:
         """Load the newest valid checkpoint into the algorithm, if there is one.
 
         Without a checkpoint, the algorithm gets the weights and clones the demonstrations that its settings name.
         """
         algorithm, checkpoints = self._algorithm, self._checkpoints
+        demonstrations = None
+        if self._assign.demonstrations:
+            demonstrations = TrainingDemonstrations(self._assign, algorithm, self._schema, self._bounds)
         if not checkpoints.load():
             if self._assign.init:
                 load_initial_policy(algorithm, self._assign)
@@ -359,12 +355,8 @@ class TrainLoop:
         self._send(message.dead_letter(index, reason))
 
     def _barrier(self) -> None:
-        reporter, before = self._reporter, self._progress.observed
-        recent = before.recent if reporter.observed_episodes == before.episodes else tuple(reporter.recent)
         self._progress.barrier()
-        self._progress.observed = ObservedDataCounts(
-            reporter.observed_steps, reporter.observed_episodes, recent, reporter.overridden_steps
-        )
+        self._progress.observed = self._reporter.counts()
 
     def _reject(self, message: DecodedSegmentMessage, index: int, exc: Exception) -> None:
         """Quarantine a segment for which the algorithm has raised an exception, so that no new learner thread receives it.

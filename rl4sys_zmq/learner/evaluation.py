@@ -60,21 +60,9 @@ class EvaluationProcess(Resource):
         return self._process.pid
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
         try:
             self._send(request)
-            while b"\n" not in self._received:
-                if self._stopping.is_set():
-                    raise Closed("the evaluation was stopped")
-                if time.monotonic() >= deadline:
-                    raise TimeoutError
-                if poll.poll(LOOK_S * 1000):
-                    data = self._end.recv(1 << 16)
-                    if not data:
-                        raise ConnectionResetError
-                    self._received += data
+            line = self._read_line(time.monotonic() + timeout_s)
         except TimeoutError as exc:
             self._process.kill_group()
             raise ConnectionError(
@@ -83,9 +71,24 @@ class EvaluationProcess(Resource):
             ) from exc
         except ConnectionError as exc:
             raise ConnectionError(f"its process has ended ({end_text(self._process.end(END_S))})") from exc
-        line, _, self._received = self._received.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def _read_line(self, deadline: float) -> bytes:
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        while b"\n" not in self._received:
+            if self._stopping.is_set():
+                raise Closed("the evaluation was stopped")
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            if poll.poll(LOOK_S * 1000):
+                data = self._end.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError("the socket was closed")
+                self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
 
     def _send(self, document: dict[str, Any]) -> None:
         self._end.sendall(json.dumps(document).encode("ascii") + b"\n")
@@ -113,12 +116,15 @@ class PolicyEvaluator(Worker):
         self._client_id, self._options, self._plugins, self._run_dir = client_id, options, plugins, run_dir
         self._on_result, self._on_failure = on_result, on_failure
         self._condition = threading.Condition()
+        self._stopping = threading.Event()
         self._waiting: StoredPolicy | None = None
         self._period: int | None = None
         self._skipped = self._evaluations = self._failures = 0
         self._error, self._abandons = "", False
         self._last: EvaluationRecord | None = None
         self._busy_since: float | None = None
+
+    # ---- for the gateway thread
 
     def is_due(self, version: int, steps: int) -> bool:
         """Return True if a newly published version is the first one of its period. Each period is due once."""
@@ -142,7 +148,7 @@ class PolicyEvaluator(Worker):
 
     def stop(self) -> None:
         """Ask the thread to end, also in the middle of an evaluation, whose process is then killed."""
-        super().stop()
+        self._stopping.set()
         with self._condition:
             self._condition.notify()
 
@@ -160,6 +166,8 @@ class PolicyEvaluator(Worker):
             "error": self._error,
         }
 
+    # ---- the thread
+
     def run(self) -> None:
         process: EvaluationProcess | None = None
         try:
@@ -167,7 +175,7 @@ class PolicyEvaluator(Worker):
             while (policy := self._next()) is not None:
                 try:
                     if process is None:
-                        process = EvaluationProcess(self._plugins, self._stop_asked)
+                        process = EvaluationProcess(self._plugins, self._stopping)
                     self._evaluate(process, policy)
                 except Closed:
                     return
@@ -206,10 +214,10 @@ class PolicyEvaluator(Worker):
         """Wait for the next version to evaluate; None when the thread must end."""
         with self._condition:
             self._busy_since = None
-            self._condition.wait_for(lambda: self._waiting is not None or self._stop_asked.is_set())
+            self._condition.wait_for(lambda: self._waiting is not None or self._stopping.is_set())
             policy, self._waiting = self._waiting, None
             self._busy_since = time.monotonic()
-            return None if self._stop_asked.is_set() else policy
+            return None if self._stopping.is_set() else policy
 
     def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy) -> None:
         options = self._options

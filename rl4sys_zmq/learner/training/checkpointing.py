@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.registry import Algorithm, IncrementalAlgorithm
 from rl4sys_zmq.learner.run.checkpoints import CheckpointedStreamProgress, CheckpointManifest

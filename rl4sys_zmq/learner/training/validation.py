@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.observations import integer_bounds
@@ -157,8 +157,6 @@ def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnValueLimits:
     return ColumnValueLimits(low, high, dtype, slack)
 
 
-_NUMBERS = ("rewards", "log_probs")
-
 CHUNK = 1 << 16
 """Number of elements checked at a time, so that intermediate arrays stay small."""
 
@@ -274,7 +272,7 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
     columns = dict(zip(schema.leaves.names, schema.leaves.flatten(segment.observations), strict=True))
     acted = schema.actions.leaves
     columns.update(zip(acted.names, acted.flatten(segment.actions), strict=True))
-    columns.update({name: getattr(segment, name) for name in _NUMBERS})
+    columns.update(rewards=segment.rewards, log_probs=segment.log_probs)
     if segment.source:  # NaN: unknown; minus infinity: the policy never takes the action
         columns["log_probs"] = np.where(segment.log_probs > 0.0, segment.log_probs, np.float32(0.0))
     for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):

@@ -92,11 +92,8 @@ class ChildProcess(subprocess.Popen[bytes]):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process, collect it, and return its exit status."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while self.look() is None:
-            if time.monotonic() >= deadline:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            time.sleep(_LOOK_S)
+        if not self.ends_within(math.inf if timeout is None else timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.poll() or 0
 
     def end(self, patience_s: float) -> int:
@@ -104,15 +101,22 @@ class ChildProcess(subprocess.Popen[bytes]):
 
         Then kill the rest of its process group.
         """
-        deadline = time.monotonic() + patience_s
-        while self.look() is None and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        self.ends_within(patience_s)
         self.kill_group()
         try:
             return self.wait(_KILLED_S)
         except subprocess.TimeoutExpired:
             log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, _KILLED_S)
             return -signal.SIGKILL
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the process without collecting it. Return False if it still runs after so many `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.look() is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     def kill_group(self) -> None:
         """Kill the process and its process group. Do nothing if the process was already collected."""

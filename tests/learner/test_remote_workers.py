@@ -22,8 +22,7 @@ from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, encode_checkpoint
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, read_mark
-from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
 from rl4sys_zmq.remote import gateway_storage
 from rl4sys_zmq.remote.gateway_storage import GatewayStorage
 from rl4sys_zmq.remote.worker import run_remote_worker
@@ -160,7 +159,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_named(wire: Wire, folder: Path) -
 
 def test_a_fenced_worker_stores_nothing(wire: Wire, folder: Path) -> None:
     store = wire.storage.checkpoints(wire.assign)
-    wire.files.fence()
+    wire.files.fenced = True
     with pytest.raises(CheckpointError, match="replaced"):
         store.write(MANIFEST, STATE)
     assert names(folder) == []

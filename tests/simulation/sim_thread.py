@@ -10,7 +10,7 @@ import numpy as np
 
 from rl4sys_zmq.delivery.credit import DataAmount
 from rl4sys_zmq.delivery.stream import Key
-from rl4sys_zmq.learner.training.progress import CheckpointProgress
+from rl4sys_zmq.learner.training.checkpointing import CheckpointProgress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update

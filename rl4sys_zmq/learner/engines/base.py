@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -98,54 +97,34 @@ REPLACED_KILL_S = 5.0
 ABORT_WAIT_S = 2.0
 
 
-class WatchThread(Worker):
-    """A thread that starts one worker process, and waits for its end. `stop` kills the process."""
+class WatchedWorker(Worker):
+    """A handle to a worker process, and the thread that starts the process and waits for its end. `stop` kills the process.
 
-    def __init__(self, name: str, ended: Callable[[], None]) -> None:
-        super().__init__(name)
-        self.over = False  # True after the end of the process. `crash` and `failure` are then final.
+    It has a part of the methods of `WorkerHandle`. Any thread can call them.
+
+    Attributes:
+        over: True after the end of the process. `crash` and `failure` are then final.
+    """
+
+    def __init__(self, name: str, assignment: WorkerAssignment) -> None:
+        super().__init__(f"{name}-{assignment.client_id}")
+        self.over = False
         self.crash = ""
         self.failure: ThreadFailed | None = None
-        self._ended = ended
+        self._assignment = assignment
         self._kill_at = math.inf
 
     @property
-    @abstractmethod
-    def silent_s(self) -> float:
-        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
+    def alive(self) -> bool:
+        return not self.over
 
     def kill_within(self, seconds: float) -> None:
         """Kill the process if it still runs after so many `seconds`."""
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
-
-class WatchedWorker:
-    """The methods of `WorkerHandle` that a `WatchThread` answers. Any thread can call them."""
-
-    _watch: WatchThread
-
-    @property
-    def alive(self) -> bool:
-        return not self._watch.over
-
-    @property
-    def crash(self) -> str:
-        return self._watch.crash if self._watch.over else ""
-
-    @property
-    def failure(self) -> ThreadFailed | None:
-        return self._watch.failure
-
-    @property
-    def silent_s(self) -> float:
-        return self._watch.silent_s
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        return self._watch.join(timeout_s)
-
     def abort(self) -> bool:
-        self._watch.stop()
-        return self._watch.join(ABORT_WAIT_S)
+        self.stop()
+        return self.join(ABORT_WAIT_S)
 
 
 ENGINES = Registry(

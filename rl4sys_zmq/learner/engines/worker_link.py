@@ -8,11 +8,9 @@ name.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
@@ -21,7 +19,6 @@ from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
-from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security.authenticator import WorkerAccess
 from rl4sys_zmq.security.keys import KeyPair, new_key_pair
@@ -52,25 +49,24 @@ _OWN = frozenset(
 )
 
 
-@dataclass(slots=True)
-class WorkerSigns:
-    """The signs of life of a worker. Only the gateway thread changes them; any thread can read them."""
-
-    at: float | None = None  # the time of the last sign, on the monotonic clock
-    host: str = ""
-    pid: int = 0
-    busy_s: float = 0.0  # since the learner thread last looked for messages, as of the last sign
-    failed: bool = False  # the worker has reported the error that ends it
-    lost: str = ""  # about messages that were lost on the way
-
-
 class WorkerLink(Resource):
-    """The gateway's connection to one worker. Only the gateway thread uses it, except for methods that say otherwise."""
+    """The gateway's connection to one worker. Only the gateway thread uses it, except for methods that say otherwise.
+
+    Attributes:
+        sign: The last sign of life of the worker; None before the first. Any thread can read the attributes.
+        sign_at: The time of the last sign, on the monotonic clock.
+        failed: True if the worker has reported the error that ends it.
+        lost: A text about messages that were lost on the way; empty if there are none.
+        logs: Log records of the worker, oldest first. Another thread can pop them.
+        finished: Any thread can set it to True after the end of the worker. The gateway then closes the connection.
+    """
 
     def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, links: WorkerLinks) -> None:
-        self.signs = WorkerSigns()
-        self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)  # oldest first. Another thread can pop them.
-        self.finished = False  # any thread can set it after the end of the worker; the gateway then closes the connection
+        self.sign: WorkerAlive | None = None
+        self.sign_at = 0.0
+        self.failed = self.finished = False
+        self.lost = ""
+        self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)
         self._key = assignment.key
         self._access, self._counters, self._storage = access, links.counters, links.storage
         self._received = self._sent = 0
@@ -87,21 +83,16 @@ class WorkerLink(Resource):
             self._push.close()
             raise
         public, secret, gateway_public = access.keys
-        self.start = RemoteWorkerStart(
+        self.start = RemoteWorkerStart.of(
+            assignment,
             engine=assignment.engine,
-            client_id=assignment.client_id,
             generation=assign.generation,
-            key=self._key.hex(),
             down=_advertised(self._push.bound, advertise),
             up=_advertised(self.pull.bound, advertise),
             public=public,
             secret=secret,
             gateway_public=gateway_public,
-            plugins=tuple(imported_plugins()),
-            log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
         )
-
-    # ---- to the worker
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Queue a message. Return False if the queue is full, the worker is not connected, or `end` was called."""
@@ -115,11 +106,11 @@ class WorkerLink(Resource):
     def end(self, *, replaced: bool) -> None:
         if not self._ended:
             self._ended = True
-            if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
+            if self._files is not None and not (self.finished or self.failed):  # it has not ended by itself
                 self._storage.excuse(self._files)
             self.control(StopThread())
         if replaced and self._files is not None:
-            self._files.fence()
+            self._files.fenced = True
         if replaced and self._push is not None:
             self._access.revoke()
             self._control.clear()
@@ -141,8 +132,6 @@ class WorkerLink(Resource):
         self._sent += sent
         return sent
 
-    # ---- from the worker
-
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
         """Yield the messages of the learner thread that have arrived, a few or `all_of_them`, and handle all other messages."""
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
@@ -159,7 +148,7 @@ class WorkerLink(Resource):
             self._received += 1
             kind = frames[1][KIND_AT]
             if kind not in _OWN:
-                self.signs.failed = self.signs.failed or kind == ThreadFailed.KIND
+                self.failed = self.failed or kind == ThreadFailed.KIND
                 yield frames
                 continue
             try:
@@ -170,11 +159,10 @@ class WorkerLink(Resource):
     def _handle(self, frames: Sequence[Frame]) -> None:
         message = decode_thread_message(frames)
         if isinstance(message, WorkerAlive):
-            signs = self.signs
-            signs.host, signs.pid, signs.busy_s, signs.at = message.host, message.pid, message.busy_s, time.monotonic()
+            self.sign_at, self.sign = time.monotonic(), message
             lost = message.sent + 1 - self._received
-            if lost and not signs.lost:
-                signs.lost = f"{lost} of its messages were lost on the way; is the network unstable?"
+            if lost and not self.lost:
+                self.lost = f"{lost} of its messages were lost on the way; is the network unstable?"
             if message.ending:
                 self._say_alive()
         elif isinstance(message, WorkerLog):
@@ -198,8 +186,6 @@ class WorkerLink(Resource):
     def _say_alive(self) -> None:
         if self.flush():
             self._try(encode(GatewayAlive(self._received, self._sent)))
-
-    # ---- the end
 
     def finish(self) -> None:
         """Discard what the ended worker has left unfinished on the disk, and wait. Do not call this in the gateway thread."""

@@ -87,26 +87,28 @@ class Ranks(Protocol):
         """Record that the state of rank 0 has changed outside of `leading`. The other ranks then get it with the next work."""
 
 
-class _OneRank:
+class OneRank:
     """The `Ranks` of an algorithm that trains in one process."""
 
     rank = 0
     size = 1
 
     def share(self, rows: int) -> RowShare:
+        """Return all rows."""
         return RowShare(slice(None), 1.0)
 
     def add_up(self, tensor: Tensor) -> None:
-        pass
+        """Do nothing."""
 
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
+        """Do nothing."""
         return nullcontext()
 
     def differ(self) -> None:
-        pass
+        """Do nothing."""
 
 
-ONE_RANK: Ranks = _OneRank()
+ONE_RANK: Ranks = OneRank()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

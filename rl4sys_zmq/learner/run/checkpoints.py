@@ -62,7 +62,7 @@ _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckpointedStreamProgress:
     """The position of a checkpoint in one stream.
 

@@ -170,30 +170,18 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
     """Open all files of the log, and return them, oldest first. The caller's `stack` closes them."""
     # All are opened before the first is read: a learner can merge and remove files, but one that is open stays readable.
-    for tries_left in reversed(range(TRIES)):
-        with contextlib.ExitStack() as trying:
-            try:
-                files = _open_once(run_dir, trying)
-            except FileNotFoundError:
-                if not tries_left:
-                    raise
-                continue
+    for _ in range(TRIES):
+        with contextlib.ExitStack() as trying, contextlib.suppress(FileNotFoundError):  # a learner has removed a part meanwhile
+            newest: BinaryIO | None = None
+            with contextlib.suppress(FileNotFoundError):  # it has become a part
+                newest = trying.enter_context((run_dir / LOG).open("rb"))
+            parts, _ = list_parts(run_dir / LOG_FOLDER, JsonLineFormat())
+            files: list[BinaryIO] = [trying.enter_context(part.path.open("rb")) for part in parts]
+            if newest is not None and not any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):
+                if not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG)):
+                    continue  # a learner has renamed it
+                files.append(newest)
             if files:
                 stack.push(trying.pop_all())
                 return files
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-
-def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log once, oldest first. Return ``[]`` if a learner has renamed a file meanwhile."""
-    newest: BinaryIO | None = None
-    with contextlib.suppress(FileNotFoundError):  # it has become a part
-        newest = stack.enter_context((run_dir / LOG).open("rb"))
-    parts, _ = list_parts(run_dir / LOG_FOLDER, JsonLineFormat())
-    files: list[BinaryIO] = [stack.enter_context(part.path.open("rb")) for part in parts]
-    if newest is None:
-        return files
-    if any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):  # the log has become a part since
-        return files
-    moved = not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG))
-    return [] if moved else [*files, newest]

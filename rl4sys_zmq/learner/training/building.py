@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry import (
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltAlgorithm:
+class BuiltAlgorithm(NamedTuple):
     """A new algorithm that has loaded no checkpoint, with its devices and ranks."""
 
     algorithm: Algorithm

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.lags import count_lags
-from rl4sys_zmq.learner.training.progress import ObservedDataCounts
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
@@ -60,6 +59,15 @@ class _ReportedDemand(NamedTuple):
     version: int  # the lowest with which actors should start a segment
 
 
+class ObservedDataCounts(NamedTuple):
+    """Counts of the steps and episodes that an algorithm has received so far, as a checkpoint stores them."""
+
+    steps: int = 0
+    episodes: int = 0
+    recent: tuple[tuple[float, int], ...] = ()  # return and length of the latest of these episodes, oldest first
+    overridden_steps: int = 0  # also those that the algorithm has not received
+
+
 class LearnerThreadReporter:
     """The reporter of a learner thread: it collects verdicts, the demand and metrics, and sends them to the gateway.
 
@@ -68,12 +76,11 @@ class LearnerThreadReporter:
 
     def __init__(self, send: Callable[[ThreadMessage], None], observed: ObservedDataCounts) -> None:
         self._send = send
-        observed_steps = observed.steps
         self.observed_episodes = observed.episodes
-        self.recent = deque(observed.recent, maxlen=RECENT_EPISODES)
+        self._recent = observed.recent
         # Steps and segments without those that the gateway refused; messages and bytes with them.
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
-        self.observed_steps = self._reported_steps = self._first_steps = observed_steps
+        self.observed_steps = self._reported_steps = self._first_steps = observed.steps
         self.scalars: dict[str, float] = {}
         self.overridden_steps = 0
         if observed.overridden_steps:
@@ -95,11 +102,13 @@ class LearnerThreadReporter:
             return GATHER_S
         return METRICS_PERIOD_S if self._has_new_metrics else IDLE_S
 
+    def counts(self) -> ObservedDataCounts:
+        """Return the counts since the beginning of the training, for a checkpoint."""
+        return ObservedDataCounts(self.observed_steps, self.observed_episodes, self._recent, self.overridden_steps)
+
     def start_clock(self) -> None:
         """Start the clock of ``charts/SPS`` at the first call. Call this when data arrive."""
         self._began = self._began or time.monotonic()
-
-    # ---- verdicts
 
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
@@ -112,8 +121,6 @@ class LearnerThreadReporter:
         for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
             self._send(SegmentVerdicts(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
-
-    # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
         """Send verdicts and the demand if they have changed, at most every `GATHER_S`, but `at_once` if an actor may wait."""
@@ -138,11 +145,9 @@ class LearnerThreadReporter:
             or current.nbytes - reported.nbytes >= GATHER_BYTES
         )
 
-    # ---- metrics
-
     def ended(self, step: int, total: float, length: int) -> None:
         self.observed_episodes += 1
-        self.recent.append((total, length))
+        self._recent = (*self._recent, (total, length))[-RECENT_EPISODES:]
         self._episodes.append([step, total, length])
 
     def evaluated(self, version: int, total: float, length: int) -> None:

@@ -8,6 +8,7 @@ data at fault itself (`UndoableAlgorithm.discard`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import RankError, TrainingDiverged
 from rl4sys_zmq.learner.registry import Algorithm, UndoableAlgorithm
-from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage, RecentSegments, SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
-from rl4sys_zmq.learner.training.validation import is_finite
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
+from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage, is_finite
 from rl4sys_zmq.weights import digest
 
 MAX_TRIALS = 128
@@ -43,6 +43,39 @@ class UpdateOutcome:
     unchanged: bool = False  # no weight has changed although the learning rate is not 0
 
 
+class RecentSegments:
+    """The latest segments that an off-policy algorithm has observed, by their number in the order of observation, from 0."""
+
+    def __init__(self, max_segments: int, max_bytes: int) -> None:
+        self.nbytes = 0  # of the messages that are kept
+        self._max_bytes = max_bytes
+        self._observed = 0
+        self._segments: deque[SegmentInTraining | None] = deque(maxlen=max_segments)
+        self._kept: deque[tuple[DecodedSegmentMessage, list[SegmentInTraining]]] = deque()
+
+    def add(self, message: DecodedSegmentMessage, index: int) -> None:
+        if not self._kept or self._kept[-1][0] is not message:
+            self._kept.append((message, []))
+            self.nbytes += message.nbytes
+            while self.nbytes > self._max_bytes and len(self._kept) > 1:
+                oldest, segments = self._kept.popleft()
+                self.nbytes -= oldest.nbytes
+                for one in segments:
+                    one.message = None
+        one = SegmentInTraining(message, index, message.key, message.batch.first_seq + index, False)
+        self._kept[-1][1].append(one)
+        self._segments.append(one)
+        self._observed += 1
+
+    def pop(self, number: int) -> SegmentInTraining | None:
+        """Return the segment with this number, and forget it. Return None if it is not kept, or was observed before a restart."""
+        at = number - self._observed + len(self._segments)
+        if not 0 <= at < len(self._segments):
+            return None
+        one, self._segments[at] = self._segments[at], None
+        return one
+
+
 class UpdateRunner:
     """The object that makes the updates of one algorithm, undoes failed ones, and finds the segments at fault."""
 
@@ -57,8 +90,6 @@ class UpdateRunner:
         self._since_kept = self._diverged = self._trials = 0
         self._keep()
 
-    # ---- observing
-
     def observe(self, message: DecodedSegmentMessage, index: int, *, correct: bool = False) -> None:
         """Give a segment to the algorithm, and keep it. `correct` and exceptions are those of `Algorithm.observe`."""
         self._algorithm.observe(message.segments[index], correct=correct)
@@ -68,28 +99,14 @@ class UpdateRunner:
         elif self._hooks is not None:
             self._recent.add(message, index)
 
-    # ---- updates
-
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
         """Do one update if there is enough data, or with `partial` if there is any. Return the result; None without one."""
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()
-            self._suspects.record(self.held)
-        failure: Exception | None = None
-        metrics: Mapping[str, float] | None = None
-        try:
-            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
-        except RankError:
-            noted = False  # the record stays: a segment can have ended the rank
-            raise
-        except Exception as exc:
-            if self._hooks is None and not self._onpolicy:
-                raise
-            failure = exc
-        finally:
-            if noted:
-                self._suspects.clear()
+        metrics, failure = self._try(self.held if noted else (), partial=partial)
+        if failure is not None and self._hooks is None and not self._onpolicy:
+            raise failure
         if metrics is None and failure is None:
             return None
         reason = self._problem(metrics, failure, due=self._is_due(partial))
@@ -99,6 +116,29 @@ class UpdateRunner:
             self._suspects.clear_suspects(self.held)
         used, self.held = self.held, []
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
+
+    def _try(
+        self, batch: Sequence[SegmentInTraining], *, partial: bool, again: bool = False
+    ) -> tuple[Mapping[str, float] | None, Exception | None]:
+        """Return the metrics of an update, or the exception that it raised. The segments of `batch` are on record meanwhile.
+
+        With `again`, the algorithm first observes them again.
+        """
+        metrics: Mapping[str, float] | None = None
+        failure: Exception | None = None
+        if batch:
+            self._suspects.record(batch)
+        try:
+            if again:
+                self._observe_again(batch)
+            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
+        except RankError:  # the record stays: a segment can have ended the rank
+            raise
+        except Exception as exc:  # noqa: BLE001 - the failure is the result
+            failure = exc
+        if batch:
+            self._suspects.clear()
+        return metrics, failure
 
     def _is_due(self, partial: bool) -> bool:
         """Return True if the next update must be checked in full, and the state before it must be kept.
@@ -138,6 +178,10 @@ class UpdateRunner:
         else:
             self._algorithm.load(self._state)
 
+    def _observe_again(self, batch: Sequence[SegmentInTraining]) -> None:
+        for one in batch:
+            self._algorithm.observe(one.segment, correct=one.correct)
+
     def _numbers_to_check(self) -> Sequence[NDArray[Any]]:
         if self._hooks is not None:
             return self._hooks.numbers_to_check()
@@ -153,8 +197,6 @@ class UpdateRunner:
         if due and not all(is_finite(array) for array in self._numbers_to_check()):
             return "the weights or the optimiser's state are not finite"
         return ""
-
-    # ---- undoing
 
     def _undo(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Restore the state before a failed update, find the segments that made it fail, and remove them from the batch."""
@@ -175,8 +217,7 @@ class UpdateRunner:
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
         self._restore()
-        for one in rest:
-            self._algorithm.observe(one.segment, correct=one.correct)
+        self._observe_again(rest)
         self.held = rest
         return UpdateOutcome(culprits=culprits, reason=reason)
 
@@ -192,18 +233,7 @@ class UpdateRunner:
         """Return True if an update on some segments of a batch fails, starting from the state before the batch."""
         self._trials += 1
         self._restore()
-        metrics: Mapping[str, float] | None = None
-        failure: Exception | None = None
-        self._suspects.record(part)
-        try:
-            for one in part:
-                self._algorithm.observe(one.segment, correct=one.correct)
-            metrics = self._algorithm.update(partial=True)
-        except RankError:  # the record stays: a segment can have ended the rank
-            raise
-        except Exception as exc:  # noqa: BLE001 - the failure is the result; `_undo` raises it if no segment is left
-            failure = exc
-        self._suspects.clear()
+        metrics, failure = self._try(part, partial=True, again=True)
         return bool(self._problem(metrics, failure, due=True))
 
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
@@ -230,8 +260,6 @@ class UpdateRunner:
             raise TrainingDiverged(self._diverged, reason)
         return UpdateOutcome(culprits=[one for one in map(self._recent.pop, numbers) if one is not None], reason=reason)
 
-    # ---- suspects of an earlier end of the process
-
     def _try_suspects(self) -> None:
         """Make trial updates on each half of the waiting suspects, and throw the results away. See `CrashSuspectRecord`."""
         parts = self._suspects.parts(self.held)
@@ -240,5 +268,4 @@ class UpdateRunner:
         for part in parts:
             self._fails(part)
         self._restore()
-        for one in self.held:
-            self._algorithm.observe(one.segment, correct=one.correct)
+        self._observe_again(self.held)

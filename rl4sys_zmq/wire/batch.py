@@ -104,13 +104,12 @@ class LayoutGroup:
         self.layout, self.members = layout, members
         self.columns: list[ColumnView] = []
         terminated, versions = SegmentFlag.TERMINATED, SegmentFlag.VERSIONS
-        counts = list(zip(steps, flags, strict=True))
         per_step = RowCounts(steps)
-        per_observation = RowCounts([count if flag & terminated else count + 1 for count, flag in counts])
+        per_observation = RowCounts([count if flag & terminated else count + 1 for count, flag in zip(steps, flags, strict=True)])
         by_letter = {
             "o": per_observation,
             "m": per_observation,
-            "v": RowCounts([count if flag & versions else 0 for count, flag in counts]),
+            "v": RowCounts([count if flag & versions else 0 for count, flag in zip(steps, flags, strict=True)]),
         }
         if layout.columns[-1].letter == "i":
             by_letter["i"] = RowCounts([1] * len(steps))

@@ -23,7 +23,6 @@ from rl4sys_zmq.remote.ray_process import (
     LOCAL,
     PLACE,
     PLACED,
-    REFUSED,
     WAITING,
     DriverProcess,
     described_cluster,
@@ -102,8 +101,6 @@ class RayConnectionThread(Worker):
         self._settled = threading.Event()
         self._problem = ""
 
-    # ---- for other threads
-
     def wait_connected(self) -> None:
         if not self._settled.wait(CONNECT_S):
             self._problem = f"no answer within {CONNECT_S:g} s"
@@ -121,8 +118,6 @@ class RayConnectionThread(Worker):
     def on_death(self, error: BaseException) -> None:
         self._problem = self._problem or repr(error)
         self._finish()
-
-    # ---- the thread
 
     def run(self) -> None:
         """Run drivers, one after the other, until `stop`. If the first one cannot connect, no other follows."""
@@ -154,19 +149,14 @@ class RayConnectionThread(Worker):
         driver = DriverProcess(_PROGRAM, self._address)
         try:
             while not self._stop_asked.is_set():
-                driver.wait(LOOK_S)
-                for kind, fields in driver.read():
+                for kind, fields in driver.exchange(LOOK_S):
                     self._on_packet(driver, kind, fields)
                 self._order(driver)
-                driver.write()
-                if driver.late:
-                    self._problem = f"no answer within {CONNECT_S:g} s"
-                    break
         except EOFError:
             pass
         finally:
-            end = driver.close(0.0 if driver.late else CLOSE_S)
-        self._problem = self._problem or f"the driver process ended with {end}"
+            driver.close(CLOSE_S)
+        self._problem = driver.problem
         return driver.connected
 
     def _order(self, driver: DriverProcess) -> None:
@@ -188,24 +178,17 @@ class RayConnectionThread(Worker):
 
     def _on_packet(self, driver: DriverProcess, kind: str, fields: dict[str, Any]) -> None:
         if kind == CONNECTED:
-            driver.connected = True
-            self._on_connected(driver.pid, **fields)
-        elif kind == REFUSED:
-            self._problem = fields["error"]
-        else:
-            with self._lock:
-                worker = next((one for one in self._workers if one.number == fields["number"]), None)
-            if worker is not None:
-                self._on_worker(worker, kind, fields)
-
-    def _on_connected(self, pid: int, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
-        self.nodes, self._host = nodes, host
-        started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
-        text = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
-        log.info(text, started, version, address, pid, node, host, nodes_text(nodes))
-        self._settled.set()
-
-    def _on_worker(self, worker: RayProcess, kind: str, fields: dict[str, Any]) -> None:
+            self.nodes, self._host = fields["nodes"], fields["host"]
+            started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
+            text = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
+            about = fields["version"], fields["address"], driver.pid, fields["node"], self._host, nodes_text(self.nodes)
+            log.info(text, started, *about)
+            self._settled.set()
+            return
+        with self._lock:
+            worker = next((one for one in self._workers if one.number == fields["number"]), None)
+        if worker is None:
+            return
         if kind == PLACED:
             worker.node, worker.waiting = fields["node"], ""
             text = "client %s, generation %d, is trained by process %d on %s, node %s of the Ray cluster"

@@ -151,11 +151,7 @@ class TrainerClient(Resource):
                 own data store raised an exception (see ``__cause__``). This is raised even if `raises` is False.
             Closed: After `stop`. This is raised even if `raises` is False.
         """
-        try:
-            result = self._update_all()
-        except CallError as exc:
-            result = UpdateResult(error=exc)
-        return self._conclude(result)
+        return self._conclude(_result_of(self._update_all))
 
     def _update_all(self) -> UpdateResult:
         result = UpdateResult()
@@ -168,7 +164,7 @@ class TrainerClient(Resource):
                 result.error or part.error,
             )
         if result:
-            self._count("updates")
+            self.counters.add("updates")
         return result
 
     def update_datastore(self, name: str, from_id: int | None, confirm_update: bool = False) -> UpdateResult:
@@ -190,13 +186,14 @@ class TrainerClient(Resource):
             CallLost: With `confirm_update`, if the server was restarted and has lost items that it had acknowledged.
             RL4SysError: As `update`.
         """
-        try:
+
+        def update() -> UpdateResult:
             result = self._update(name, from_id)
             if confirm_update and self._mark(name) < result.acked.get(name, -1):
                 raise CallLost(INSERT + name, self._client.address)
-        except CallError as exc:
-            result = UpdateResult(error=exc)
-        return self._conclude(result)
+            return result
+
+        return self._conclude(_result_of(update))
 
     def get_server_last_update_id(self, name: str) -> int | None:
         """Return the number of the last item of a data store that the server has, or -1 if the server has none.
@@ -249,7 +246,7 @@ class TrainerClient(Resource):
             )
         with self._lock:
             allowed = self._bucket is None or self._bucket.take(1.0, time.monotonic())
-            self.counters.add("requests" if allowed else "refused.rate")
+        self.counters.add("requests" if allowed else "refused.rate")
         if not allowed:
             detail = f"more than {self.config.rate_limit:g} requests a second"
             raise CallRefused(method, self._client.address, CallRefusalReason.RATE, detail)
@@ -356,7 +353,7 @@ class TrainerClient(Resource):
 
     def _failed(self, what: str, error: RL4SysError) -> None:
         """Count a failed update or request (`what`), and log it unless the last failure was of the same kind."""
-        self._count("update_failed" if what == "update" else "request_failed")
+        self.counters.add("update_failed" if what == "update" else "request_failed")
         self.last_error = error
         if self._failing.get(what) is not type(error):
             self._failing[what] = type(error)
@@ -393,13 +390,13 @@ class TrainerClient(Resource):
                         continue
                     error = error or exc
                     first, batch = first + 1, []
-                    self._count("unsendable")
+                    self.counters.add("unsendable")
             items, dropped, acked = items + reply["fresh"], dropped + reply["dropped"], reply["acked"]
             feed.known = max(feed.known, acked)
             if reply["error"] is not None:
                 error = error or CallFailed(INSERT + name, self._client.address, *reply["error"])
-        self._count("items", items)
-        self._count("dropped_at_source", dropped)
+        self.counters.add("items", items)
+        self.counters.add("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped, error)
 
     def _send(self, name: str, feed: StoreUploadState, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
@@ -417,7 +414,7 @@ class TrainerClient(Resource):
             if exc.code is CallRefusalReason.TOO_LARGE:
                 raise PayloadError("payload", exc.detail) from exc
             raise
-        self._count("messages")
+        self.counters.add("messages")
         return reply
 
     def _on_published(self, params: Tree, number: int) -> None:
@@ -426,9 +423,12 @@ class TrainerClient(Resource):
         if callback is not None:
             callback(copy_tree(params))
 
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self.counters.add(name, amount)
+
+def _result_of(update: Callable[[], UpdateResult]) -> UpdateResult:
+    try:
+        return update()
+    except CallError as exc:
+        return UpdateResult(error=exc)
 
 
 class _UpdateThread(Worker):

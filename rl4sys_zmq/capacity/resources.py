@@ -44,14 +44,14 @@ HOW_TO = {
 """The parts of a layout of several processes, and how each of them is set up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ResourceLoad:
-    """The load of one resource. `detail` has further numbers as text."""
+    """The load of one resource, which is the time of a thread if nothing else is given. `detail` has further numbers as text."""
 
     name: str
     used: float
-    limit: float
-    unit: str
+    limit: float = THREADS
+    unit: str = "s/s"
     detail: str = ""
 
     @property
@@ -76,14 +76,14 @@ def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     if load.keys:
         used += flow.messages_s * costs.crypt_message_s + flow.received_bytes_s * costs.crypt_byte_s
     detail = f"{flow.messages_s:,.0f} messages/s, {flow.segments_s:,.0f} segments/s, {flow.data_bytes_s / 1e6:,.1f} MB/s"
-    return ResourceLoad(name="interpreter (ingress)", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("interpreter (ingress)", used, detail=detail)
 
 
 def gateway_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     """Return the load of the gateway thread, in seconds of CPU time per second: as `ingress`, with `Constants.gateway`."""
     used = costs.gateway.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     detail = f"{flow.heartbeats_s:,.0f} heartbeats/s"
-    return ResourceLoad(name="gateway thread", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("gateway thread", used, detail=detail)
 
 
 def gradient_s(load: Workload, costs: Constants) -> float:
@@ -118,7 +118,7 @@ def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceL
         detail = f"{gradients_s:,.1f} gradient steps/s of {1e3 * gradient_s(load, costs):.2f} ms for {flow.steps_s:,.0f} steps/s"
     if load.weights_level:
         used += load.publish_per_s * load.model_bytes * costs.encode_byte_s
-    return ResourceLoad(name="learner thread (each)", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("learner thread (each)", used, detail=detail)
 
 
 def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
@@ -141,7 +141,7 @@ def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     if load.keys:
         used += flow.updates_s * flow.update_bytes * costs.crypt_byte_s
     detail = f"{flow.updates_s:,.0f} messages/s of {flow.update_bytes / 1e3:,.1f} kB, {1e3 * each:.1f} ms to the last actor"
-    return ResourceLoad(name="fan-out of weights", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("fan-out of weights", used, detail=detail)
 
 
 def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | None:
@@ -159,7 +159,7 @@ def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | N
     used = costs.durable[load.fsync].seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
     commits_s = min(flow.messages_s, 1 / costs.commit_s) if costs.commit_s else flow.messages_s
     detail = f"{flow.data_bytes_s / 1e6:,.1f} MB/s, up to {commits_s:,.0f} commits/s, fsync {load.fsync}"
-    return ResourceLoad(name="journal", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("journal", used, detail=detail)
 
 
 def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
@@ -175,9 +175,7 @@ def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
         return None
     kept = flow.data_bytes_s * load.checkpoint_every_s * CHECKPOINTS_KEPT
     detail = f"{kept / 1e6:,.0f} MB until a checkpoint covers them"
-    return ResourceLoad(
-        name="journal's disk", used=JOURNAL_HEADROOM * kept, limit=load.journal_max_bytes, unit="bytes", detail=detail
-    )
+    return ResourceLoad("journal's disk", JOURNAL_HEADROOM * kept, load.journal_max_bytes, "bytes", detail)
 
 
 def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
@@ -203,13 +201,8 @@ def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     actors = load.actors * (costs.connection_bytes + costs.session_bytes)
     each = history + queues + trained + replay
     detail = f"{actors / 1e6:,.0f} MB for actors, {each / 1e6:,.0f} MB for each client"
-    return ResourceLoad(
-        name="memory",
-        used=costs.learner_bytes + actors + load.clients * each,
-        limit=load.memory_bytes,
-        unit="bytes",
-        detail=detail,
-    )
+    used = costs.learner_bytes + actors + load.clients * each
+    return ResourceLoad("memory", used, load.memory_bytes, "bytes", detail)
 
 
 def network(load: Workload, flow: Traffic) -> list[ResourceLoad]:
@@ -222,17 +215,11 @@ def network(load: Workload, flow: Traffic) -> list[ResourceLoad]:
     """
     if load.bandwidth_bits_s is None:
         return []
-    ways = (("network, received", flow.received_bytes_s), ("network, sent", flow.sent_bytes_s))
-    return [
-        ResourceLoad(
-            name=name,
-            used=8 * PACKET_OVERHEAD * amount,
-            limit=load.bandwidth_bits_s,
-            unit="bit/s",
-            detail=f"{8 * PACKET_OVERHEAD * amount / 1e6:,.1f} Mbit/s",
-        )
-        for name, amount in ways
-    ]
+    rows = []
+    for name, bytes_s in (("network, received", flow.received_bytes_s), ("network, sent", flow.sent_bytes_s)):
+        used = 8 * PACKET_OVERHEAD * bytes_s
+        rows.append(ResourceLoad(name, used, load.bandwidth_bits_s, "bit/s", f"{used / 1e6:,.1f} Mbit/s"))
+    return rows
 
 
 def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
@@ -252,12 +239,12 @@ def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     data = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
     used += load.clients * learner_thread(load, flow, costs).used - data
     used += flow.updates_s * (costs.fanout.actor_s + flow.update_bytes * costs.fanout.sent_byte_s)
-    return ResourceLoad(name="processor cores", used=used, limit=load.cores, unit="cores")
+    return ResourceLoad("processor cores", used, load.cores, "cores")
 
 
 def descriptors(load: Workload) -> ResourceLoad:
     used = DESCRIPTORS_PER_ACTOR * load.actors + OTHER_DESCRIPTORS
-    return ResourceLoad(name="open files", used=used, limit=load.descriptors, unit="files")
+    return ResourceLoad("open files", used, load.descriptors, "files")
 
 
 def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from rl4sys_zmq.config.options import check_fields, integer, nullable, number, option
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.liveness import BEACON_S, HEARTBEAT_S
 
 SEGMENT_HEAD_BYTES = 64
@@ -67,9 +67,7 @@ class Workload:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.clients > self.actors:
-            raise ConfigError(
-                f"{self.clients} clients share {self.actors} actors; expected at least one actor each", key="clients"
-            )
+            raise config_error("clients", f"{self.clients} share {self.actors} actors; expected at least one actor each")
 
 
 @dataclass(frozen=True, slots=True)

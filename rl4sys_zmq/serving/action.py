@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, instance_of, optional
-from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
+from rl4sys_zmq.errors import (
+    CallRefusalReason,
+    CallRefused,
+    CallTimeout,
+    ConfigError,
+    InvalidReply,
+    PayloadError,
+    ProtocolError,
+    config_error,
+)
 from rl4sys_zmq.errors import RefusalReason as WireRefusal
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
@@ -304,9 +313,7 @@ class ActionClient(Resource):
             ConfigError: If the configuration does not have exactly one action key.
         """
         if len(self.config.action_keys) != 1:
-            raise ConfigError(
-                f"send_action needs exactly one action key; there are {len(self.config.action_keys)}: use act", key="action_keys"
-            )
+            raise config_error("action_keys", f"send_action needs exactly one; there are {len(self.config.action_keys)}: use act")
         return self.act(self.config.action_keys[0], payload)
 
     def register_obs_callback(self, callback: Callable[[dict[str, Tree]], None]) -> Subscription:

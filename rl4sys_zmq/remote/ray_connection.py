@@ -117,7 +117,7 @@ class RayConnectionThread(Worker):
 
     def on_death(self, error: BaseException) -> None:
         self._problem = self._problem or repr(error)
-        self._finish()
+        self._end_workers(last=True)
 
     def run(self) -> None:
         """Run drivers, one after the other, until `stop`. If the first one cannot connect, no other follows."""
@@ -133,11 +133,11 @@ class RayConnectionThread(Worker):
                 self._problem = f"an error in the learner: {type(exc).__name__}: {exc}"
             if self._stop_asked.is_set() or not self._settled.is_set():
                 break
-            self._forget_driver()
+            self._end_workers(last=False)
             attempts = 0 if connected else attempts + 1
             log.warning("%s: %s; the learner tries again", self._described, self._problem)
             self._stop_asked.wait(WORKER_RESTART.pause_s(attempts))
-        self._finish()
+        self._end_workers(last=True)
 
     @property
     def _described(self) -> str:
@@ -204,21 +204,18 @@ class RayConnectionThread(Worker):
             self._workers.remove(worker)
         worker.ended(end, error)
 
-    def _forget_driver(self) -> None:
-        """Record the end of all workers that the driver had placed. The others wait for the next driver."""
+    def _end_workers(self, *, last: bool) -> None:
+        """Record the end of all workers that the driver had placed. The others wait for the next driver.
+
+        After the `last` driver, all workers have ended, also each that is added later.
+        """
         with self._lock:
+            self._over = last
             workers = list(self._workers)
         for worker in workers:
-            if worker.sent:
+            if last or worker.sent:
                 self._on_end(worker, self._problem, "")
             else:
                 worker.waiting = self._problem
-
-    def _finish(self) -> None:
-        """Record the end of all workers, and of each worker that is added later."""
-        with self._lock:
-            self._over = True
-            workers = list(self._workers)
-        for worker in workers:
-            self._on_end(worker, self._problem, "")
-        self._settled.set()
+        if last:
+            self._settled.set()

@@ -18,7 +18,6 @@ from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, in
 from rl4sys_zmq.errors import (
     CallRefusalReason,
     CallRefused,
-    CallTimeout,
     ConfigError,
     InvalidReply,
     PayloadError,
@@ -30,7 +29,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
-from rl4sys_zmq.serving.config import ActionConfig, set_log_level
+from rl4sys_zmq.serving.config import ActionConfig, first_call, set_log_level
 from rl4sys_zmq.serving.image_coding import code_images, read_images
 from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.values.trees import Tree, copy_tree
@@ -244,7 +243,7 @@ class ActionClient(Resource):
         self._codecs = config.codecs
         self._client = Caller(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
-            self._handshake(wait_for_server)
+            first_call(task_id or "ActionClient", lambda: self._client.call(HELLO, {"terms": None}), wait=wait_for_server)
         except BaseException:
             self.close()
             raise
@@ -345,17 +344,6 @@ class ActionClient(Resource):
     def close(self) -> None:
         """Do the same as `stop`."""
         self._client.close()
-
-    def _handshake(self, wait_for_server: bool) -> None:
-        """Make the first call, in which the server compares its configuration with this client's."""
-        while True:
-            try:
-                self._client.call(HELLO, {"terms": None})
-                return
-            except CallTimeout as exc:
-                if not wait_for_server:
-                    raise
-                log.warning("%swaiting for an action server: %s", f"{self.task_id}: " if self.task_id else "", exc)
 
     def _check(self, kind: str, method: str, keys: Iterable[str], known: Iterable[str]) -> None:
         unknown = _unknown(kind, keys, known)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rl4sys_zmq.config.options import (
     CALL_TIMEOUT_S,
@@ -22,11 +23,16 @@ from rl4sys_zmq.config.options import (
     number,
     option,
 )
-from rl4sys_zmq.errors import ConfigError, TransportError, config_error
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, TransportError, config_error
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import NAME_RULE, is_name
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.values.trees import Tree
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
 
 MAX_KEYS = 1024
 MAX_KEY = 256
@@ -78,6 +84,22 @@ def set_log_level(level: int | None) -> None:
     """Set the level of the logger ``rl4sys_zmq``; None leaves it unchanged."""
     if level is not None:
         logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", level, logger_level))
+
+
+def first_call(
+    name: str, call: Callable[[], T], *, wait: bool, codes: Collection[CallRefusalReason] = (), every_s: float = 0.0
+) -> T:
+    """Return the result of the first call of the client `name`. With `wait`, repeat it every `every_s` seconds until a server
+    answers, and does not refuse it with one of `codes`.
+    """
+    while True:
+        try:
+            return call()
+        except (CallTimeout, CallRefused) as exc:
+            if not wait or (isinstance(exc, CallRefused) and exc.code not in codes):
+                raise
+            log.warning("%s is waiting for a server: %s", name, exc)
+        time.sleep(every_s)
 
 
 def bind_address(where: int | str) -> Address:

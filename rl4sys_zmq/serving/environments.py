@@ -128,8 +128,9 @@ class GymEnvServer(Resource):
         self._leases = LeaseTable(count, lease_s)
         register = self._server.register
         register("describe", lambda payload: self._about, concurrency_group="leases")
-        for name, run in (("take", self._lease), ("keep", self._renew), ("give", self._release)):
-            register(name, run, concurrency_group="leases")
+        register("take", self._lease, concurrency_group="leases")
+        for name, on_lease in (("keep", self._leases.renew), ("give", self._leases.release)):
+            register(name, partial(_with_token, on_lease), concurrency_group="leases")
         for i in range(count):
             for name, act in (("reset", self._reset), ("step", self._step), ("render", self._render), ("state", self._state)):
                 register(f"{name}.{i}", partial(self._run, act), concurrency_group=f"env.{i}")
@@ -238,15 +239,6 @@ class GymEnvServer(Resource):
             problem = f"{count} requested; there are {self.count} environments in all"
             raise CallRefusedByCallback(CallRefusalReason.OCCUPIED, problem)
         return list(self._leases.lease(token, count, index))
-
-    def _renew(self, payload: Tree) -> Tree:
-        (token,) = _fields(payload, token=int)
-        return self._leases.renew(token)
-
-    def _release(self, payload: Tree) -> Tree:
-        (token,) = _fields(payload, token=int)
-        self._leases.release(token)
-        return None
 
     def _run(self, act: Callable[[list[_EnvSlot], Tree], Tree], payload: Tree) -> Tree:
         """Run a function on the environments of the lease whose token is in the payload."""
@@ -382,6 +374,10 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
 
 def _invalid(problem: str) -> CallRefusedByCallback:
     return CallRefusedByCallback(CallRefusalReason.INVALID, problem)
+
+
+def _with_token(on_lease: Callable[[int], Tree], payload: Tree) -> Tree:
+    return on_lease(*_fields(payload, token=int))
 
 
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:

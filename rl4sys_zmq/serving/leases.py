@@ -109,10 +109,9 @@ class LeaseTable:
     def renew(self, token: int, now: float | None = None) -> bool:
         with self._lock:
             lease = self._held(token)
-            if lease is None:
-                return False
-            lease.last_message_s = monotonic() if now is None else now
-            return True
+            if lease is not None:
+                lease.last_message_s = monotonic() if now is None else now
+            return lease is not None
 
     def release(self, token: int) -> None:
         """End a lease: now, or after its running call."""

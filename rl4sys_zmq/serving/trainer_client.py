@@ -16,7 +16,6 @@ from rl4sys_zmq.errors import (
     CallLost,
     CallRefusalReason,
     CallRefused,
-    CallTimeout,
     Closed,
     ConfigError,
     PayloadError,
@@ -28,7 +27,7 @@ from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security import TokenBucket
-from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
+from rl4sys_zmq.serving.config import TrainerConfig, first_call, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
 from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, StoreUploadState, UpdateResult, find_store, pack_items
@@ -312,20 +311,18 @@ class TrainerClient(Resource):
 
     def _connect(self, wait: bool) -> None:
         """Make the first call and the first update. With `wait`, repeat this until a server answers."""
-        while True:
-            try:
-                self._client.call(STORES)
-                result = self._update_all()
-            except (CallTimeout, CallRefused) as exc:
-                if isinstance(exc, CallRefused) and exc.code is CallRefusalReason.UNKNOWN:
-                    result = UpdateResult(error=exc)  # the trainer can register the data store later
-                elif not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.CLOSING):
-                    raise
-                else:
-                    log.info("waiting for a trainer at %s", self._client.address)
-                    continue
-            self._conclude(result)
-            return
+
+        def connect() -> UpdateResult:
+            self._client.call(STORES)
+            return self._update_all()
+
+        try:
+            result = first_call(self.name, connect, wait=wait, codes=[CallRefusalReason.CLOSING])
+        except CallRefused as exc:
+            if exc.code is not CallRefusalReason.UNKNOWN:  # then the trainer can register the data store later
+                raise
+            result = UpdateResult(error=exc)
+        self._conclude(result)
 
     def _conclude(self, result: UpdateResult) -> UpdateResult:
         """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
@@ -378,8 +375,7 @@ class TrainerClient(Resource):
         items = dropped = 0
         error: RL4SysError | None = None
         while acked < target:
-            first, batch = feed.read_after(acked)
-            batch = feed.cut(batch)
+            first, batch = feed.next_message(acked)
             reply = None
             while reply is None:
                 try:

@@ -100,6 +100,7 @@ class ReplayBuffer(ColumnStore):
         self._frames: dict[str, FrameStore] = {}
         options = {"image_keys": [*self._images], "num_stack": self._num_stack, "stack_axis": self._stack_axis}
         super().__init__(capacity, seed, path, options)
+        self._block = -(-self.capacity // _BLOCKS)  # the number of frames in a block
         with self._opening() as layout:
             if layout is not None and self._folder is not None:
                 self._reopen(self._folder, layout)
@@ -237,9 +238,9 @@ class ReplayBuffer(ColumnStore):
     def _allocate(self, layout: StoreLayout) -> None:
         frames = {}
         for index, (key, suffix) in enumerate(self._images.items()):
-            block = -(-self.capacity // _BLOCKS)
             leaf = self._frame_leaf(key, layout.leaves, suffix)
-            frames[key] = FrameStore(leaf, block, partial(self._make_block, index, ArraySpec((block, *leaf.shape), leaf.dtype)))
+            whole = ArraySpec((self._block, *leaf.shape), leaf.dtype)
+            frames[key] = FrameStore(leaf, self._block, partial(self._make_block, index, whole))
         super()._allocate(layout)
         self._frames = frames
 
@@ -260,17 +261,15 @@ class ReplayBuffer(ColumnStore):
         except DataError as exc:
             raise StoreFileError(folder.path, f"is damaged ({exc}); delete the folder to start again") from exc
         held = np.arange(self._ring.begin, self._ring.end)
-        block = -(-self.capacity // _BLOCKS)
-        for index, (key, suffix) in enumerate(self._images.items()):
-            leaf = self._frame_leaf(key, layout.leaves, suffix)
+        most = 2 * self._num_stack * (self.capacity + 1) + self._block
+        for index, (key, frames) in enumerate(self._frames.items()):
             slots = self._ring.gather(_slots(key), held)
-            if slots.size and not 0 <= slots.min() <= slots.max() < 2 * self._num_stack * (self.capacity + 1) + block:
-                raise StoreFileError(
-                    folder.path, "refers to frames that cannot exist: it is damaged; delete the folder to start again"
-                )
-            count = int(slots.max()) // block + 1 if slots.size else 0
-            whole = ArraySpec((block, *leaf.shape), leaf.dtype)
-            self._frames[key].restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
+            if slots.size and not 0 <= slots.min() <= slots.max() < most:
+                problem = "refers to frames that cannot exist: it is damaged; delete the folder to start again"
+                raise StoreFileError(folder.path, problem)
+            count = int(slots.max()) // self._block + 1 if slots.size else 0
+            whole = ArraySpec((self._block, *frames.leaf.shape), frames.leaf.dtype)
+            frames.restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
 
     def _write(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
         """Write `count` transitions. With image keys, `count` must be 1."""
@@ -293,8 +292,8 @@ class ReplayBuffer(ColumnStore):
         """Return the frames of an image observation, ``[num_stack, *frame]``."""
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
-    def _gather(self, ids: Ids, keys: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Return the transitions with these numbers, or only their values under `keys`, as arrays ``[batch, ...]`` by path."""
+    def _gather(self, ids: Ids, keys: Collection[str] | None = None, *, gap: bool = False) -> dict[str, NDArray[Any]]:
+        """Return the transitions with these numbers, or only their values under `keys`."""
         if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
         paths = [path for path in self._layout.leaves if keys is None or path.partition("/")[0] in keys]
@@ -308,10 +307,6 @@ class ReplayBuffer(ColumnStore):
                 axis = self._stack_axis + (self._stack_axis >= 0)  # the batch is axis 0
                 leaves[name + suffix] = frames[:, 0] if self._num_stack == 1 else np.moveaxis(frames, 1, axis)
         return leaves
-
-    def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        leaves = self._gather(ids)
-        return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
 
 def _slots(key: str) -> str:

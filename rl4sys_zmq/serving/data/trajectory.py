@@ -341,12 +341,11 @@ class TrajectoryBuffer(ColumnStore):
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
         return {**layout.leaves, _START_COLUMN: ArraySpec((), np.dtype("?"))}
 
-    def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
+    def _gather(self, ids: Ids, *, gap: bool = False) -> dict[str, NDArray[Any]]:
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves} if self._layout is not None else {}
         start = self._ring.gather(_START_COLUMN, ids)
         start[0] |= gap
-        leaves[_START], leaves[_END] = start, self._ends(ids)
-        return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+        return {**leaves, _START: start, _END: self._ends(ids)}
 
     def _ends(self, ids: Ids) -> NDArray[np.bool_]:
         """Return a bool for each row: True if it is the last row of a trajectory that has ended."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rl4sys_zmq.capacity.constants import Constants
-from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
+from rl4sys_zmq.capacity.workload import Traffic, Workload
 from rl4sys_zmq.delivery.credit import CREDIT_BYTES
 from rl4sys_zmq.delivery.weight_history import RING_BYTES, RING_ITEMS
 
@@ -249,7 +249,7 @@ def descriptors(load: Workload) -> ResourceLoad:
 
 def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
     """Return the load of every resource, in a fixed order. Resources that the workload leaves out are missing."""
-    flow = traffic(load, costs.diff_ratio)
+    flow = Traffic(load, costs.diff_ratio)
     loads: list[ResourceLoad | None] = [
         ingress(load, flow, costs),
         gateway_thread(load, flow, costs),
@@ -324,7 +324,7 @@ def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> Iter
         if count <= load.segments_per_message:
             continue
         other = replace(load, segments_per_message=count)
-        flow = traffic(other, costs.diff_ratio)
+        flow = Traffic(other, costs.diff_ratio)
         measure = journal(other, flow, costs) if row.name == "journal" else ingress(other, flow, costs)
         if measure is not None and measure.share <= COMFORTABLE:
             yield f"send_frequency {count} at the actors: {count} segments in a message take {measure.share:.0%}", ""
@@ -347,7 +347,7 @@ def _ranks(load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
     alone = gradient_s(load, costs)
     for count in range(2, MAX_LEARNERS + 1):
         other = replace(load, training=replace(training, learners=count))
-        share = learner_thread(other, traffic(other, costs.diff_ratio), costs).share
+        share = learner_thread(other, Traffic(other, costs.diff_ratio), costs).share
         if share <= COMFORTABLE:
             took = f"a gradient step of {1e3 * alone:.1f} ms takes {1e3 * gradient_s(other, costs):.1f} ms"
             yield f"learners {count}: {took}", "learners"
@@ -365,7 +365,7 @@ def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tup
     for count in range(2, max(3, everyone)):
         below = math.ceil(everyone / count)
         widest = max(count, below)
-        flow = traffic(load, costs.diff_ratio)
+        flow = Traffic(load, costs.diff_ratio)
         other = replace(load, actors=max(load.clients, widest * load.clients))
         ratio = widest * load.clients / load.actors
         share = fanout(other, flow, costs).share if row.name == "fan-out of weights" else row.share * ratio

@@ -127,7 +127,7 @@ def _workload(setup: Setup, rate: float) -> Workload:
 
 
 def _limit(setup: Setup, load: Workload, flow: Traffic, constants: Constants) -> ResourceLoad:
-    flow = replace(flow, heartbeats_s=0.0)
+    flow.heartbeats_s = 0.0
     match setup.limit:
         case "fanout":
             return fanout(load, flow, constants)

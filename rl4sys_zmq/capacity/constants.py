@@ -185,8 +185,10 @@ def _constants(document: Mapping[str, Any]) -> Constants:
     values: dict[str, Any] = {name: group(IngressCost, document[name]) for name in INGRESS_COSTS}
     values["fanout"] = group(FanoutCost, document["fanout"])
     values["durable"] = {name: group(IngressCost, document["durable"][name]) for name in FSYNC}
-    plain = [each.name for each in fields(Constants) if each.name not in values]
-    return Constants(**values, **{name: _number(document[name]) for name in plain})
+    for each in fields(Constants):
+        if each.name not in values:
+            values[each.name] = _number(document[each.name])
+    return Constants(**values)
 
 
 def _number(value: object) -> float:

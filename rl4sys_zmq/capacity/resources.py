@@ -1,8 +1,7 @@
 """The load of each resource of a learner, and changes for loads that one process can hardly carry or not at all.
 
 These are pure functions of a workload and of measured constants. A load is the needed amount divided by the available amount.
-1.0 is the limit. In the formulas, rates such as ``messages_s`` are fields of `Traffic`, times such as ``message_s`` are fields
-of `Constants` and its parts, and other names are fields of `Workload`.
+1.0 is the limit. `docs/howto/capacity.md` lists the formulas.
 """
 
 from __future__ import annotations
@@ -61,15 +60,9 @@ class ResourceLoad:
 
 
 def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of the learner's interpreter by data: the gateway and the learner threads share one interpreter lock.
+    """Return the load of the learner's interpreter by data, in seconds per second: all its threads share one interpreter lock.
 
-    Seconds per second::
-
-        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s
-        + heartbeats_s * gateway.message_s
-        + messages_s * crypt_message_s + received_bytes_s * crypt_byte_s    (with keys)
-
-    The times are those of `Constants.ingress`, measured at saturation: so 1.0 is the rate at which the benchmark saturated.
+    `Constants.ingress` was measured at saturation, so 1.0 is the rate at which the benchmark saturated.
     """
     used = costs.ingress.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
     used += flow.heartbeats_s * costs.gateway.message_s
@@ -87,12 +80,7 @@ def gateway_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceL
 
 
 def gradient_s(load: Workload, costs: Constants) -> float:
-    """Return the time of one gradient step, in seconds. 0 without training.
-
-    ::
-
-        gradient_s + model_bytes / 4 * minibatch / learners * gradient_unit_s + all_reduce_s    (the last with learners > 1)
-    """
+    """Return the time of one gradient step, in seconds. 0 without training."""
     training = load.training
     if training is None:
         return 0.0
@@ -102,14 +90,7 @@ def gradient_s(load: Workload, costs: Constants) -> float:
 
 
 def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of each learner thread: it takes its client's data, and trains. Actors are spread evenly over clients.
-
-    Seconds per second, for one client::
-
-        (messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s) / clients     (Constants.trainer)
-        + steps_s / clients * gradients_per_step * gradient_s
-        + publish_per_s * model_bytes * encode_byte_s                                            (level 1)
-    """
+    """Return the load of each learner thread: it takes its client's data, and trains. Actors are spread evenly over clients."""
     used = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s) / load.clients
     detail = "no training given"
     if load.training is not None:
@@ -124,15 +105,8 @@ def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceL
 def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     """Return the load of publishing weights: the part of a second in which some actor does not have a version so far.
 
-    Seconds per second::
-
-        versions_s * (version_s + model_bytes * model_byte_s
-                      + actors / clients * (actor_s + update_bytes * sent_byte_s)
-                      + model_bytes * encode_byte_s)               (level 1)
-        + updates_s * update_bytes * crypt_byte_s                  (with keys: each connection encrypts separately)
-
-    At 1.0, the next version follows when the last actor has the one before. The times were measured with the actors on the
-    learner's machine, so actors on other machines leave more room.
+    At 1.0, the next version follows when the last actor has the one before. With keys, each connection encrypts separately. The
+    times were measured with the actors on the learner's machine, so actors on other machines leave more room.
     """
     each = costs.fanout.seconds(load.model_bytes, flow.update_bytes, load.actors / load.clients)
     if load.weights_level:
@@ -147,10 +121,6 @@ def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | None:
     """Return the load of the way of the data with the journal on disk, or None without a journal.
 
-    Seconds per second, with the times of `Constants.durable` for the value of ``fsync``::
-
-        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s
-
     Messages that arrive during a commit share the next one, so commits do not limit the rate: there are at most
     ``1 / commit_s`` of them. An acknowledgement waits for one or two.
     """
@@ -163,14 +133,7 @@ def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | N
 
 
 def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
-    """Return the bytes of segments in the journal before a checkpoint permits their removal, or None without a journal.
-
-    ::
-
-        data_bytes_s * checkpoint_every_s * 3 intervals * 2
-
-    The factor 2 is headroom: from half of ``journal_max_bytes`` on, the learner requests a checkpoint each second.
-    """
+    """Return the bytes of segments in the journal before a checkpoint permits their removal, or None without a journal."""
     if not load.journal:
         return None
     kept = flow.data_bytes_s * load.checkpoint_every_s * CHECKPOINTS_KEPT
@@ -179,19 +142,7 @@ def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
 
 
 def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the resident memory of the learner when its queues are full.
-
-    Bytes::
-
-        learner_bytes
-        + actors * (connection_bytes + session_bytes)
-        + clients * (history + queues + model_bytes * 8 + replay_steps * 2 * observation_bytes)
-
-        history = the versions kept for late actors: up to 64 within 64 MiB, 2 at level 0, never fewer than 2
-        queues  = 32 updates for slow actors + the data of one second, at most 256 MiB
-
-    Eight copies of the model: policy and value network, each with gradients and two moments of Adam.
-    """
+    """Return the resident memory of the learner when its queues are full, in bytes."""
     items = min(RING_ITEMS, max(2, RING_BYTES // load.model_bytes)) if load.weights_level else 2
     history = items * load.model_bytes
     queues = PUB_QUEUE * flow.update_bytes + min(CREDIT_BYTES, flow.data_bytes_s / load.clients)
@@ -206,13 +157,7 @@ def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def network(load: Workload, flow: Traffic) -> list[ResourceLoad]:
-    """Return the load of the network link in both directions, or an empty list if its speed is not given.
-
-    Bits per second::
-
-        received: received_bytes_s * 8 * 1.05
-        sent:     sent_bytes_s * 8 * 1.05
-    """
+    """Return the load of the network link in both directions, or an empty list if its speed is not given."""
     if load.bandwidth_bits_s is None:
         return []
     rows = []
@@ -223,15 +168,7 @@ def network(load: Workload, flow: Traffic) -> list[ResourceLoad]:
 
 
 def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the cores that the learner needs: all threads, also those of libzmq and of the journal.
-
-    Seconds of CPU time per second::
-
-        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s                 (Constants.processor)
-        + what the journal takes beyond the interpreter
-        + clients * (load of a learner thread - its part of the data)
-        + updates_s * (actor_s + update_bytes * sent_byte_s)
-    """
+    """Return the cores that the learner needs, for all threads, also those of libzmq and of the journal."""
     used = costs.processor.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     written = journal(load, flow, costs)
     if written is not None:
@@ -278,10 +215,7 @@ class Proposal:
 
 
 def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> list[Proposal]:
-    """Return changes for each resource whose load is above 70 %, the highest load first. Empty if one process is enough.
-
-    `rows` are the loads that `predict` returned for the workload and the constants.
-    """
+    """Return changes for each resource with a load above 70 %, the highest load first. `rows` are from `predict`."""
     loaded = [row for row in sorted(rows, key=lambda row: row.share, reverse=True) if row.share > COMFORTABLE]
     return [Proposal(resource=row.name, text=text, needs=needs) for row in loaded for text, needs in _changes(row, load, costs)]
 

@@ -73,18 +73,6 @@ class Workload:
 class Traffic:
     """The messages and bytes per second of a workload. All rates are of the whole learner.
 
-    With ``n`` steps in a segment, ``k`` segments in a message, and fields of `Workload` and `Traffic`::
-
-        segment_bytes    = 64 + (n + 1) * observation_bytes + n * (action_bytes + 8)
-        segments_s       = actors * steps_per_s / n
-        messages_s       = segments_s / k
-        heartbeats_s     = max(0, actors / 1 s - messages_s)
-        data_bytes_s     = segments_s * segment_bytes + messages_s * 140
-        update_bytes     = 128 + model_bytes              (level 0), or
-                           128 + model_bytes / diff_ratio (level 1)
-        updates_s        = publish_per_s * actors
-        sent_bytes_s     = updates_s * update_bytes + (beacons + acknowledgements) * 120
-
     `diff_ratio` is the size of the weights divided by the size of a diff between two versions.
     """
 

@@ -47,27 +47,6 @@ def alive_nodes() -> list[dict[str, Any]]:
     ]
 
 
-def _connect_to_ray(address: str) -> dict[str, Any]:
-    """Connect to a cluster, or start a local Ray. Return the fields of the packet ``connected``."""
-    if address == LOCAL:
-        ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)
-    else:
-        host, _, port = address.rpartition(":")
-        if host:
-            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers
-        signal.signal(number, signal.SIG_IGN)
-    runtime = ray.get_runtime_context()
-    return {
-        "address": runtime.gcs_address,
-        "host": ray.util.get_node_ip_address(),
-        "node": runtime.get_node_id(),
-        "nodes": alive_nodes(),
-        "version": ray.__version__,
-    }
-
-
 def error_line(exc: BaseException) -> str:
     """Return the class and the text of an exception in one line, without Ray's colours."""
     text = " ".join(str(exc).replace("\x1b[36m", "").replace("\x1b[39m", "").split())
@@ -90,10 +69,7 @@ P = TypeVar("P", bound=Placement)
 
 
 class Driver(ABC, Generic[P]):
-    """A program that is connected to Ray, and by a socketpair to the process that has started the program. One thread uses it.
-
-    It creates Ray actors, follows their calls, and reports their ends.
-    """
+    """A program that is connected to Ray and, by a socketpair, to the process that has started it. It follows its Ray actors."""
 
     ENDED_WELL: ClassVar[Mapping[str, object]]
     """The fields of the packet ``ended`` for an actor that has ended as it should."""
@@ -109,14 +85,22 @@ class Driver(ABC, Generic[P]):
 
     def connect(self, address: str) -> None:
         """Connect to a cluster, or start a local Ray, and report its nodes. Ray raises exceptions of many types."""
-        fields = _connect_to_ray(address)
-        self._node = fields["node"]
-        self.send(CONNECTED, **fields)
+        if address == LOCAL:
+            ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)
+        else:
+            host, _, port = address.rpartition(":")
+            if host:
+                socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers
+            signal.signal(number, signal.SIG_IGN)
+        runtime = ray.get_runtime_context()
+        self._node, host = runtime.get_node_id(), ray.util.get_node_ip_address()
+        about = {"address": runtime.gcs_address, "version": ray.__version__}
+        self.send(CONNECTED, host=host, node=self._node, nodes=alive_nodes(), **about)
 
     def run(self) -> None:
-        """Handle packets and Ray actors until the other process closes the socketpair. Raise RuntimeError if this process's
-        node has left the cluster.
-        """
+        """Handle packets and Ray actors until the socketpair is closed. Raise RuntimeError if this node has left the cluster."""
         while self._read(wait=all(placement.call is None for placement in self._placements.values())):
             now = time.monotonic()
             if now - self._looked >= LOOK_EVERY_S:
@@ -170,10 +154,7 @@ class Driver(ABC, Generic[P]):
         self._unreachable[node] = time.monotonic()
 
     def _create(self, placement: P, worker: type, wanted: Mapping[str, float], **options: object) -> Any:
-        """Create the Ray actor of a placement, and return it. Ray never restarts it.
-
-        Ray chooses the node, unless a node has to be avoided: then it is the one with the fewest actors among the others.
-        """
+        """Create the Ray actor of a placement, and return it. Ray chooses the node, unless one has to be avoided."""
         now, nodes = time.monotonic(), alive_nodes()
         suspects = {node for node, at in self._unreachable.items() if now - at < SUSPECT_S}
         others = [each["node"] for each in nodes if each["node"] not in suspects and not placement_problem(wanted, [each])]

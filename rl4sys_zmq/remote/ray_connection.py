@@ -85,15 +85,12 @@ class RayProcess:
 
 
 class RayConnectionThread(Worker):
-    """The thread that runs the driver process, which is connected to Ray, and starts another driver when it ends.
-
-    All workers of a driver, and a local Ray, end with the driver.
-    """
+    """The thread that runs a driver process, with which its workers and a local Ray end, and starts another when it ends."""
 
     def __init__(self, address: str) -> None:
         super().__init__("rl4sys-ray")
         self.nodes: list[dict[str, Any]] = []  # `alive_nodes` at the time of the last connection
-        self._address = address
+        self._address, self._described = address, described_cluster(address)
         self._lock = threading.Lock()
         self._workers: list[RayProcess] = []
         self._host = ""
@@ -138,10 +135,6 @@ class RayConnectionThread(Worker):
             log.warning("%s: %s; the learner tries again", self._described, self._problem)
             self._stop_asked.wait(WORKER_RESTART.pause_s(attempts))
         self._end_workers(last=True)
-
-    @property
-    def _described(self) -> str:
-        return described_cluster(self._address)
 
     def _run_driver(self) -> bool:
         """Start a driver process and follow it until its end. Return True if it was connected."""
@@ -205,10 +198,7 @@ class RayConnectionThread(Worker):
         worker.ended(end, error)
 
     def _end_workers(self, *, last: bool) -> None:
-        """Record the end of all workers that the driver had placed. The others wait for the next driver.
-
-        After the `last` driver, all workers have ended, also each that is added later.
-        """
+        """Record the end of the workers that the driver had placed. With `last`, no driver follows: all end, also later ones."""
         with self._lock:
             self._over = last
             workers = list(self._workers)

@@ -111,7 +111,6 @@ class DriverProcess:
     """A driver process, and the socketpair to it. One thread uses it, and closes it.
 
     Attributes:
-        outbox: The packets that `exchange` sends.
         connected: True once the driver was connected to Ray.
         problem: Why the driver has ended, or why it cannot connect.
     """
@@ -129,10 +128,9 @@ class DriverProcess:
         self._deadline = time.monotonic() + CONNECT_S
 
     def exchange(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Send the queued packets, wait at most `timeout_s` seconds for the driver, and yield the packets that have arrived.
+        """Send the packets in `outbox`, wait at most `timeout_s` seconds for the driver, and yield its packets.
 
-        Raises:
-            EOFError: If the driver has ended, or has not connected to Ray within `CONNECT_S` seconds. Then call `close`.
+        Raises EOFError if the driver has ended, or has not connected to Ray within `CONNECT_S` seconds.
         """
         self._send()
         poll = select.poll()
@@ -153,10 +151,7 @@ class DriverProcess:
             raise EOFError
 
     def close(self, timeout_s: float) -> None:
-        """Close the socketpair, which ends the driver, and wait for its end, at most `timeout_s` seconds. Then kill it.
-
-        A driver that is late in connecting to Ray is killed at once.
-        """
+        """Close the socketpair, which ends the driver. Kill it after `timeout_s` seconds, or at once if it never connected."""
         self._pair.close()
         end = end_text(self._process.end(0.0 if self._late else timeout_s))
         self.problem = self.problem or f"the driver process ended with {end}"

@@ -229,19 +229,17 @@ class ActionClient(Resource):
             CallRefused: Code ``mismatch`` if the configurations differ. The message names each such field with both values.
             ConfigError: If an argument or the address is invalid.
         """
-        port = None
         if isinstance(config_or_port, ActionConfig):
             if config is not None:
                 raise ConfigError("two configurations were given; give one", key="config")
-            config = config_or_port
-        else:
-            port = config_or_port
+            config, config_or_port = config_or_port, None
         if config is None:
             raise ConfigError("an ActionClient needs an ActionConfig: ActionClient(ip, config)", key="config")
         self.config, self.task_id = check_value("config", config, instance_of(ActionConfig)), task_id
         timeout_s = config.timeout_s if timeout_ms is None else check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         self._codecs = config.codecs
-        self._client = Caller(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)
+        address = config.dial_address(server_ip, config_or_port)
+        self._client = Caller(address, timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
             first_call(task_id or "ActionClient", lambda: self._client.call(HELLO, {"terms": None}), wait=wait_for_server)
         except BaseException:

@@ -89,9 +89,7 @@ def set_log_level(level: int | None) -> None:
 def first_call(
     name: str, call: Callable[[], T], *, wait: bool, codes: Collection[CallRefusalReason] = (), every_s: float = 0.0
 ) -> T:
-    """Return the result of the first call of the client `name`. With `wait`, repeat it every `every_s` seconds until a server
-    answers, and does not refuse it with one of `codes`.
-    """
+    """Return the result of a client's first call. With `wait`, repeat it while no server answers, or one refuses with `codes`."""
     while True:
         try:
             return call()

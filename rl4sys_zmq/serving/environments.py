@@ -251,10 +251,7 @@ class GymEnvServer(Resource):
             return act(slots, payload)
 
     def _reset(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
-        """Reset the environments whose flag in ``only`` is True.
-
-        Return, for each of these, the observation, the info and the generator's seed as digits (or None); None for all others.
-        """
+        """Reset the environments with a True in ``only``. Return observation, info and seed of each, and None for the others."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
             raise _invalid(f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")

@@ -74,10 +74,7 @@ class StoreInserter:
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Restore the marks after a restart, and insert the journal's items that the store lacks.
-
-        A store in memory gets all items of the journal. A store on disk lacks at most the last items.
-        """
+        """Restore the marks after a restart, and insert the journal's items that the store lacks: on disk only the last ones."""
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[JournaledItems]()
         self._gap_pending = not empty  # the last items before the restart may have been rejected or lost
@@ -104,26 +101,15 @@ class StoreInserter:
     def insert_waiting(self) -> None:
         """Insert accepted items that the store could not take earlier, for example because its disk was full."""
         if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
-            raise CallRefusedByCallback(
-                CallRefusalReason.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}"
-            )
+            problem = f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}"
+            raise CallRefusedByCallback(CallRefusalReason.BUSY, problem)
         self._tell()
 
     def insert(self, stream: StreamKey, items: list[Any], *, after: int, known: int, first: int) -> dict[str, Tree]:
-        """Record the new items of a trainer client in the journal, and insert them. Call `insert_waiting` first.
+        """Record new items of a stream, numbered from `first`, in the journal, insert them, and return the reply.
 
-        Args:
-            stream: The stream.
-            items: Items with consecutive numbers.
-            after: Number of the last acknowledged item, according to the trainer client. If the mark is lower, nothing is
-                accepted.
-            known: Largest item number that the trainer client ever saw acknowledged, also by an earlier server.
-            first: Number of the first item.
-
-        Returns:
-            The reply. ``acked``: the mark; the trainer client sends the items after it. ``fresh``: the number of new items.
-            ``dropped``: the number of earlier items that the trainer client's store dropped before they were sent. ``error``:
-            class and text of the exception of the trainer's callback, or of the store for an item, or None.
+        `after` and `known` are the last and the largest number that the trainer client saw acknowledged. If the mark is below
+        `after`, nothing is accepted: the client then sends the items after ``acked``. Call `insert_waiting` first.
         """
         acked = self.mark(stream)
         if after > acked:
@@ -134,9 +120,8 @@ class StoreInserter:
         if first + len(fresh) <= acked + 1:
             return _reply(acked)
         if acked < 0 and len(self._marks) >= MAX_STREAMS:
-            raise CallRefusedByCallback(
-                CallRefusalReason.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have"
-            )
+            problem = f"store {self.name} has {MAX_STREAMS} streams, the most that it can have"
+            raise CallRefusedByCallback(CallRefusalReason.BUSY, problem)
         if self._journal is not None:
             update = JournaledItems(self.name, stream, first, fresh, self._place())
             self._keep(update, self._journal.commit(update))
@@ -218,10 +203,7 @@ class StoreInserter:
             self._gap_pending = False
 
     def _tell(self) -> Exception | None:
-        """Call the trainer's callback with the items inserted since the last call. Return the callback's exception, or None.
-
-        If accepted items still wait for the store, do nothing.
-        """
+        """Call the trainer's callback with the items inserted since the last call, if none waits. Return its exception."""
         if self._waiting:
             return None
         self._note()

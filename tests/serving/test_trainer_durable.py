@@ -167,7 +167,8 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
             store = store if kept else ListStore(refuse_sevens)
             store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as in a store that was reopened
             with StoreJournal(tmp_path / str(history), "normal") as journal:
-                ingest = StoreInserter("a", store, journal, 1 << 20, lambda _, news, to=heard: to.extend(news["data"]))
+                hear = lambda _, news, to=heard: to.extend(news["data"])  # noqa: E731
+                ingest = StoreInserter("a", store, journal, 1 << 20, hear)
                 try:
                     ingest.refill(journal.streams)
                 except StoreFileError:

@@ -91,9 +91,8 @@ class ReplayBuffer(ColumnStore):
         self._num_stack = check_value("num_stack", num_stack, integer(1))
         self._stack_axis = check_value("stack_axis", stack_axis, integer(-MAX_DIMENSIONS, MAX_DIMENSIONS))
         self._expected = {**_FIXED, **self._further}
-        for name, space in zip(
-            (*_OBSERVATION_KEYS, "actions"), (observation_space, observation_space, action_space), strict=True
-        ):
+        spaces = {**dict.fromkeys(_OBSERVATION_KEYS, observation_space), "actions": action_space}
+        for name, space in spaces.items():
             if space is not None:
                 self._expected |= space_leaves(name, space)
         self._images = {key: "" if key == "observations" else f"/{key}" for key in _keys(image_keys)}
@@ -223,10 +222,8 @@ class ReplayBuffer(ColumnStore):
         except IndexError:
             stacked = 0
         if stacked != self._num_stack:
-            raise DataError(
-                f"observations{suffix}",
-                f"shape {leaf.shape} does not have {self._num_stack} frames along axis {self._stack_axis}",
-            )
+            problem = f"shape {leaf.shape} does not have {self._num_stack} frames along axis {self._stack_axis}"
+            raise DataError(f"observations{suffix}", problem)
         return ArraySpec(tuple(shape), leaf.dtype)
 
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
@@ -253,9 +250,8 @@ class ReplayBuffer(ColumnStore):
         """Open the transitions and images of an existing folder."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
-                raise StoreFileError(
-                    folder.path, f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}"
-                )
+                problem = f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}"
+                raise StoreFileError(folder.path, problem)
         try:
             self._allocate(layout)
         except DataError as exc:
@@ -310,10 +306,7 @@ class ReplayBuffer(ColumnStore):
 
 
 def _slots(key: str) -> str:
-    """Return the name of the column of an image key's frames.
-
-    A row is ``[2, num_stack]``: the indices in the frame store for ``observations`` and for ``next_observations``.
-    """
+    """Return the column of an image key: rows ``[2, num_stack]`` of slots, for ``observations`` and ``next_observations``."""
     return f"/slots/{key}"
 
 
@@ -340,10 +333,9 @@ def _transition(data: object) -> dict[str, object]:
             raise DataError(key, f"is missing from a transition with the keys {', '.join(map(str, data))}")
     ends = [key for key in ("terminated", "masks", "dones") if key in data]
     if not ends or ends[:2] == ["terminated", "masks"]:
-        raise DataError(
-            ends[1] if ends else "terminated",
-            f"a transition must have one of terminated and masks, or dones; this one has {' and '.join(ends) or 'none of them'}",
-        )
+        these = " and ".join(ends) or "none of them"
+        problem = f"a transition must have one of terminated and masks, or dones; this one has {these}"
+        raise DataError(ends[1] if ends else "terminated", problem)
     leaves = flatten_names(data)
     if ends[0] != "terminated":
         leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")

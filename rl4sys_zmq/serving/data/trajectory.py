@@ -429,9 +429,8 @@ def _declared(shapes: object) -> StoreLayout:
 def _step(data: object) -> tuple[dict[str, object], bool, bool]:
     """Check a step. Return its values by path, and two bools: True if the step begins, and if it ends, a trajectory."""
     if not isinstance(data, Mapping):
-        raise DataError(
-            "", f"a step must be a dict of arrays, not a {type(data).__name__}; use a QueuedDataStore for other payloads"
-        )
+        problem = f"a step must be a dict of arrays, not a {type(data).__name__}; use a QueuedDataStore for other payloads"
+        raise DataError("", problem)
     leaves = flatten_names(data)
     start, end = (flag(name, leaves.pop(name, False)) for name in (_START, _END))
     if not leaves:

@@ -67,7 +67,7 @@ class Workload:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.clients > self.actors:
-            raise config_error("clients", f"{self.clients} share {self.actors} actors; expected at least one actor each")
+            raise config_error("clients", f"{self.clients} clients share {self.actors} actors; expected at least one actor each")
 
 
 class Traffic:

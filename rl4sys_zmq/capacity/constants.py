@@ -19,7 +19,6 @@ FORMAT = 1
 FSYNC = ("normal", "always")
 INGRESS_COSTS = ("ingress", "gateway", "trainer", "processor")
 MAX_BYTES = 1 << 20
-_REMEDY = "run rl4sys-learner capacity --measure again, or remove the file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +86,8 @@ def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[
 
     A point has the numbers of messages, segments and bytes that took the time in `seconds`.
     """
-    solved = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
-    return IngressCost(message_s=solved[0], segment_s=solved[1], byte_s=solved[2])
+    message_s, segment_s, byte_s = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
+    return IngressCost(message_s=message_s, segment_s=segment_s, byte_s=byte_s)
 
 
 def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> FanoutCost:
@@ -161,36 +160,35 @@ def read_constants(path: Path) -> Measured:
     """Read the constants that `write_constants` wrote."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes; {_REMEDY}", key="constants")
+            raise _unusable(path, f"has more than {MAX_BYTES} bytes")
         document = json.loads(path.read_bytes())
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read ({exc.strerror}); {_REMEDY}", key="constants") from exc
+        raise _unusable(path, f"cannot be read ({exc.strerror})") from exc
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path} is not JSON ({exc}); {_REMEDY}", key="constants") from exc
+        raise _unusable(path, f"is not JSON ({exc})") from exc
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ConfigError(f"{path} was not written by this version; {_REMEDY}", key="constants")
+        raise _unusable(path, "was not written by this version")
     try:
-        constants = document["constants"]
-        return Measured(constants=_constants(constants), machine=dict(document["machine"]))
+        return Measured(constants=_constants(document["constants"]), machine=dict(document["machine"]))
     except (KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(
-            f"{path} lacks a constant, or has one that is not a number ({exc}); {_REMEDY}", key="constants"
-        ) from exc
+        raise _unusable(path, f"lacks a constant, or has one that is not a number ({exc})") from exc
+
+
+def _unusable(path: Path, problem: str) -> ConfigError:
+    return ConfigError(f"{path} {problem}; run rl4sys-learner capacity --measure again, or remove the file", key="constants")
 
 
 def _constants(document: Mapping[str, Any]) -> Constants:
-    values: dict[str, Any] = {
-        "fanout": _group(FanoutCost, document["fanout"]),
-        "durable": {name: _group(IngressCost, document["durable"][name]) for name in FSYNC},
-    }
-    for name in (each.name for each in fields(Constants) if each.name not in values):
-        value = document[name]
-        values[name] = _group(IngressCost, value) if name in INGRESS_COSTS else _number(value)
+    def group(kind: Any, numbers: Mapping[str, Any]) -> Any:
+        return kind(**{each.name: _number(numbers[each.name]) for each in fields(kind)})
+
+    values: dict[str, Any] = {name: group(IngressCost, document[name]) for name in INGRESS_COSTS}
+    values["fanout"] = group(FanoutCost, document["fanout"])
+    values["durable"] = {name: group(IngressCost, document["durable"][name]) for name in FSYNC}
+    for each in fields(Constants):
+        if each.name not in values:
+            values[each.name] = _number(document[each.name])
     return Constants(**values)
-
-
-def _group(kind: Any, document: Mapping[str, Any]) -> Any:
-    return kind(**{each.name: _number(document[each.name]) for each in fields(kind)})
 
 
 def _number(value: object) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from rl4sys_zmq.algorithms import make_algorithm
 from rl4sys_zmq.capacity.constants import Constants, Measured, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.measure_paths import IngressMeasurement, append_rate, measure_fanout, measure_ingress, policy_bytes
+from rl4sys_zmq.capacity.measure_paths import append_rate, measure_fanout, measure_ingress, policy_bytes
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import HEADER_BYTES, EncodingOptions, WireDtype, digest, encode_update
 
@@ -36,11 +36,11 @@ PrintLine = Callable[[str], None]
 def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> Measured:
     """Measure all constants on this machine: each loop for `seconds`, and each publication of weights `versions` times."""
     say("the way of data into the learner")
-    in_memory = [_case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
+    in_memory = [_Case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
     durable = {}
     for fsync in ("normal", "always"):
         say(f"the journal, fsync {fsync}")
-        on_disk = [_case(kind, batch, actors, seconds, fsync) for kind, batch, actors in DURABLE_CASES]
+        on_disk = [_Case(kind, batch, actors, seconds, fsync) for kind, batch, actors in DURABLE_CASES]
         durable[fsync] = fit_ingress([case.amounts for case in on_disk], [case.seconds for case in on_disk])
     appended = append_rate(SMALL, batch=1, items_per_commit=1, seconds=seconds / 2)
     say("the weights")
@@ -65,18 +65,14 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
     return Measured(constants=constants, machine=machine_record())
 
 
-@dataclass(frozen=True, slots=True)
 class _Case:
-    # number of messages, segments and bytes of a message: the first two are 1 and the size of its batch
-    amounts: tuple[float, float, float]
-    seconds: float  # time of a message
-    measured: IngressMeasurement
+    """The measurement of one kind of message, with a number of trajectories from a number of actors."""
 
-
-def _case(kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: str = "") -> _Case:
-    measured = measure_ingress(kind, batch=batch, actors=actors, seconds=seconds, fsync=fsync)
-    message_s = batch * kind.steps / measured.steps_per_s
-    return _Case((1.0, float(batch), float(sum(body_bytes(kind, batch)))), message_s, measured)
+    def __init__(self, kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: str = "") -> None:
+        self.measured = measure_ingress(kind, batch=batch, actors=actors, seconds=seconds, fsync=fsync)
+        self.seconds = batch * kind.steps / self.measured.steps_per_s  # of a message
+        # number of messages, segments and bytes of a message
+        self.amounts = (1.0, float(batch), float(sum(body_bytes(kind, batch))))
 
 
 def _diffs() -> tuple[float, float]:

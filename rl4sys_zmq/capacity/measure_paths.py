@@ -111,10 +111,9 @@ def append_rate(
 
 
 def measure(count: Callable[[], int], seconds: float, threads: Sequence[Sequence[int]] = ()) -> tuple[float, float, list[float]]:
-    """Measure the growth of the number of steps that `count` returns, for `seconds` after a warm-up, or until there are steps.
+    """Measure the growth of what `count` returns, for `seconds` after a warm-up, or until it grows.
 
-    Return the steps per second, the CPU time of the process divided by wall time, and the same of each group of `threads`,
-    which are given by their ``ident``.
+    Return the growth per second, and the CPU time divided by wall time: of the process, and of each group of `threads`.
     """
     time.sleep(WARM_UP_S)
     used = [_cpu_s(group) for group in threads]

@@ -210,8 +210,6 @@ class Fleet(Resource):
         began, before = self._rate[0]
         return (steps - before) / (now - began) if now - began > REPORT_S else 0.0
 
-    # ---- one place
-
     def _update_place(self, place: _Place, now: float) -> None:
         handle = place.handle
         if handle is None:
@@ -241,8 +239,6 @@ class Fleet(Resource):
         delay_s = place.delay_next_start(now)
         self._restarts += 1
         self._say(f"actor {place.index} ended with exit code {handle.exit_code}; it starts again in {delay_s:g} s{last}")
-
-    # ---- the whole fleet
 
     def _start_due(self, now: float) -> None:
         places = [self._places.setdefault(index, _Place(index)) for index in range(self.size)]

@@ -119,8 +119,6 @@ class _GatewayConnection(Worker):
         self._sent = self._arrived = self._received = 0
         self._exit_at: float | None = None
 
-    # ---- the calling thread
-
     def train(self) -> str:
         """Run the learner thread's code in this thread. Return the error that ended it."""
         self.start()
@@ -133,8 +131,7 @@ class _GatewayConnection(Worker):
                 self._learner.run()
                 error = self._learner.failure.error if self._learner.failure is not None else ""
         finally:
-            self._finishing = True
-            self._wakeup.set()
+            self.stop()
             self.join()
             self._wakeup.close()
         return error or self.lost
@@ -160,8 +157,6 @@ class _GatewayConnection(Worker):
     def stop(self) -> None:
         self._finishing = True
         self._wakeup.set()
-
-    # ---- the thread
 
     def run(self) -> None:
         """Pass messages on until the learner thread has ended and the gateway has received the last messages."""
@@ -192,10 +187,8 @@ class _GatewayConnection(Worker):
 
     def _loop(self, poller: Poller, down: Socket, to_learner: Socket, from_learner: Socket, up: Socket) -> None:
         now = time.monotonic()
-        silence, report = (
-            SilenceTimer(self._start_data.gateway_silence_s, now),
-            SilenceTimer(WORKER_REPORT_S, now - WORKER_REPORT_S),
-        )
+        silence = SilenceTimer(self._start_data.gateway_silence_s, now)
+        report = SilenceTimer(WORKER_REPORT_S, now - WORKER_REPORT_S)
         end_at: float | None = None
         stalled: dict[Socket, bool] = {down: True, from_learner: True}
         while True:

@@ -61,9 +61,8 @@ class LeaseTable:
         """Lease `count` environments: free ones first, then those with expired leases. A repeated request gets the same slots."""
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
-            raise CallRefusedByCallback(
-                CallRefusalReason.UNKNOWN, f"there is no environment {index}; there are {self.count}, counted from 0"
-            )
+            problem = f"there is no environment {index}; there are {self.count}, counted from 0"
+            raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, problem)
         with self._lock:
             known = self._held(token)
             if known is not None:
@@ -78,9 +77,8 @@ class LeaseTable:
                 raise CallRefusedByCallback(CallRefusalReason.OCCUPIED, self._why_not(count, index, len(free), now))
             slots = tuple(sorted(free[:count]))
             for i in slots:
-                before = self._slots[i]
-                if before is not None:
-                    self._end(before)
+                if (expired := self._slots[i]) is not None:
+                    self._end(expired)
             lease = ServerEnvironmentLease(token, slots, now)
             self._leases[token] = lease
             for i in slots:
@@ -109,10 +107,9 @@ class LeaseTable:
     def renew(self, token: int, now: float | None = None) -> bool:
         with self._lock:
             lease = self._held(token)
-            if lease is None:
-                return False
-            lease.last_message_s = monotonic() if now is None else now
-            return True
+            if lease is not None:
+                lease.last_message_s = monotonic() if now is None else now
+            return lease is not None
 
     def release(self, token: int) -> None:
         """End a lease: now, or after its running call."""

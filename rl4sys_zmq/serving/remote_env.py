@@ -24,6 +24,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     PayloadError,
     RL4SysError,
+    config_error,
 )
 from rl4sys_zmq.liveness import MISSED_MESSAGES, RENEWAL_LIMITS_S
 from rl4sys_zmq.logs import get_logger
@@ -196,9 +197,7 @@ class EnvLease(Resource):
 def _of(about: Tree, name: str, kind: Any) -> Any:
     value = about.get(name) if isinstance(about, dict) else None
     if not isinstance(value, kind):
-        raise ConfigError(
-            f"the server's description of its environments is malformed: its {name} is a {type(value).__name__}", key=name
-        )
+        raise config_error(name, f"a {type(value).__name__} in the server's description of its environments is malformed")
     return value
 
 

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from rl4sys_zmq.config.options import check_value, integer, mapping, optional
-from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError, config_error
 from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, EnvLease, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -76,9 +76,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 for name in ("observation_space", "action_space"):
                     here, there = getattr(first, name), getattr(part, name)
                     if here != there:
-                        raise ConfigError(
-                            f"{part.client.address} has the {name} {there}, {first.client.address} {here}", key=name
-                        )
+                        raise config_error(name, f"{part.client.address} has {there}, {first.client.address} {here}")
         except BaseException:
             self.close_extras()
             raise
@@ -121,10 +119,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ConfigError(f"reset_mask must be an array of {self.num_envs} booleans with at least one True", key="reset_mask")
         if self._unsure and not mask.all():
-            raise ConfigError(
-                "the first reset, and the first after a failed call, must reset all environments: drop the reset_mask",
-                key="reset_mask",
-            )
+            problem = "the first reset, and the first after a failed call, must reset all environments: omit it"
+            raise config_error("reset_mask", problem)
         only, self._unsure = mask.tolist(), True
         asked = [(part, {"only": only[here], "seeds": seeds[here], "options": options}) for part, here in self._slices()]
         answers = self._reset_all(asked)

@@ -16,7 +16,6 @@ from rl4sys_zmq.errors import (
     CallLost,
     CallRefusalReason,
     CallRefused,
-    CallTimeout,
     Closed,
     ConfigError,
     PayloadError,
@@ -28,7 +27,7 @@ from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security.access import TokenBucket
-from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
+from rl4sys_zmq.serving.config import TrainerConfig, first_call, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
 from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, StoreUploadState, UpdateResult, find_store, pack_items
@@ -151,11 +150,7 @@ class TrainerClient(Resource):
                 own data store raised an exception (see ``__cause__``). This is raised even if `raises` is False.
             Closed: After `stop`. This is raised even if `raises` is False.
         """
-        try:
-            result = self._update_all()
-        except CallError as exc:
-            result = UpdateResult(error=exc)
-        return self._conclude(result)
+        return self._conclude(_result_of(self._update_all))
 
     def _update_all(self) -> UpdateResult:
         result = UpdateResult()
@@ -168,7 +163,7 @@ class TrainerClient(Resource):
                 result.error or part.error,
             )
         if result:
-            self._count("updates")
+            self.counters.add("updates")
         return result
 
     def update_datastore(self, name: str, from_id: int | None, confirm_update: bool = False) -> UpdateResult:
@@ -190,13 +185,14 @@ class TrainerClient(Resource):
             CallLost: With `confirm_update`, if the server was restarted and has lost items that it had acknowledged.
             RL4SysError: As `update`.
         """
-        try:
+
+        def update() -> UpdateResult:
             result = self._update(name, from_id)
             if confirm_update and self._mark(name) < result.acked.get(name, -1):
                 raise CallLost(INSERT + name, self._client.address)
-        except CallError as exc:
-            result = UpdateResult(error=exc)
-        return self._conclude(result)
+            return result
+
+        return self._conclude(_result_of(update))
 
     def get_server_last_update_id(self, name: str) -> int | None:
         """Return the number of the last item of a data store that the server has, or -1 if the server has none.
@@ -249,7 +245,7 @@ class TrainerClient(Resource):
             )
         with self._lock:
             allowed = self._bucket is None or self._bucket.take(1.0, time.monotonic())
-            self.counters.add("requests" if allowed else "refused.rate")
+        self.counters.add("requests" if allowed else "refused.rate")
         if not allowed:
             detail = f"more than {self.config.rate_limit:g} requests a second"
             raise CallRefused(method, self._client.address, CallRefusalReason.RATE, detail)
@@ -315,20 +311,18 @@ class TrainerClient(Resource):
 
     def _connect(self, wait: bool) -> None:
         """Make the first call and the first update. With `wait`, repeat this until a server answers."""
-        while True:
-            try:
-                self._client.call(STORES)
-                result = self._update_all()
-            except (CallTimeout, CallRefused) as exc:
-                if isinstance(exc, CallRefused) and exc.code is CallRefusalReason.UNKNOWN:
-                    result = UpdateResult(error=exc)  # the trainer can register the data store later
-                elif not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.CLOSING):
-                    raise
-                else:
-                    log.info("waiting for a trainer at %s", self._client.address)
-                    continue
-            self._conclude(result)
-            return
+
+        def connect() -> UpdateResult:
+            self._client.call(STORES)
+            return self._update_all()
+
+        try:
+            result = first_call(self.name, connect, wait=wait, codes=[CallRefusalReason.CLOSING])
+        except CallRefused as exc:
+            if exc.code is not CallRefusalReason.UNKNOWN:  # then the trainer can register the data store later
+                raise
+            result = UpdateResult(error=exc)
+        self._conclude(result)
 
     def _conclude(self, result: UpdateResult) -> UpdateResult:
         """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
@@ -356,7 +350,7 @@ class TrainerClient(Resource):
 
     def _failed(self, what: str, error: RL4SysError) -> None:
         """Count a failed update or request (`what`), and log it unless the last failure was of the same kind."""
-        self._count("update_failed" if what == "update" else "request_failed")
+        self.counters.add("update_failed" if what == "update" else "request_failed")
         self.last_error = error
         if self._failing.get(what) is not type(error):
             self._failing[what] = type(error)
@@ -381,8 +375,7 @@ class TrainerClient(Resource):
         items = dropped = 0
         error: RL4SysError | None = None
         while acked < target:
-            first, batch = feed.read_after(acked)
-            batch = feed.cut(batch)
+            first, batch = feed.next_message(acked)
             reply = None
             while reply is None:
                 try:
@@ -393,13 +386,13 @@ class TrainerClient(Resource):
                         continue
                     error = error or exc
                     first, batch = first + 1, []
-                    self._count("unsendable")
+                    self.counters.add("unsendable")
             items, dropped, acked = items + reply["fresh"], dropped + reply["dropped"], reply["acked"]
             feed.known = max(feed.known, acked)
             if reply["error"] is not None:
                 error = error or CallFailed(INSERT + name, self._client.address, *reply["error"])
-        self._count("items", items)
-        self._count("dropped_at_source", dropped)
+        self.counters.add("items", items)
+        self.counters.add("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped, error)
 
     def _send(self, name: str, feed: StoreUploadState, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
@@ -417,7 +410,7 @@ class TrainerClient(Resource):
             if exc.code is CallRefusalReason.TOO_LARGE:
                 raise PayloadError("payload", exc.detail) from exc
             raise
-        self._count("messages")
+        self.counters.add("messages")
         return reply
 
     def _on_published(self, params: Tree, number: int) -> None:
@@ -426,9 +419,12 @@ class TrainerClient(Resource):
         if callback is not None:
             callback(copy_tree(params))
 
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self.counters.add(name, amount)
+
+def _result_of(update: Callable[[], UpdateResult]) -> UpdateResult:
+    try:
+        return update()
+    except CallError as exc:
+        return UpdateResult(error=exc)
 
 
 class _UpdateThread(Worker):

@@ -164,23 +164,21 @@ class StoreUploadState:
         with _as_store_error(self.store):
             return self.store.latest_data_id()
 
-    def read_after(self, from_id: int) -> tuple[int, list[Any]]:
+    def next_message(self, from_id: int) -> tuple[int, list[Any]]:
+        """Return the items after `from_id` that fit in one message, and the number of the first of them."""
         with _as_store_error(self.store):
             if not self.items:
                 _, one = self.store.read_after(from_id, 1)
                 self.items = max(1, min(FIRST_ITEMS, MESSAGE_BYTES // (1 + payload_bytes(one))))
-            return self.store.read_after(from_id, self.items)
-
-    def cut(self, batch: list[Any]) -> list[Any]:
-        """Return the first items of the batch that fit in one message, and set `items`."""
+            first, batch = self.store.read_after(from_id, self.items)
         size = 0
         for count, item in enumerate(batch):
             size += payload_bytes(item)
             if count and size > MESSAGE_BYTES:
                 self.items = count
-                return batch[:count]
+                return first, batch[:count]
         self.items = min(MESSAGE_ITEMS, 2 * self.items)
-        return batch
+        return first, batch
 
 
 @contextlib.contextmanager

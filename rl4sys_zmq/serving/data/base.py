@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import check_value, integer
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
@@ -20,6 +21,7 @@ from rl4sys_zmq.replay.folder import StoreFolder, new_lineage
 from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, as_leaf, copy_payload
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.values.trees import unflatten_names
 
 
 def as_batch(batch_data: object) -> list[Any]:
@@ -231,7 +233,10 @@ class ColumnStore(DataStoreBase, Resource):
             begin, end = self._ring.begin, self._ring.end
             first = max(begin, min(from_id + 1, end))
             stop = end if limit is None else min(end, first + limit)
-            return first, self._items(np.arange(first, stop), gap=first > from_id + 1) if stop > first else []
+            if stop <= first:
+                return first, []
+            leaves = self._gather(np.arange(first, stop), gap=first > from_id + 1)
+            return first, [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(stop - first)]
 
     def __len__(self) -> int:
         with self._lock:
@@ -258,8 +263,8 @@ class ColumnStore(DataStoreBase, Resource):
         """Return the shape and dtype of each column."""
 
     @abstractmethod
-    def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        """Return the items with the given numbers. `gap` is True if earlier items were requested and are lost."""
+    def _gather(self, ids: Ids, *, gap: bool = False) -> dict[str, NDArray[Any]]:
+        """Return items as arrays ``[batch, ...]`` by path. `gap` is True if earlier items were requested and are lost."""
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.errors import ConfigError, DataError
+from rl4sys_zmq.errors import ConfigError, DataError, config_error
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.replay.layout import ArraySpec, DataShape, is_space, space_leaves
 from rl4sys_zmq.serving.data.base import as_batch
@@ -121,12 +121,10 @@ class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
         leaves = space_leaves("observations", observation_space)
         missing = [key for key in self._image_keys if not getattr(leaves.get(f"observations/{key}"), "shape", ())]
         if missing or not self._image_keys:
-            raise ConfigError(
-                f"image_keys is {self._image_keys}; expected keys of the images in {sorted(leaves)}", key="image_keys"
-            )
+            raise config_error("image_keys", f"expected keys of the images in {sorted(leaves)}, not {self._image_keys}")
         stacks = {leaves[f"observations/{key}"].shape[0] for key in self._image_keys}
         if len(stacks) > 1:
-            raise ConfigError(f"image_keys have stacks of {sorted(stacks)} images; expected the same number", key="image_keys")
+            raise config_error("image_keys", f"they have stacks of {sorted(stacks)} images; expected the same number")
         super().__init__(
             capacity, observation_space, action_space, image_keys=self._image_keys, num_stack=stacks.pop(), seed=seed, path=path
         )
@@ -240,16 +238,12 @@ def _as_flax(batch: dict[str, Any]) -> dict[str, Any]:
 def _check(name: str, observation_space: object, action_space: object, rlds_logger: object) -> None:
     for key, space in (("observation_space", observation_space), ("action_space", action_space)):
         if not is_space(space):
-            raise ConfigError(
-                f"{key} is {space!r:.60}, which is not a space; the order is {name}(observation_space, action_space, capacity)",
-                key=key,
-            )
+            order = f"the order is {name}(observation_space, action_space, capacity)"
+            raise config_error(key, f"{space!r:.60} is not a space; {order}")
     _check_rlds(rlds_logger)
 
 
 def _check_rlds(rlds_logger: object) -> None:
     if rlds_logger is not None:
-        raise ConfigError(
-            "rlds_logger was given, and this package does not write RLDS; give None, and log the transitions in your actor",
-            key="rlds_logger",
-        )
+        problem = "this package does not write RLDS; give None, and log the transitions in your actor"
+        raise config_error("rlds_logger", problem)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import check_value, instance_of, integer, number, optional
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
 from rl4sys_zmq.replay.ring import Ids
 
@@ -111,9 +111,7 @@ class SequenceSampler(Sampler):
         if end <= begin:
             raise ConfigError(f"a sequence with begin {begin} and end {end} is empty", key="end")
         if squeeze and end - begin != 1:
-            raise ConfigError(
-                f"a sequence of {end - begin} rows cannot be squeezed; use one row, or squeeze=False", key="squeeze"
-            )
+            raise config_error("squeeze", f"a sequence of {end - begin} rows cannot be squeezed; use one row, or squeeze=False")
         self._squeeze, self._begin, self._end = squeeze, begin, end
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:

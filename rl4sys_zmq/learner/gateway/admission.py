@@ -16,7 +16,7 @@ from typing import Any
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.errors import ConfigError, RefusalReason
+from rl4sys_zmq.errors import ConfigError, RefusalReason, config_error
 from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import ENGINES
 from rl4sys_zmq.learner.gateway.parameters import (
@@ -171,10 +171,7 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
     """Check `seed` and the learner's options among an algorithm's parameters, and return these options (`LEARNING_KEYS`)."""
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
-        raise ConfigError(
-            f"algorithm_parameters.seed: expected an integer from 0 to {2**63 - 1}, not {seed!r:.80}",
-            key="algorithm_parameters.seed",
-        )
+        raise config_error("algorithm_parameters.seed", f"expected an integer from 0 to {2**63 - 1}, not {seed!r:.80}")
     return ClientConfig.from_mapping({key: parameters[key] for key in LEARNING_KEYS if parameters.get(key) is not None})
 
 

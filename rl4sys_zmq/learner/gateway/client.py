@@ -169,11 +169,6 @@ class ClientState:
         self.worker.devices = message.devices
         self.training.continue_from(message)
 
-    def on_running(self, version: int) -> None:
-        """Record that the learner thread has published its first version."""
-        self.state, self.known = LearnerThreadState.RUNNING, True
-        self.checkpoints.on_first_version(version)
-
     def use_parameters(self) -> None:
         """Queue the parameters in `settings` for the learner thread, if it runs. Call this after they have changed."""
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
@@ -237,7 +232,10 @@ class ClientState:
         """Return the client's part of the learner's status, as JSON."""
         history, books, checkpoints = self.publishing.history, self.books, self.checkpoints
         newest, transit = checkpoints.newest, self.pool.transit
-        actors, lag = self.table.current(), self.settings.pacing_lag
+        shown = actors = self.table.current()
+        if len(actors) > ACTORS_SHOWN:
+            shown = heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
+        lag = self.settings.pacing_lag
         return {
             "state": str(self.state),
             "error": self.error,
@@ -272,17 +270,8 @@ class ClientState:
             "alarms": self.alarms.report(),
             "actors_total": len(actors),
             "actors_live": len(self.table.live()),
-            "actors": {
-                stream.actor_id: _actor_report(stream, now, live=self.table.is_live(stream))
-                for stream in _shown(self.table, actors)
-            },
+            "actors": {s.actor_id: _actor_report(s, now, live=self.table.is_live(s)) for s in shown},
         }
-
-
-def _shown(table: StreamTable, actors: list[SegmentStream]) -> list[SegmentStream]:
-    if len(actors) <= ACTORS_SHOWN:
-        return actors
-    return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (table.is_live(s), s.last_seen))
 
 
 def _actor_report(stream: SegmentStream, now: float, *, live: bool) -> dict[str, Any]:

@@ -21,10 +21,6 @@ from rl4sys_zmq.wire.messages import Frame, Verdict, WeightsSource
 from rl4sys_zmq.wire.thread_messages import CheckpointResult, ThreadReady, TrainingMetrics
 
 
-def _new_topic() -> bytes:
-    return os.urandom(8)  # a peer cannot guess it, so only invited peers subscribe
-
-
 class ClientPublishing:
     """The state of the publication of one client's weights.
 
@@ -42,7 +38,7 @@ class ClientPublishing:
     def __init__(self, policy_id: bytes, generation: int) -> None:
         self.policy_id = policy_id
         self.history = WeightHistory(generation)
-        self.topic = _new_topic()
+        self.topic = os.urandom(8)  # a peer cannot guess it, so only invited peers subscribe
         self.tag_key = b""
         self.spec: PolicySpec | None = None
         self.spec_document: dict[str, Any] = {}
@@ -65,7 +61,7 @@ class ClientPublishing:
 
     def change_topic(self) -> None:
         """Continue under a new topic, and with tags under a new key."""
-        self.topic = _new_topic()
+        self.topic = os.urandom(8)
         if self.tag_key:
             self.start_tagging()
 

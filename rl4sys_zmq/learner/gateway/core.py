@@ -151,7 +151,8 @@ class LearnerCore:
             frames = publishing.history.publish(message)
             first = client.state is not LearnerThreadState.RUNNING
             if first:
-                client.on_running(message.version)
+                client.state, client.known = LearnerThreadState.RUNNING, True
+                client.checkpoints.on_first_version(message.version)
         if first:
             self.journal.put_client(client.row())
         self.callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
@@ -226,9 +227,8 @@ class LearnerCore:
         self.counters.add("clients_failed")
         self.sink.event("client_failed", client_id=client.client_id, error=message.error)
         peers = [client.table.peer_of(s) for s in client.table.live()]
-        for peer in (*peers, *client.waiting):
-            if peer is not None:
-                self.actor_sessions.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
+        for peer in filter(None, (*peers, *client.waiting)):
+            self.actor_sessions.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
         client.waiting.clear()
         client.checkpoints.give_up(message.error)
 

@@ -125,8 +125,12 @@ def write_folder(folder: Path, contents: Mapping[str, bytes], links: Iterable[Pa
                 raise
             copies[path.name] = path.read_bytes()
     for name, content in {**contents, **copies}.items():
-        with os.fdopen(open_private(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        file = open_private(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
     sync_folder(folder)

@@ -189,7 +189,6 @@ class ActorIOThread(Worker):
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.host = HostLink()
         self.counters = Counters()
-        self._listens = True
         self._config = config
         self._hello = hello
         self.outbox = outbox

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.io.relay_link import RelayLink, relays_told
-from rl4sys_zmq.config import AgentConfig, RelayAddress
+from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     ConfigError,
@@ -207,18 +207,14 @@ class WeightSubscriber:
             self._note(welcome.generation, welcome.version, welcome.digest)
         self.leave()
         self._poller = poller
-        self._link.use(self._relays(welcome), welcome.generation)
+        relays = self._config.relays if self._config.relays is not None else relays_told(welcome.relays)
+        can_verify = self._acts and len(welcome.tag_key) == TAG_KEY_BYTES
+        self._link.use(relays if can_verify else (), welcome.generation)
         self._link.max_frame_bytes = min(MAX_FRAME_BYTES, spec.nbytes + RELAY_FRAME_SLACK_BYTES)
         now = time.monotonic()
         self._learner_at = now + RELAY_WAIT_S
         if not self._link.connect_next(self.network, poller, now):
             self._use_learner(always=True)
-
-    def _relays(self, welcome: Welcome) -> tuple[RelayAddress, ...]:
-        """Return the relays to use in this session, nearest first: the configured ones, or those that the learner names."""
-        if not self._acts or len(welcome.tag_key) != TAG_KEY_BYTES:
-            return ()
-        return self._config.relays if self._config.relays is not None else relays_told(welcome.relays)
 
     def _check_configuration(self, spec: PolicySpec) -> None:
         self._config.check_images(spec.observation_space)

@@ -82,8 +82,13 @@ class PolicyEvaluators:
             self._call(functools.partial(handle, *arguments))
 
     def _on_result(self, client_id: str, record: EvaluationRecord, kept: bool) -> None:
-        names = ("mean_return", "min_return", "max_return", "mean_length", "version")
-        scalars = {f"eval/{name}": float(getattr(record, name)) for name in names}
+        scalars = {
+            "eval/mean_return": record.mean_return,
+            "eval/min_return": record.min_return,
+            "eval/max_return": record.max_return,
+            "eval/mean_length": record.mean_length,
+            "eval/version": float(record.version),
+        }
         client = self._find(client_id)
         ended = client.training.note_evaluation(scalars) if client is not None else 0
         self._sink.metrics(client_id, TrainingMetrics(record.steps, record.updates, scalars, [], ended, []))

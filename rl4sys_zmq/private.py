@@ -63,7 +63,7 @@ def exchange_paths(one: Path, other: Path) -> None:
             code = ctypes.get_errno()
             if code not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
                 raise OSError(code, os.strerror(code), str(other))
-    third = other.with_name(f".{other.name}.old")
+    third = other.with_name(f".{other.name}.old-{os.getpid()}")
     os.rename(other, third)
     try:
         os.rename(one, other)

@@ -56,6 +56,8 @@ class InputValidator:
         self._leaves = leaves_of(observation_space)
         self._readers = [_ArrayReader(space) for space in self._leaves.spaces]
         self._only = self._readers[0] if self._leaves.structure is None else None
+        if self._only is not None:
+            self.observation = self._only.one  # type: ignore[method-assign]
         plain = self._only is not None and self._only.is_plain
         self.plain_dtype: np.dtype[Any] | None = self._readers[0].dtype if plain else None
         self.plain_shape: tuple[int, ...] | None = self._readers[0].shape if plain else None
@@ -77,8 +79,6 @@ class InputValidator:
 
     def observation(self, given: object) -> tuple[Tree, bool]:
         """Check and copy one observation. Return it, and True if it had a leading axis of 1."""
-        if self._only is not None:
-            return self._only.one(given)
         read = self._read(given, _ArrayReader.one)
         return self._leaves.unflatten(leaf for leaf, _ in read), all(leading for _, leading in read)
 

@@ -100,7 +100,11 @@ class FleetDriver(Driver[_Actor]):
 
     def _fail(self, actor: _Actor, problem: str, *, recurs: bool) -> None:
         where = f" on {actor.host}, or that node," if actor.host else ""
-        text = problem if recurs else f"its Ray worker{where} is lost: {problem}"
+        text = f"its Ray worker{where} is lost: {problem}"
+        if recurs:
+            text = problem
+        elif problem.startswith("it raised"):
+            text = f"its Ray worker: {problem}"
         self._end(actor, exit_code=CONFIG_EXIT_CODE if recurs else LOST, text=text)
 
 

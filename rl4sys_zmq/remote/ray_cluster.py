@@ -171,7 +171,7 @@ class Driver(ABC, Generic[P]):
         """Handle the calls that have returned."""
         pending = [placement.call for placement in self._placements.values() if placement.call is not None]
         if pending and ray.wait(pending, timeout=LOOK_S)[0]:
-            returned = ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+            returned = set(ray.wait(pending, num_returns=len(pending), timeout=0)[0])  # of thousands
             for placement in list(self._placements.values()):
                 if placement.call in returned:
                     self._follow(placement)

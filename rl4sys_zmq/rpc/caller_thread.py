@@ -315,9 +315,10 @@ class AsyncCallThread(Worker, Resource):
                 self._sub.unsubscribe(topic_frame(subscription.topic, self._pub[1]))
         while self._wanted:
             subscription = self._wanted.popleft()
-            if self._sub is not None and not self._subscribed_to(subscription.topic):
+            first = not self._subscribed_to(subscription.topic)
+            self._subscriptions.append(subscription)  # before a call that can raise: `_end` stops each in the list
+            if first and self._sub is not None:
                 self._sub.subscribe(topic_frame(subscription.topic, self._pub[1]))
-            self._subscriptions.append(subscription)
             self._ask_latest(subscription)
         if not self._subscriptions:
             return

@@ -43,14 +43,17 @@ MAX_RATE = 1e9
 
 
 def _distinct(is_valid: Callable[[Any], bool], rule: str) -> Check[list[str]]:
-    """Return a check that copies a list of different names. A set is sorted."""
+    """Return a check that copies a collection of different names. A set is sorted."""
 
     def check(value: object) -> list[str]:
-        if isinstance(value, str) or not isinstance(value, Sequence | set | frozenset):
+        if isinstance(value, str) or not isinstance(value, Collection):
             raise InvalidValue("a list of names")
-        names = list(value) if isinstance(value, Sequence) else sorted(value)
-        if len(names) > MAX_KEYS or not all(map(is_valid, names)):
-            raise InvalidValue(f"at most {MAX_KEYS} names, each {rule}")
+        for name in value:
+            if not is_valid(name):
+                raise InvalidValue(f"names, each {rule}, not {name!r:.60}")
+        if len(value) > MAX_KEYS:
+            raise InvalidValue(f"at most {MAX_KEYS} names, not {len(value)}")
+        names: list[str] = list(value) if isinstance(value, Sequence) else sorted(value)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidValue(f"different names (more than once: {', '.join(twice)})")
@@ -64,19 +67,19 @@ _REQUESTS = _distinct(is_name, NAME_RULE)
 
 
 def _image_codecs(value: object) -> dict[str, ImageFormat]:
-    codecs = {key: _codec(codec) for key, codec in mapping(value).items()}
+    codecs = {key: _codec(key, codec) for key, codec in mapping(value).items()}
     if codecs and not has_pillow():
         raise ConfigError(NEEDS_PILLOW)
     return codecs
 
 
-def _codec(value: object) -> ImageFormat:
+def _codec(key: str, value: object) -> ImageFormat:
     codec = value
     if isinstance(value, str):
         form, _, quality = value.partition(":")
         codec = ImageFormat(form, int(quality)) if quality.isdecimal() else ImageFormat(form) if not quality else None
     if not isinstance(codec, ImageFormat) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
-        raise InvalidValue("jpeg, jpeg:1 to jpeg:100, or png for each key")
+        raise InvalidValue(f"jpeg, jpeg:1 to jpeg:100, or png for each key; {key!r:.60} has {value!r:.60}")
     return codec
 
 
@@ -87,16 +90,25 @@ def set_log_level(level: int | None) -> None:
 
 
 def first_call(
-    name: str, call: Callable[[], T], *, wait: bool, codes: Collection[CallRefusalReason] = (), every_s: float = 0.0
+    name: str,
+    call: Callable[[], T],
+    *,
+    wait: bool,
+    codes: Collection[CallRefusalReason] = (),
+    every_s: float = 0.0,
+    level: int = logging.WARNING,
 ) -> T:
-    """Return the result of a client's first call. With `wait`, repeat it while no server answers, or one refuses with `codes`."""
+    """Return the result of a client's first call. With `wait`, repeat it while no server answers, or one refuses with `codes`.
+
+    Each repetition is logged with `level`.
+    """
     while True:
         try:
             return call()
         except (CallTimeout, CallRefused) as exc:
             if not wait or (isinstance(exc, CallRefused) and exc.code not in codes):
                 raise
-            log.warning("%s is waiting for a server: %s", name, exc)
+            log.log(level, "%s is waiting for a server: %s", name, exc)
         time.sleep(every_s)
 
 

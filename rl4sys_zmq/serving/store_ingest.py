@@ -47,7 +47,7 @@ DataCallback = Callable[[str, dict[str, Any]], object]
 class StoreInserter:
     """An object that records actors' items in the journal, inserts them into one data store, and calls the trainer's callback.
 
-    One thread at a time can call `insert_waiting` and `insert`. `TrainerServer.status` describes the counters.
+    One thread at a time can call `insert_waiting`, `insert` and `report`. `TrainerServer.status` describes the counters.
     """
 
     def __init__(
@@ -109,7 +109,8 @@ class StoreInserter:
         """Record new items of a stream, numbered from `first`, in the journal, insert them, and return the reply.
 
         `after` and `known` are the last and the largest number that the trainer client saw acknowledged. If the mark is below
-        `after`, nothing is accepted: the client then sends the items after ``acked``. Call `insert_waiting` first.
+        `after`, nothing is accepted: the client then sends the items after ``acked``. Call `insert_waiting` first, and `report`
+        with the reply afterwards.
         """
         acked = self.mark(stream)
         if after > acked:
@@ -136,7 +137,12 @@ class StoreInserter:
         self._sender = stream
         error = self._insert_waiting()
         self.counters.add("accepted", len(fresh))
-        return _reply(self._marks[stream], len(fresh), dropped, self._tell() or error)
+        return _reply(self._marks[stream], len(fresh), dropped, error)
+
+    def report(self, reply: dict[str, Tree]) -> dict[str, Tree]:
+        """Call the trainer's callback with the inserted items. Return the reply, with the callback's exception if any."""
+        error = self._tell()
+        return reply if error is None else {**reply, "error": _text_of(error)}
 
     def status(self) -> dict[str, Any]:
         """Return the sizes of the store and of its part of the journal. ``owed`` counts items that are not inserted so far."""
@@ -254,5 +260,8 @@ class StoreInserter:
 
 
 def _reply(acked: int, fresh: int = 0, dropped: int = 0, error: Exception | None = None) -> dict[str, Tree]:
-    text = None if error is None else [type(error).__name__, str(error)[:1000]]
-    return {"acked": acked, "fresh": fresh, "dropped": dropped, "error": text}
+    return {"acked": acked, "fresh": fresh, "dropped": dropped, "error": None if error is None else _text_of(error)}
+
+
+def _text_of(error: Exception) -> list[Tree]:
+    return [type(error).__name__, str(error)[:1000]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -317,7 +318,7 @@ class TrainerClient(Resource):
             return self._update_all()
 
         try:
-            result = first_call(self.name, connect, wait=wait, codes=[CallRefusalReason.CLOSING])
+            result = first_call(self.name, connect, wait=wait, codes=[CallRefusalReason.CLOSING], level=logging.INFO)
         except CallRefused as exc:
             if exc.code is not CallRefusalReason.UNKNOWN:  # then the trainer can register the data store later
                 raise

@@ -270,11 +270,12 @@ class TrainerServer(ThreadedServer):
         if first <= -1 or after >= first:
             problem = f"the first item has the number {first}, which does not follow the mark {after}"
             raise CallRefusedByCallback(CallRefusalReason.INVALID, problem)
+        items = unpack_items(payload)
         ingest.insert_waiting()
-        reply = ingest.insert((client, lineage), unpack_items(payload), after=after, known=known, first=first)
+        reply = ingest.insert((client, lineage), items, after=after, known=known, first=first)
         self._counters.add("updates")
         self._counters.add("bytes", payload_bytes(columns))
-        return reply
+        return ingest.report(reply)
 
     def _request(self, kind: str, payload: Tree) -> Tree:
         client, arguments = _read(payload, client=name, payload=_anything)

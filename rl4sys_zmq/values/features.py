@@ -101,13 +101,12 @@ def feature_layout(space: ObservationSpace) -> FeatureLayout:
     parts: list[FeatureLeaf] = []
     start = 0
     for name, leaf in zip(leaves.names, leaves.spaces, strict=True):
-        lowest, counts, size = None, np.empty(0, np.int64), prod(leaf.shape)
+        lowest, counts, size = None, np.empty(0, np.int64), _leaf_size(leaf)
         if isinstance(leaf, DiscreteSpace | MultiDiscreteSpace):
             bounds = integer_bounds(leaf)
             assert bounds is not None
             lowest, highest = (bound.reshape(-1).astype(np.int64) for bound in bounds)
             counts = highest - lowest + 1
-            size = sum(counts.tolist())
         offsets = start + np.cumsum(counts) - counts
         parts.append(FeatureLeaf(leaf, name, slice(start, start + size), lowest, counts, offsets))
         start += size
@@ -116,4 +115,10 @@ def feature_layout(space: ObservationSpace) -> FeatureLayout:
 
 def feature_size(space: ObservationSpace) -> int:
     """Return the number of features of an observation, the inputs of a network without convolutions."""
-    return feature_layout(space).size
+    return sum(map(_leaf_size, leaves_of(space).spaces))  # a huge Discrete is no number of an array
+
+
+def _leaf_size(leaf: LeafSpace) -> int:
+    if isinstance(leaf, DiscreteSpace):
+        return leaf.n
+    return sum(leaf.nvec) if isinstance(leaf, MultiDiscreteSpace) else prod(leaf.shape)

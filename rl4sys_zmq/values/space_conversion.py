@@ -184,7 +184,9 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
             return _dtype(value)
         case "shape" | "nvec":
             return _integers(value)
-        case "start" | "n" if isinstance(value, Sequence):
+        case "start" if kind == "MultiDiscrete":
+            return _integers(value)
+        case "n" if isinstance(value, Sequence):
             return _integers(value)
         case "low" | "high":
             return _bound(value, _integers(form["shape"]))
@@ -222,10 +224,10 @@ def _integers(value: Any) -> tuple[int, ...]:
 def _bound(value: Any, shape: tuple[int, ...]) -> Bound:
     if isinstance(value, (int, float, str)):
         return _number(value)
-    array = np.asarray(value, dtype=object)
-    if array.size != prod(shape):
-        raise ValueError(f"a bound has {array.size} numbers, which does not match the shape {shape}")
-    return _bounds_of(array)
+    numbers = [_number(n) for n in np.asarray(value, dtype=object).ravel()]
+    if len(numbers) != prod(shape):
+        raise ValueError(f"a bound has {len(numbers)} numbers, which does not match the shape {shape}")
+    return _bounds_of(np.array(numbers, dtype=object))
 
 
 def _number(value: Any) -> float:

@@ -270,7 +270,7 @@ class _NestedSpace(_BaseSpace):
         """Check that the parts are spaces, and not too many or nested too deeply. The first field has some of them."""
         key = fields(self)[0].name  # type: ignore[arg-type]
         held = getattr(self, key)
-        if key == "spaces" and not isinstance(held, dict):
+        if key == "spaces" and self.KIND != "Dict":
             held = tuple(held)
             object.__setattr__(self, key, held)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):

@@ -448,6 +448,9 @@ def test_a_list_that_is_missing_or_wrong(tmp_path: Path) -> None:
     keys.list_file.write_text("[good]\nroles = []")
     with pytest.raises(ConfigError, match=r"good\.key is missing"):
         Learner(config).start()
+    keys.list_file.write_text(f"[good]\nkey = '{new_key_pair().public}'")
+    with pytest.raises(ConfigError, match=r"good\.client_ids is missing"):
+        Learner(config).start()
     with pytest.raises(ConfigError, match=r"learner\.secret"):
         Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "nowhere")).start()
 

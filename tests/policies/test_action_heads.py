@@ -112,8 +112,11 @@ def test_the_greedy_action_is_the_mode_and_the_same_for_one_and_for_many(name: s
     forbidden = None if masks is None else torch.from_numpy(~masks)
     extras = None if log_std is None else torch.from_numpy(log_std)
     twin = distributions(torch.from_numpy(outputs), extras, forbidden)
-    most, others = twin.log_probs(distributions.encode(raw)), [head.choose_batch(outputs, masks, rng, True)[0] for _ in range(50)]
-    assert all((twin.log_probs(distributions.encode(other)) <= most).all() for other in others)
+    encoded, layout = distributions.encode(raw), distributions.layout
+    others = [distributions.encode(head.choose_batch(outputs, masks, rng, True)[0]) for _ in range(50)]
+    assert all((twin.log_probs(other) <= twin.log_probs(encoded)).all() for other in others)
+    if layout.numbers:
+        assert torch.equal(encoded[:, encoded.shape[1] - layout.numbers :], torch.from_numpy(outputs[:, layout.logits :]))
     for many, one in ((raw, 0), (env, 1)):
         for ours, theirs in zip(
             distributions.layout.leaves.flatten(many),

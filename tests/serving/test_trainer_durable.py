@@ -182,7 +182,8 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                         assert store.full
                     else:
                         store.full = rng.random() < 0.3
-                        ingest.insert(stream, list(range(first, first + count)), after=end - 1, known=-1, first=first)
+                        items = list(range(first, first + count))
+                        ingest.report(ingest.insert(stream, items, after=end - 1, known=-1, first=first))
                         accepted.update(range(first, first + count))
                         end = first + count
                     store.full = rng.random() < 0.3

@@ -186,6 +186,8 @@ def test_truncated_and_lengthened_payloads_are_refused(data: Any) -> None:
         if len(other) <= 800:
             assert reason_of(resealed(header, other), other, v0, tensors_of(200)) in ("payload", "digest")
     assert reason_of(resealed(header, payload, chunks=2), payload, v0, tensors_of(200)) == "payload"
+    with pytest.raises(ProtocolError):
+        WeightsHeader.unpack(header[:-1])
 
 
 SIZES = (1, 0, 40, 700, 2500)

@@ -461,6 +461,14 @@ def test_continuous_actions_have_no_masks(make_segment: Any) -> None:
     assert error_of(masked, schema).code is RefusalReason.SPEC  # type: ignore[union-attr]
 
 
+def test_a_segment_without_steps_is_refused_alone(make_segment: Any) -> None:
+    message = join_submit(0, 0, [pack_segment(make_segment(1))])
+    heads = np.frombuffer(message.heads, HEAD).copy()
+    heads["steps"] = 0
+    empty = dataclasses.replace(message, heads=heads.tobytes(), body=(b"",), digests=())
+    assert SegmentBatchReader(empty).errors(SCHEMA)[0].code is RefusalReason.RANGE
+
+
 def test_content_is_not_looked_at(make_segment: Any) -> None:
     assert error_of(dataclasses.replace(make_segment(), rewards=np.full(2, np.nan, np.float32))) is None
 
@@ -589,6 +597,11 @@ def test_bytes_that_belong_to_no_extra_column_are_refused(make_segment: Any, cha
     body = body[:change] if change < 0 else body + bytes(change)
     with refusal(RefusalReason.SHAPE):
         read_submit(dataclasses.replace(message, body=(body,), digests=()))
+
+
+def test_a_column_of_another_length_is_not_packed(make_segment: Any) -> None:
+    with pytest.raises(ProtocolError, match="rows for 2 steps"):
+        pack_segment(with_extras(make_segment(), extras={"value": np.zeros(3), "seen": np.zeros((2, 3), "|u1")}))
 
 
 TREE_SPACE = DictSpace(

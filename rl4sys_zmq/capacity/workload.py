@@ -71,7 +71,7 @@ class Workload:
 
 
 class Traffic:
-    """The messages and bytes per second of a workload. All rates are of the whole learner.
+    """The messages and bytes per second that a learner receives and sends under a workload, for all clients together.
 
     `diff_ratio` is the size of the weights divided by the size of a diff between two versions.
     """

@@ -61,7 +61,7 @@ def _measure(path: Path, *, quiet: bool) -> Measured:
 
 
 def _notes(measured: Measured) -> list[str]:
-    """Return lines on the origin of the constants, and on what has changed since then."""
+    """Return lines that say where the constants come from, and what has changed on this machine since they were measured."""
     machine = measured.machine
     if not machine:
         return [

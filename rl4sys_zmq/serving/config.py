@@ -43,7 +43,7 @@ MAX_RATE = 1e9
 
 
 def _distinct(is_valid: Callable[[Any], bool], rule: str) -> Check[list[str]]:
-    """Return a check that copies a list of different names. A set is sorted."""
+    """Return a function that checks a list or set of different names, and returns a list. `rule` describes a valid name."""
 
     def check(value: object) -> list[str]:
         if isinstance(value, str) or not isinstance(value, Sequence | set | frozenset):
@@ -89,7 +89,10 @@ def set_log_level(level: int | None) -> None:
 def first_call(
     name: str, call: Callable[[], T], *, wait: bool, codes: Collection[CallRefusalReason] = (), every_s: float = 0.0
 ) -> T:
-    """Return the result of a client's first call. With `wait`, repeat it while no server answers, or one refuses with `codes`."""
+    """Make a client's first call, and return its result.
+
+    With `wait`, repeat the call every `every_s` seconds while no server answers or the server refuses with one of `codes`.
+    """
     while True:
         try:
             return call()
@@ -129,7 +132,7 @@ def address_of(name: str, port: int | str, host: str = "") -> Address:
 
 
 class _ServerConfig:
-    """The fields that both configurations have, and the addresses that follow from them."""
+    """The base class of `ActionConfig` and `TrainerConfig`: their common fields, and the addresses that these describe."""
 
     _server: ClassVar[str]  # the class of the server
     port_number: int | str
@@ -238,8 +241,8 @@ class TrainerConfig(_ServerConfig):
             `TrainerServer.address` then has the number.
         broadcast_port: Port or URI at which the server publishes networks. Trainer clients receive this address from the server.
         request_types: Names of the custom requests.
-        rate_limit: Largest average number of custom requests per second of one trainer client. Bursts of two seconds' worth are
-            allowed. None: no limit. Items of data stores and networks are not limited.
+        rate_limit: Largest average number of custom requests per second of one trainer client, which can make the requests of
+            two seconds at once. None: no limit. Items of data stores and networks are not limited.
         version: A version that you choose, for example of your program. The library only checks that both sides have the same.
         experimental_pipeline_port: Port of agentlace's separate connection for items. It is accepted, so that programs run
             unchanged, but not bound: items are sent to `port_number`, in large messages that the server acknowledges.

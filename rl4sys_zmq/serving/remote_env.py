@@ -46,7 +46,7 @@ _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews a lease, and returns it if the `EnvLease` is garbage-collected without `close`."""
+    """The thread that renews the lease of an `EnvLease`, and returns the lease if that object is garbage-collected."""
 
     def __init__(self, env_lease: EnvLease) -> None:
         super().__init__("rl4sys-lease")
@@ -90,7 +90,7 @@ class _LeaseRenewer(Worker):
 
 
 class EnvLease(Resource):
-    """The caller's lease of environments of a `GymEnvServer`, which a thread renews.
+    """A client that leases environments of a `GymEnvServer`, and resets and steps them. A thread renews the lease.
 
     Only one thread at a time may use this object. Any thread can call `close`.
     """
@@ -135,7 +135,7 @@ class EnvLease(Resource):
         )
 
     def acquire(self) -> None:
-        """Lease environments. An unanswered request is repeated with the same token, so that the server does not lease twice."""
+        """Lease environments. After a missing reply, the next call sends the same token, so the server leases only once."""
         renewer = self._renewer
         if self.is_leased or not renewer.token:
             renewer.token, self.is_leased = _rng.getrandbits(63), False
@@ -150,7 +150,7 @@ class EnvLease(Resource):
         self.slots, self.is_leased = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
-        """Reset the environments. If the server has ended the lease, lease again first."""
+        """Reset the environments, and return the reply. If the server has ended the lease, first lease environments again."""
         if self.is_leased:
             try:
                 return self.call("reset", payload)
@@ -255,7 +255,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         In these two cases, the method first leases an environment again, possibly another one.
 
         Raises:
-            CallError: As `step`.
+            CallError: If the environment raised an exception, no environment is free, or no reply arrived in time.
             PayloadError: If the options cannot be sent. The message has the path of the value.
             gymnasium.error.Error: If the seed is invalid, as with any environment.
         """
@@ -285,7 +285,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Return the result of the environment's `render`, in the render mode of the server.
 
         Raises:
-            CallError: As `step`.
+            CallError: If the environment raised an exception, or no reply arrived in time.
         """
         (frame,) = self._env_lease.call("render", {})
         return copy_tree(frame)
@@ -296,7 +296,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             AttributeError: If the environment has no such attribute.
-            CallError: As `step`. The episode continues.
+            CallError: If no reply arrived in time, or the lease has ended. The episode continues.
         """
         try:
             (state,) = self._env_lease.call("state", {})

@@ -109,7 +109,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             Observations ``[num_envs, ...]`` and infos, in the form of `SyncVectorEnv`.
 
         Raises:
-            CallError, PayloadError: As `RemoteEnv.reset`; then reset all environments.
+            CallError, PayloadError: If a call failed, or the options cannot be sent. Then reset all environments.
             ConfigError: If the seeds, the options or the mask are invalid. No environment was reset.
         """
         seeds = self._each_seed(seed)
@@ -147,7 +147,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             infos, in the form of `SyncVectorEnv`.
 
         Raises:
-            CallError, PayloadError: As `RemoteEnv.step`, for the first call that failed; then reset all environments.
+            CallError, PayloadError: If a call failed, or an action cannot be sent. Then reset all environments.
             ConfigError: If `actions` is not a batch of `num_envs` actions. No environment was stepped.
         """
         if self._unsure and not self.closed:
@@ -180,7 +180,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         """Return a tuple with the result of each environment's `render`.
 
         Raises:
-            CallError: As `RemoteEnv.render`.
+            CallError: If an environment raised an exception, or no reply arrived in time.
         """
         return tuple(copy_tree(self._ask_all("render", [(part, {}) for part in self._parts])))
 
@@ -190,14 +190,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             part.close()
 
     def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Call the method `verb` of each server, in parallel, and return the replies for all environments."""
+        """Call the method `verb` of several servers in parallel. Return the reply for each environment."""
         if len(asked) == 1:
             part, payload = asked[0]
             return list(part.call(verb, payload))
         return [answer for future in self._send_all(verb, asked) for answer in future.result()]
 
     def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Reset environments of each server, in parallel. If a server has ended the lease, lease environments again first."""
+        """Reset environments of several servers in parallel. Where a server has ended the lease, lease environments again."""
         if len(asked) == 1:
             part, payload = asked[0]
             return list(part.reset(payload))
@@ -212,7 +212,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return [answer for place in range(len(asked)) for answer in replies[place].result()]
 
     def _send_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Future[Tree]]:
-        """Call the method `verb` of each server, in parallel. Return one completed future for each server."""
+        """Call the method `verb` of several servers in parallel. Return a completed future with the reply of each."""
         futures: list[Future[Tree]] = []
         try:
             for part, payload in asked:
@@ -222,7 +222,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return futures
 
     def _each_seed(self, seed: Any) -> list[str | None]:
-        """Return the seed of each environment as digits, or None."""
+        """Return the seed of each environment as a text of digits, or None where none is given."""
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):

@@ -24,7 +24,7 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryFile:
-    """The contents of a file of a saved `TrajectoryBuffer`."""
+    """The steps and trajectories of a `TrajectoryBuffer`, as a file has them."""
 
     capacity: int
     begin: int  # number of the oldest step
@@ -35,7 +35,7 @@ class TrajectoryFile:
 
 
 def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
-    """Write a saved `TrajectoryBuffer` to a file: under a temporary name first, which is renamed when the disk has the file."""
+    """Write a saved `TrajectoryBuffer` to a file. An existing file is replaced only when the disk has the whole new file."""
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     meta = {_META + f.name: np.asarray(getattr(saved, f.name)) for f in fields(saved) if f.name != "data"}

@@ -29,7 +29,7 @@ _START_COLUMN = "/start"
 
 @dataclass(frozen=True, slots=True)
 class _SampleConfig:
-    """A registered configuration for `TrajectoryBuffer.sample`."""
+    """A configuration for `TrajectoryBuffer.sample`; `TrajectoryBuffer.register_sample_config` describes the fields."""
 
     samplers: dict[str, Sampler]
     sample_range: tuple[int, int]
@@ -290,7 +290,7 @@ class TrajectoryBuffer(ColumnStore):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], seed: int | None = None, *, device: None = None, use_jax: bool = False) -> Self:
-        """Read a file of `save`, and return a buffer in memory with the same steps and numbers.
+        """Read a file that `save` wrote, and return a buffer in memory with the same steps and numbers.
 
         Sample configurations are not in the file; register them for the new buffer.
 
@@ -334,7 +334,7 @@ class TrajectoryBuffer(ColumnStore):
             self._ended = bool(last[-1])
 
     def _find_spans(self) -> None:
-        """Find the trajectories in the columns that were read from a folder."""
+        """Find where the trajectories begin, in the columns that were read from a folder."""
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
@@ -388,7 +388,7 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return the columns that a sampler reads: that of its source key, or all below it."""
+        """Return the columns that a sampler reads, by path below the sampler's source key. The key itself has the path ""."""
         if isinstance(sampler, PrioritySampler):
             return {}
         assert self._layout is not None

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rl4sys_zmq.algorithms import make_algorithm
-from rl4sys_zmq.capacity.constants import Constants, Measured, fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.constants import Constants, MeasuredConstants, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.capacity.measure_paths import append_rate, measure_fanout, measure_ingress, policy_bytes
@@ -33,7 +33,7 @@ TRAINING_STEPS, TRAINING_EPOCHS = 1024, 2
 PrintLine = Callable[[str], None]
 
 
-def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> Measured:
+def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> MeasuredConstants:
     """Measure all constants of the predictions on this machine. `say` prints the progress.
 
     Each measurement of data takes about `seconds`. Weights of each measured size are published `versions` times.
@@ -65,7 +65,7 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
         gradient_s=gradient_s,
         gradient_unit_s=gradient_unit_s,
     )
-    return Measured(constants=constants, machine=machine_record())
+    return MeasuredConstants(constants=constants, machine=machine_record())
 
 
 class _Case:

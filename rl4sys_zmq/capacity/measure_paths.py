@@ -38,7 +38,7 @@ STEP = 1e-3
 
 
 @dataclass(frozen=True)
-class IngressMeasurement:
+class ReceivingSpeed:
     """The measured speed of a process that receives trajectories."""
 
     steps_per_s: float
@@ -57,7 +57,7 @@ def measure_ingress(
     actors: int = 1,
     fsync: str = "",
     folder: Path | None = None,
-) -> IngressMeasurement:
+) -> ReceivingSpeed:
     """Measure the steps per second that a learner receives from `processes` processes with `actors` actors each.
 
     A message has `batch` trajectories. `fsync` is the option ``fsync`` of a journal on disk. "" is a journal in memory.
@@ -91,12 +91,12 @@ def measure_ingress(
             rate, cpu, thread_cpu = measure(lambda: counting.steps, seconds, threads)
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
-    return IngressMeasurement(rate, cpu, per, *thread_cpu)
+    return ReceivingSpeed(rate, cpu, per, *thread_cpu)
 
 
 def append_rate(
     kind: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
-) -> IngressMeasurement:
+) -> ReceivingSpeed:
     """Measure how fast a file takes the bytes of trajectories, with `fdatasync` after each `items_per_commit` of them."""
     block = os.urandom(round(sum(body_bytes(kind, batch)) / batch * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -107,7 +107,7 @@ def append_rate(
             done += 1
         took = time.monotonic() - began
     steps = done * items_per_commit * kind.steps
-    return IngressMeasurement(steps / took, (time.process_time() - cpu) / took, items_per_commit)
+    return ReceivingSpeed(steps / took, (time.process_time() - cpu) / took, items_per_commit)
 
 
 def measure(count: Callable[[], int], seconds: float, threads: Sequence[Sequence[int]] = ()) -> tuple[float, float, list[float]]:

@@ -46,9 +46,9 @@ _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews the lease of an `EnvLease`, and returns the lease if that object is garbage-collected."""
+    """The thread that renews the lease of an `LeasedEnvClient`, and returns the lease if that object is garbage-collected."""
 
-    def __init__(self, env_lease: EnvLease) -> None:
+    def __init__(self, env_lease: LeasedEnvClient) -> None:
         super().__init__("rl4sys-lease")
         self.token = 0  # identifies the lease at the server. 0 while there is none
         self.every_s = 1.0
@@ -58,7 +58,7 @@ class _LeaseRenewer(Worker):
         self._env_lease = weakref.ref(env_lease, lambda _: over.put(None))
 
     def run(self) -> None:
-        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected."""
+        """Renew the lease until `stop`, or until the `LeasedEnvClient` is garbage-collected."""
         while not self._is_over():
             try:
                 self._client.call("keep", {"token": self.token}, self.every_s)
@@ -89,7 +89,7 @@ class _LeaseRenewer(Worker):
         return True
 
 
-class EnvLease(Resource):
+class LeasedEnvClient(Resource):
     """A client that leases environments of a `GymEnvServer`, and resets and steps them. A thread renews the lease.
 
     Only one thread at a time may use this object. Any thread can call `close`.
@@ -237,7 +237,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             ConfigError: If the timeout is invalid or the keys cannot be read.
             TransportError: If the address is invalid.
         """
-        self._env_lease = EnvLease(address, count=1, index=env_index, timeout_s=timeout_s, keys=keys)
+        self._env_lease = LeasedEnvClient(address, count=1, index=env_index, timeout_s=timeout_s, keys=keys)
         self.observation_space = self._env_lease.observation_space
         self.action_space = self._env_lease.action_space
         self.metadata = self._env_lease.metadata

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rl4sys_zmq.config.options import check_value, integer, mapping, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError, config_error
-from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, EnvLease, parse_seed
+from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, LeasedEnvClient, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 
@@ -53,7 +53,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             CallRefused: Code ``OCCUPIED`` if too few environments are free.
             CallError, TransportError: As `RemoteEnv`.
         """
-        self._parts: list[EnvLease] = []
+        self._parts: list[LeasedEnvClient] = []
         self._unsure = True  # the state of an episode is unknown, so all must be reset before the next step
         if not isinstance(address, (str, Sequence)):
             raise ConfigError(f"address is {address!r:.60}; expected an address or a sequence of addresses", key="address")
@@ -66,7 +66,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             for where in addresses:
                 left = None if num_envs is None else num_envs - self.num_envs
                 if left != 0:
-                    self._parts.append(EnvLease(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
+                    self._parts.append(LeasedEnvClient(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
                     self.num_envs += len(self._parts[-1].slots)
             if num_envs is not None and self.num_envs < num_envs:
                 text = f"{num_envs} requested; there are {self.num_envs} environments in all"
@@ -189,14 +189,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         for part in self._parts:
             part.close()
 
-    def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
+    def _ask_all(self, verb: str, asked: list[tuple[LeasedEnvClient, dict[str, Tree]]]) -> list[Tree]:
         """Call the method `verb` of several servers in parallel. Return the reply for each environment."""
         if len(asked) == 1:
             part, payload = asked[0]
             return list(part.call(verb, payload))
         return [answer for future in self._send_all(verb, asked) for answer in future.result()]
 
-    def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
+    def _reset_all(self, asked: list[tuple[LeasedEnvClient, dict[str, Tree]]]) -> list[Tree]:
         """Reset environments of several servers in parallel. Where a server has ended the lease, lease environments again."""
         if len(asked) == 1:
             part, payload = asked[0]
@@ -211,7 +211,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         replies.update(zip(lost, self._send_all("reset", [asked[place] for place in lost]), strict=True))
         return [answer for place in range(len(asked)) for answer in replies[place].result()]
 
-    def _send_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Future[Tree]]:
+    def _send_all(self, verb: str, asked: list[tuple[LeasedEnvClient, dict[str, Tree]]]) -> list[Future[Tree]]:
         """Call the method `verb` of several servers in parallel. Return a completed future with the reply of each."""
         futures: list[Future[Tree]] = []
         try:
@@ -236,7 +236,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 raise ConfigError(f"the seed {one!r:.60} is not an integer of at least 0", key="seed")
         return [None if one is None else str(int(one)) for one in seed]
 
-    def _slices(self) -> list[tuple[EnvLease, slice]]:
+    def _slices(self) -> list[tuple[LeasedEnvClient, slice]]:
         out, at = [], 0
         for part in self._parts:
             out.append((part, slice(at, at + len(part.slots))))

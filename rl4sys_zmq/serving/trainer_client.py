@@ -30,7 +30,7 @@ from rl4sys_zmq.security.access import TokenBucket
 from rl4sys_zmq.serving.config import TrainerConfig, first_call, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, StoreUploadState, UpdateResult, find_store, pack_items
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, UnsentItemReader, UpdateResult, find_store, pack_items
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
@@ -115,7 +115,7 @@ class TrainerClient(Resource):
         self.last_error: RL4SysError | None = None
         self._failing: dict[str, type[RL4SysError]] = {}  # the class of the last error of updates and of requests
         self.counters = Counters()
-        self._feeds = {key: StoreUploadState(store) for key, store in stores.items()}
+        self._feeds = {key: UnsentItemReader(store) for key, store in stores.items()}
         self._lock = threading.Lock()
         self._bucket = TokenBucket(config.rate_limit, time.monotonic()) if config.rate_limit is not None else None
         self._on_network: Callable[[Any], object] | None = None
@@ -369,7 +369,7 @@ class TrainerClient(Resource):
         with feed.lock:
             return self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
 
-    def _send_all(self, name: str, feed: StoreUploadState, from_id: int) -> UpdateResult:
+    def _send_all(self, name: str, feed: UnsentItemReader, from_id: int) -> UpdateResult:
         """Send all items above `from_id` that the store has at the start of this call, and return the result."""
         acked, target = from_id, feed.latest()
         items = dropped = 0
@@ -395,7 +395,7 @@ class TrainerClient(Resource):
         self.counters.add("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped, error)
 
-    def _send(self, name: str, feed: StoreUploadState, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
+    def _send(self, name: str, feed: UnsentItemReader, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
             **pack_items(batch),
             "client": self.name,

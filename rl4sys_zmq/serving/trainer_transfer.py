@@ -151,7 +151,7 @@ class UpdateResult:
         return self.error is None
 
 
-class StoreUploadState:
+class UnsentItemReader:
     """A reader of the items that one data store has to send to a `TrainerServer`, in parts that fit in a message."""
 
     def __init__(self, store: DataStoreBase) -> None:

@@ -17,7 +17,7 @@ from rl4sys_zmq.replay.priorities import RowPriorities
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.replay.spans import TrajectorySpans
 from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, leaf_spec, memory_error_as_data_error
-from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
+from rl4sys_zmq.serving.data.npz import SavedTrajectories, read_npz, write_npz
 from rl4sys_zmq.serving.data.samplers import ROWS, PrioritySampler, Sampler, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
@@ -278,7 +278,7 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             held = np.arange(self._ring.begin, self._ring.end)
             leaves = self._layout.leaves if self._layout is not None else {}
-            saved = TrajectoryFile(
+            saved = SavedTrajectories(
                 capacity=self.capacity,
                 begin=self._ring.begin,
                 min_trajectory_length=self._min_length,

@@ -30,7 +30,7 @@ class ReceivingCost:
     byte_s: float
 
     def seconds(self, messages: float, segments: float, nbytes: float) -> float:
-        """Return the seconds for these numbers of messages, segments and bytes. With numbers per second, it is a load."""
+        """Return the seconds for these numbers of messages, segments and bytes. For rates, the result is a load."""
         return messages * self.message_s + segments * self.segment_s + nbytes * self.byte_s
 
 

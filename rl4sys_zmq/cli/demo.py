@@ -184,7 +184,7 @@ class ActorProcesses(Resource):
             raise
 
     def check(self) -> None:
-        """If an actor process has ended, raise an exception with its last output."""
+        """Raise an exception with the last output of an actor process, if one has ended."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.poll() is not None:
                 lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]

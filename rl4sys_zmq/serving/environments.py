@@ -251,7 +251,7 @@ class GymEnvServer(Resource):
             return act(slots, payload)
 
     def _reset(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
-        """Reset the environments with True in the payload's ``only``. Return observation, info and seed, or None, for each."""
+        """Reset the environments with True in the payload's ``only``. Return observation, info and seed of each, else None."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
             raise _invalid(f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")

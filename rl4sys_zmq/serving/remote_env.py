@@ -46,7 +46,7 @@ _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews the lease of an `LeasedEnvClient`, and returns the lease if that object is garbage-collected."""
+    """The thread that renews the lease of a `LeasedEnvClient`, and returns the lease if that object is garbage-collected."""
 
     def __init__(self, env_lease: LeasedEnvClient) -> None:
         super().__init__("rl4sys-lease")
@@ -296,7 +296,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             AttributeError: If the environment has no such attribute.
-            CallError: If no reply arrived in time, or the lease has ended. The episode continues.
+            CallError: If the call failed. The episode continues.
         """
         try:
             (state,) = self._env_lease.call("state", {})

@@ -114,9 +114,9 @@ class StoreInserter:
     def insert(self, stream: StreamKey, items: list[Any], *, after: int, known: int, first: int) -> dict[str, Tree]:
         """Record the new ones of a stream's items in the journal, insert them into the store, and return the reply.
 
-        `items` have the numbers from `first` on. The trainer client has seen acknowledgements up to `after` in this update, and
-        up to `known` at any time. If the mark is below `after`, nothing is accepted, and the client continues after ``acked``,
-        the mark in the reply. Call `insert_waiting` first.
+        `items` have the numbers from `first` on. The trainer client has read its store after the number `after`, and has seen
+        acknowledgements up to the number `known`. If the mark is below `after`, nothing is accepted, and the client continues
+        after ``acked``, the mark in the reply. Call `insert_waiting` first.
         """
         acked = self.mark(stream)
         if after > acked:
@@ -210,7 +210,7 @@ class StoreInserter:
             self._gap_pending = False
 
     def _tell(self) -> Exception | None:
-        """If no item waits, call the trainer's callback with the newly inserted items. Return its exception, or None."""
+        """Call the trainer's callback with the newly inserted items, if no item waits. Return its exception, or None."""
         if self._waiting:
             return None
         self._note()

@@ -180,7 +180,7 @@ class ChaosThread(Worker):
             self._interest(link)
 
     def _serve(self, link: _ProxyConnection, side: object, mask: int) -> None:
-        """Read from one side of a connection, or finish the connection to the upstream. `mask` says which side is ready."""
+        """Read from one side of a connection, or finish the connection to the upstream. `mask` has the side's ready events."""
         if side is link.server and not link.connected:
             if link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._counters.add("refused")

@@ -30,7 +30,7 @@ class _SerlBuffer(ReplayBuffer):
         super().batch_insert([self._known(data) for data in as_batch(batch_data)])
 
     def sample(self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None) -> dict[str, Any]:
-        """Draw a batch of transitions, as `ReplayBuffer.sample` does. In a program that imports flax, it is a `FrozenDict`."""
+        """Draw a batch of transitions, as `ReplayBuffer.sample` does. In a program with flax, the batch is a `FrozenDict`."""
         return _as_flax(super().sample(batch_size, keys, indx))
 
     def _known(self, data: Any) -> Any:

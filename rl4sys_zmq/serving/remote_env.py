@@ -205,8 +205,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     """A client for one environment of a `GymEnvServer`, used like a local `gymnasium.Env`.
 
     No other caller can use the environment until this object is closed or garbage-collected. Each step and reset runs at most
-    once, even if messages are lost. If the text of an error names `reset`, call it to continue. This also works after a restart
-    of the server.
+    once, even if messages are lost. If the text of an error names `reset`, call `reset` to continue, also after a restart of
+    the server.
 
     `np_random` is a local generator. It has the same seed as the generator of the environment at the server.
 
@@ -292,7 +292,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     @property
     def state(self) -> Any:
-        """The attribute ``state`` of the environment at the server, such as CartPole's. It is a copy; read only.
+        """A copy of the attribute ``state`` of the environment at the server, such as CartPole's state.
 
         Raises:
             AttributeError: If the environment has no such attribute.

@@ -183,7 +183,7 @@ class UnsentItemReader:
 
 @contextlib.contextmanager
 def _as_store_error(store: DataStoreBase) -> Iterator[None]:
-    """Convert exceptions of a data store, other than this library's, to `StoreFileError`."""
+    """Convert a data store's exceptions in the ``with`` block to `StoreFileError`, except this library's own."""
     try:
         yield
     except RL4SysError:

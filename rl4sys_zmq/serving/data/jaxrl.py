@@ -203,7 +203,7 @@ def make_default_trajectory_buffer(
     """Create a trajectory buffer for transitions, from which ``sample("training", batch_size)`` draws single transitions.
 
     A step has ``observations``, ``next_observations``, ``actions``, ``rewards`` and ``masks``, and optionally the flag
-    ``end_of_trajectory``. A sample has all six. agentlace never samples the last step of a trajectory; here it is sampled.
+    ``end_of_trajectory``. A sample has all six keys. The last step of a trajectory is also sampled, unlike in agentlace.
 
     Args:
         observation_space: Space that sets the shapes and dtypes of observations.

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rl4sys_zmq.algorithms import make_algorithm
-from rl4sys_zmq.capacity.constants import Constants, Measured, fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.constants import Constants, MeasuredConstants, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.capacity.measure_paths import append_rate, measure_fanout, measure_ingress, policy_bytes
@@ -33,8 +33,11 @@ TRAINING_STEPS, TRAINING_EPOCHS = 1024, 2
 PrintLine = Callable[[str], None]
 
 
-def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> Measured:
-    """Measure all constants on this machine: each loop for `seconds`, and each publication of weights `versions` times."""
+def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> MeasuredConstants:
+    """Measure all constants of the predictions on this machine. `say` prints the progress.
+
+    Each measurement of data takes about `seconds`. Weights of each measured size are published `versions` times.
+    """
     say("the way of data into the learner")
     in_memory = [_Case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
     durable = {}
@@ -62,11 +65,11 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
         gradient_s=gradient_s,
         gradient_unit_s=gradient_unit_s,
     )
-    return Measured(constants=constants, machine=machine_record())
+    return MeasuredConstants(constants=constants, machine=machine_record())
 
 
 class _Case:
-    """The measurement of one kind of message, with a number of trajectories from a number of actors."""
+    """The measured speed of a learner that receives one kind of message: `batch` trajectories in each, from `actors` actors."""
 
     def __init__(self, kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: str = "") -> None:
         self.measured = measure_ingress(kind, batch=batch, actors=actors, seconds=seconds, fsync=fsync)
@@ -76,9 +79,9 @@ class _Case:
 
 
 def _diffs() -> tuple[float, float]:
-    """Return the time to encode a diff at level 1 per byte of the weights, and the weights' size over the diff's.
+    """Return the seconds to encode a diff, per byte of the weights, and the weights' size divided by the diff's.
 
-    All weights change, as in an update of PPO.
+    All weights change, as in an update of PPO. The option ``weights.level`` is 1.
     """
     rng = np.random.default_rng(SEED)
     first = rng.normal(0.0, 0.1, DIFF_PARAMETERS)
@@ -94,7 +97,7 @@ def _diffs() -> tuple[float, float]:
 
 
 def _gradients() -> tuple[float, float]:
-    """Return the time of a gradient step of PPO in seconds: a fixed part, and a part per parameter and row of a minibatch."""
+    """Measure a gradient step of PPO. Return its fixed time in seconds, and the seconds per parameter and minibatch row."""
     import torch
 
     threads = torch.get_num_threads()
@@ -109,7 +112,7 @@ def _gradients() -> tuple[float, float]:
 
 
 def _gradient(hidden: int, minibatch: int) -> tuple[float, float]:
-    """Return the parameters of the policy times the rows of a minibatch, and the time of a gradient step in seconds."""
+    """Return the number of the policy's parameters times the minibatch rows, and the seconds of a gradient step of PPO."""
     observations, actions = BoxSpace((8,)), DiscreteSpace(4)
     parameters = {
         "hidden_sizes": [hidden, hidden],

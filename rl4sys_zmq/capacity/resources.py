@@ -45,7 +45,10 @@ HOW_TO = {
 
 @dataclass(frozen=True, slots=True)
 class ResourceLoad:
-    """The load of one resource, which is the time of a thread if nothing else is given. `detail` has further numbers as text."""
+    """The load of one resource: the amount that is `used` and the `limit`, both in `unit`. `detail` has more numbers as text.
+
+    The default is the time of one thread, in seconds per second.
+    """
 
     name: str
     used: float
@@ -60,9 +63,9 @@ class ResourceLoad:
 
 
 def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of the learner's interpreter by data, in seconds per second: all its threads share one interpreter lock.
+    """Return the load of the learner's Python interpreter, which its threads share, by arriving data, in seconds per second.
 
-    `Constants.ingress` was measured at saturation, so 1.0 is the rate at which the benchmark saturated.
+    `Constants.ingress` was measured at the highest possible rate, so a load of 1.0 is that rate.
     """
     used = costs.ingress.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
     used += flow.heartbeats_s * costs.gateway.message_s
@@ -73,7 +76,7 @@ def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def gateway_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of the gateway thread, in seconds of CPU time per second: as `ingress`, with `Constants.gateway`."""
+    """Return the load of the gateway thread by segments and heartbeats, in seconds of CPU time per second."""
     used = costs.gateway.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     detail = f"{flow.heartbeats_s:,.0f} heartbeats/s"
     return ResourceLoad("gateway thread", used, detail=detail)
@@ -90,7 +93,7 @@ def gradient_s(load: Workload, costs: Constants) -> float:
 
 
 def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of each learner thread: it takes its client's data, and trains. Actors are spread evenly over clients."""
+    """Return the load of one learner thread, which takes data and trains. Each client has the same number of actors."""
     used = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s) / load.clients
     detail = "no training given"
     if load.training is not None:
@@ -103,9 +106,9 @@ def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceL
 
 
 def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of publishing weights: the part of a second in which some actor does not have a version so far.
+    """Return the load of publishing weights: the share of the time in which an actor still lacks the newest version.
 
-    At 1.0, the next version follows when the last actor has the one before. With keys, each connection encrypts separately. The
+    At 1.0, each version is published as soon as all actors have the one before. With keys, each connection encrypts. The
     times were measured with the actors on the learner's machine, so actors on other machines leave more room.
     """
     each = costs.fanout.seconds(load.model_bytes, flow.update_bytes, load.actors / load.clients)
@@ -119,10 +122,10 @@ def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | None:
-    """Return the load of the way of the data with the journal on disk, or None without a journal.
+    """Return the load of receiving data and writing it to the journal, in seconds per second, or None without a journal.
 
-    Messages that arrive during a commit share the next one, so commits do not limit the rate: there are at most
-    ``1 / commit_s`` of them. An acknowledgement waits for one or two.
+    Messages that arrive during a commit share the next commit, so commits do not limit the rate: there are at most
+    ``1 / commit_s`` in a second. An acknowledgement waits for one or two commits.
     """
     if not load.journal:
         return None
@@ -133,7 +136,7 @@ def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | N
 
 
 def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
-    """Return the bytes of segments in the journal before a checkpoint permits their removal, or None without a journal."""
+    """Return the load of the journal's file: the bytes that no checkpoint covers so far. Return None without a journal."""
     if not load.journal:
         return None
     kept = flow.data_bytes_s * load.checkpoint_every_s * CHECKPOINTS_KEPT
@@ -142,7 +145,7 @@ def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
 
 
 def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the resident memory of the learner when its queues are full, in bytes."""
+    """Return the load of the memory: the bytes that the learner uses when its queues are full."""
     items = min(RING_ITEMS, max(2, RING_BYTES // load.model_bytes)) if load.weights_level else 2
     history = items * load.model_bytes
     queues = PUB_QUEUE * flow.update_bytes + min(CREDIT_BYTES, flow.data_bytes_s / load.clients)
@@ -168,7 +171,7 @@ def network(load: Workload, flow: Traffic) -> list[ResourceLoad]:
 
 
 def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the cores that the learner needs, for all threads, also those of libzmq and of the journal."""
+    """Return the load of the processor: the cores that all threads of the learner need, libzmq and journal included."""
     used = costs.processor.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     written = journal(load, flow, costs)
     if written is not None:
@@ -215,13 +218,13 @@ class Proposal:
 
 
 def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> list[Proposal]:
-    """Return changes for each resource with a load above 70 %, the highest load first. `rows` are from `predict`."""
+    """Return proposed changes for each resource with a load above 70 %, the highest load first. `predict` returns `rows`."""
     loaded = [row for row in sorted(rows, key=lambda row: row.share, reverse=True) if row.share > COMFORTABLE]
     return [Proposal(resource=row.name, text=text, needs=needs) for row in loaded for text, needs in _changes(row, load, costs)]
 
 
 def _changes(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield the `text` and `needs` of each proposal for a resource."""
+    """Yield the fields `text` and `needs` of each `Proposal` for a resource with a high load."""
     enough = row.used / COMFORTABLE
     match row.name:
         case "interpreter (ingress)" | "gateway thread":
@@ -253,7 +256,7 @@ def _changes(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tu
 
 
 def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield a larger number of segments in a message, if that is a remedy."""
+    """Yield a proposal of more segments in each message, if the load is then at most 70 %."""
     for count in (4, 16, MAX_SEGMENTS):
         if count <= load.segments_per_message:
             continue
@@ -266,7 +269,7 @@ def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> Iter
 
 
 def _more_processes(row: ResourceLoad, load: Workload) -> tuple[str, str]:
-    """Return the text and needs of a proposal: a number of separate learners that divide the clients, or a client's actors."""
+    """Return a proposal: to divide the clients among several learners or, with too few clients, to send less data."""
     count = math.ceil(row.share / COMFORTABLE)
     if count <= load.clients:
         return f"{count} learner processes, each with a part of the {load.clients} clients", ""
@@ -274,7 +277,7 @@ def _more_processes(row: ResourceLoad, load: Workload) -> tuple[str, str]:
 
 
 def _ranks(load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield the smallest number of processes that share the gradient steps and are enough, or the reason that none is."""
+    """Yield a proposal of the smallest sufficient number of ranks, or the reason why more ranks do not help."""
     training = load.training
     if training is None:
         return
@@ -294,7 +297,7 @@ def _ranks(load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
 
 
 def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield the number of relays below the learner that divide its actors. Each version is sent once to each relay."""
+    """Yield a proposal of a number of relays among which the actors are divided. The learner sends only to the relays."""
     everyone = math.ceil(load.actors / load.clients)
     for count in range(2, max(3, everyone)):
         below = math.ceil(everyone / count)

@@ -24,7 +24,7 @@ _RATE, _ABOVE_0 = number(0, sys.float_info.max), number(0, sys.float_info.max, a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class PlannedTraining:
     """The planned training of one client: the number and the size of its gradient steps."""
 
     algorithm: str  # for the output
@@ -58,7 +58,7 @@ class Workload:
     journal_max_bytes: int = option(_COUNT, 4 << 30)
     checkpoint_every_s: float = option(_ABOVE_0, 10.0)
     keys: bool = False  # True if connections are encrypted
-    training: Training | None = None  # the gradient steps of a client; None to leave training out
+    training: PlannedTraining | None = None  # the gradient steps of a client; None to leave training out
     cores: int = option(_COUNT, 2)
     memory_bytes: int = option(_COUNT, 8 << 30)  # memory that the learner can use
     descriptors: int = option(_COUNT, 20_000)  # largest number of open files of the learner's process
@@ -71,7 +71,7 @@ class Workload:
 
 
 class Traffic:
-    """The messages and bytes per second of a workload. All rates are of the whole learner.
+    """The messages and bytes per second that a learner receives and sends under a workload, for all clients together.
 
     `diff_ratio` is the size of the weights divided by the size of a diff between two versions.
     """

@@ -135,7 +135,7 @@ class ActionServer(ThreadedServer):
             raise PayloadError(exc.path.replace("payload[0]", "payload", 1) if images else exc.path, exc.problem) from exc
 
     def status(self) -> dict[str, Any]:
-        """Return the status of the server (`rl4sys_zmq.rpc.Server.status`), with the configuration under ``config``."""
+        """Return the server's address, callers, queues and counters. ``config`` has what all clients must also have."""
         return {**self._server.status(), "config": self.config.terms()}
 
     def _obs(self, keys: Tree) -> Tree:
@@ -185,7 +185,7 @@ class ActionServer(ThreadedServer):
         return answer
 
     def _report(self, fault: str) -> None:
-        """Count a fault of a callback that does not prevent a reply, and log it the first time."""
+        """Count a wrong return value of a callback, and log it the first time. The client gets a reply all the same."""
         self._server.counters.add("callback_odd")
         if fault not in self._faults and len(self._faults) < MAX_FAULTS:
             self._faults.add(fault)
@@ -332,11 +332,11 @@ class ActionClient(Resource):
         return self._client.subscribe(OBS, lambda payload, number: callback(_decode_reply(payload)))
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of this client's calls; see `rl4sys_zmq.rpc.Caller`."""
+        """Return the counters of this client's calls, by name."""
         return self._client.stats()
 
     def stop(self) -> None:
-        """End the connections and threads. A second call does nothing."""
+        """Close the connections and end the threads. A second call does nothing."""
         self.close()
 
     def close(self) -> None:
@@ -357,7 +357,7 @@ def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
 
 
 def _joined(plain: Tree, images: Tree) -> Tree:
-    """Return a copy of a message's values, to which the decoded images are added under their keys."""
+    """Return a copy of the received values `plain`, to which the decoded `images` are added under their keys."""
     arrays = read_images(images)
     values = copy_tree(plain)
     if not arrays:

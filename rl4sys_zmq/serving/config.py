@@ -43,7 +43,7 @@ MAX_RATE = 1e9
 
 
 def _distinct(is_valid: Callable[[Any], bool], rule: str) -> Check[list[str]]:
-    """Return a check that copies a collection of different names. A set is sorted."""
+    """Return a function that checks a list or set of different names, and returns a list. `rule` describes a valid name."""
 
     def check(value: object) -> list[str]:
         if isinstance(value, str) or not isinstance(value, Collection):
@@ -98,9 +98,10 @@ def first_call(
     every_s: float = 0.0,
     level: int = logging.WARNING,
 ) -> T:
-    """Return the result of a client's first call. With `wait`, repeat it while no server answers, or one refuses with `codes`.
+    """Make a client's first call, and return its result.
 
-    Each repetition is logged with `level`.
+    With `wait`, repeat the call every `every_s` seconds while no server answers or the server refuses with one of `codes`. Each
+    repetition is logged with `level`.
     """
     while True:
         try:
@@ -141,7 +142,7 @@ def address_of(name: str, port: int | str, host: str = "") -> Address:
 
 
 class _ServerConfig:
-    """The fields that both configurations have, and the addresses that follow from them."""
+    """The base class of `ActionConfig` and `TrainerConfig`: their common fields, and the addresses that these describe."""
 
     _server: ClassVar[str]  # the class of the server
     port_number: int | str
@@ -250,8 +251,8 @@ class TrainerConfig(_ServerConfig):
             `TrainerServer.address` then has the number.
         broadcast_port: Port or URI at which the server publishes networks. Trainer clients receive this address from the server.
         request_types: Names of the custom requests.
-        rate_limit: Largest average number of custom requests per second of one trainer client. Bursts of two seconds' worth are
-            allowed. None: no limit. Items of data stores and networks are not limited.
+        rate_limit: Largest average number of custom requests per second of one trainer client, which can make the requests of
+            two seconds at once. None: no limit. Items of data stores and networks are not limited.
         version: A version that you choose, for example of your program. The library only checks that both sides have the same.
         experimental_pipeline_port: Port of agentlace's separate connection for items. It is accepted, so that programs run
             unchanged, but not bound: items are sent to `port_number`, in large messages that the server acknowledges.

@@ -171,8 +171,8 @@ class GymEnvServer(Resource):
         """Return the status of the RPC server and of each environment.
 
         ``taken`` is the number of environments that a caller has leased. ``envs`` has a dict for each environment: ``taken``,
-        ``in_call``, ``steps``, ``episodes`` and ``pending`` (the reason why it must be reset, or ""). The server's ``counters``
-        include ``steps``, ``resets``, ``episodes``, ``info.dropped`` (the number of info values that cannot be sent) and
+        ``in_call``, ``steps``, ``episodes`` and ``pending`` (why the environment must be reset, or ""). The
+        ``counters`` include ``steps``, ``resets``, ``episodes``, ``info.dropped`` (info values that cannot be sent) and
         ``observations.outside`` (the number of observations with floats outside their Box or of another dtype).
         """
         envs = [
@@ -241,7 +241,7 @@ class GymEnvServer(Resource):
         return list(self._leases.lease(token, count, index))
 
     def _run(self, act: Callable[[list[_EnvSlot], Tree], Tree], payload: Tree) -> Tree:
-        """Run a function on the environments of the lease whose token is in the payload."""
+        """Call `act` with the environments that a caller has leased. The payload has the token that identifies the lease."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
             slots = [self._slots[i] for i in lease.slots]
@@ -251,7 +251,7 @@ class GymEnvServer(Resource):
             return act(slots, payload)
 
     def _reset(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
-        """Reset the environments with a True in ``only``. Return observation, info and seed of each, and None for the others."""
+        """Reset the environments with True in the payload's ``only``. Return observation, info and seed of each, else None."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
             raise _invalid(f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")
@@ -266,7 +266,10 @@ class GymEnvServer(Resource):
             return self._observation(slot, observation), self._info(info), str(used) if isinstance(used, int) else None
 
     def _step(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
-        """Step each environment, or reset it if its flag in ``anew`` is True, after the end of an episode."""
+        """Step each environment with its action in the payload, or reset the environment if its flag in ``anew`` is True.
+
+        The flag is True after the end of an episode. Return the observation, reward, flags and info of each environment.
+        """
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(slots) or len(anew) != len(slots):
             raise _invalid(f"{len(actions)} actions for {len(slots)} environments")

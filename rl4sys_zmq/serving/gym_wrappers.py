@@ -53,7 +53,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             options: Options of `GymEnvServer`, such as `bind` (in place of the port) or `keys`.
 
         Raises:
-            ConfigError, TransportError: As `GymEnvServer`.
+            ConfigError, TransportError: If the environment cannot be served, or an option or the address is invalid.
         """
         super().__init__(_LockedEnv(env))
         self.server = GymEnvServer(self.env, **{"bind": port, **options})
@@ -62,7 +62,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Bind the address and serve, in background threads if `threaded`, otherwise blocking until `stop` or Ctrl-C.
 
         Raises:
-            TransportError: As `GymEnvServer.start`.
+            TransportError: If the address cannot be bound.
         """
         if threaded:
             self.server.start()
@@ -102,7 +102,9 @@ class GymEnvClientWrapper(RemoteEnv):
             keys: The user's key file; see `RemoteEnv`.
 
         Raises:
-            CallError, ConfigError, TransportError: As `RemoteEnv`.
+            CallTimeout: If no server answers.
+            CallRefused: Code ``OCCUPIED`` if the environment is not free.
+            ConfigError, TransportError: If an argument or the address is invalid.
         """
         super().__init__(connect_address(host, port).uri, timeout_s=timeout_s, keys=keys)
 
@@ -135,7 +137,7 @@ class GymEnvClient(RemoteEnv):
 
         Raises:
             ConfigError: If a time is out of range, or the keys cannot be read.
-            CallRefused: As `RemoteEnv`, but not if no environment is free.
+            CallRefused: Code ``MISMATCH`` if the server is not a `GymEnvServer`.
             TransportError: If the address is invalid.
         """
         retry_interval = check_value("retry_interval", retry_interval, number(0, above=True))

@@ -74,7 +74,10 @@ class StoreInserter:
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Restore the marks after a restart, and insert the journal's items that the store lacks: on disk only the last ones."""
+        """Restore the marks of all streams after a restart, and insert the journal's items that the store lacks.
+
+        A store in memory lacks all items, a store on disk only the last ones. `streams` are the journal's records.
+        """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[JournaledItems]()
         self._gap_pending = not empty  # the last items before the restart may have been rejected or lost
@@ -99,18 +102,22 @@ class StoreInserter:
         return self._marks.get(stream, -1)
 
     def insert_waiting(self) -> None:
-        """Insert accepted items that the store could not take earlier, for example because its disk was full."""
+        """Insert accepted items that the store could not take earlier, for example because its disk was full.
+
+        If some of them still wait afterwards, refuse the call with the code ``busy``.
+        """
         if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
             problem = f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}"
             raise CallRefusedByCallback(CallRefusalReason.BUSY, problem)
         self._tell()
 
     def insert(self, stream: StreamKey, items: list[Any], *, after: int, known: int, first: int) -> dict[str, Tree]:
-        """Record new items of a stream, numbered from `first`, in the journal, insert them, and return the reply.
+        """Record the new ones of a stream's items in the journal, insert them into the store, and return the reply.
 
-        `after` and `known` are the last and the largest number that the trainer client saw acknowledged. If the mark is below
-        `after`, nothing is accepted: the client then sends the items after ``acked``. Call `insert_waiting` first, and `report`
-        with the reply afterwards.
+        `items` have the numbers from `first` on. The trainer client has read its store after the number `after`, and has seen
+        acknowledgements up to the number `known`. If the mark is below `after`, nothing is accepted, and the client continues
+        after ``acked``, the mark in the reply. Call `insert_waiting` first, and
+        `report` with the reply afterwards.
         """
         acked = self.mark(stream)
         if after > acked:
@@ -145,7 +152,7 @@ class StoreInserter:
         return reply if error is None else {**reply, "error": _text_of(error)}
 
     def status(self) -> dict[str, Any]:
-        """Return the sizes of the store and of its part of the journal. ``owed`` counts items that are not inserted so far."""
+        """Return the sizes of the store and of its part of the journal. ``owed`` counts accepted items that still wait."""
         return {
             "items": len(self.store),
             "latest_data_id": self.store.latest_data_id(),
@@ -173,7 +180,7 @@ class StoreInserter:
         updates.clear()
 
     def _insert_waiting(self) -> Exception | None:
-        """Insert the accepted items. Return the first exception of the store, or None."""
+        """Insert the accepted items, and drop those that the store rejects. Return the store's first exception, or None."""
         before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None
@@ -209,7 +216,7 @@ class StoreInserter:
             self._gap_pending = False
 
     def _tell(self) -> Exception | None:
-        """Call the trainer's callback with the items inserted since the last call, if none waits. Return its exception."""
+        """Call the trainer's callback with the newly inserted items, if no item waits. Return its exception, or None."""
         if self._waiting:
             return None
         self._note()
@@ -225,7 +232,7 @@ class StoreInserter:
         return None
 
     def _note(self) -> None:
-        """Record the store's position in the journal, unless the position follows from the last entry."""
+        """Record the number of the store's next item in the journal, unless this number follows from the last entry."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))

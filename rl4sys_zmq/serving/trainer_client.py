@@ -31,7 +31,7 @@ from rl4sys_zmq.security.access import TokenBucket
 from rl4sys_zmq.serving.config import TrainerConfig, first_call, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, StoreUploadState, UpdateResult, find_store, pack_items
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, UnsentItemReader, UpdateResult, find_store, pack_items
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
@@ -95,9 +95,9 @@ class TrainerClient(Resource):
             CallTimeout: If no server answered and `wait_for_server` is False.
             CallRefused: Code ``mismatch`` if the configurations differ; the message names the field. Code ``unknown`` if the
                 server does not have a data store of this name, and `raises` is True.
-            CallFailed: As `update`, if `raises` is True. Other items were sent, but the client is not created.
-            PayloadError: As `CallFailed`.
-            StoreFileError: As `update`.
+            CallFailed: If the server's store or data callback failed, and `raises` is True. The other items were sent.
+            PayloadError: If an item cannot be sent, and `raises` is True. The other items were sent.
+            StoreFileError: If a data store on disk was replaced by an older copy, or your own data store raised an exception.
         """
         self.name = check_name(name, "name")
         self.config = check_value("config", config, instance_of(TrainerConfig))
@@ -116,7 +116,7 @@ class TrainerClient(Resource):
         self.last_error: RL4SysError | None = None
         self._failing: dict[str, type[RL4SysError]] = {}  # the class of the last error of updates and of requests
         self.counters = Counters()
-        self._feeds = {key: StoreUploadState(store) for key, store in stores.items()}
+        self._feeds = {key: UnsentItemReader(store) for key, store in stores.items()}
         self._lock = threading.Lock()
         self._bucket = TokenBucket(config.rate_limit, time.monotonic()) if config.rate_limit is not None else None
         self._on_network: Callable[[Any], object] | None = None
@@ -184,7 +184,7 @@ class TrainerClient(Resource):
         Raises:
             ConfigError: If this trainer client has no such data store.
             CallLost: With `confirm_update`, if the server was restarted and has lost items that it had acknowledged.
-            RL4SysError: As `update`.
+            RL4SysError: If the update failed (`update` lists the exceptions).
         """
 
         def update() -> UpdateResult:
@@ -233,7 +233,7 @@ class TrainerClient(Resource):
             CallLost: If the server was restarted during the call. The callback may have run.
             CallFailed: If the server's callback raised an exception.
             PayloadError: If the payload cannot be sent. This is raised even if `raises` is False.
-            Closed: As `PayloadError`, after `stop`.
+            Closed: After `stop`. This is raised even if `raises` is False.
         """
         return self._unless_it_fails("request", lambda: self._request(type, payload))
 
@@ -311,7 +311,7 @@ class TrainerClient(Resource):
         self.stop()
 
     def _connect(self, wait: bool) -> None:
-        """Make the first call and the first update. With `wait`, repeat this until a server answers."""
+        """Make the first call and the first update. With `wait`, repeat both until a server answers."""
 
         def connect() -> UpdateResult:
             self._client.call(STORES)
@@ -326,7 +326,7 @@ class TrainerClient(Resource):
         self._conclude(result)
 
     def _conclude(self, result: UpdateResult) -> UpdateResult:
-        """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
+        """Return `result`. If the update failed, raise its error if `raises` is True, otherwise count and log the error."""
         if result.error is not None and self.raises:
             raise result.error
         self._note(result)
@@ -358,7 +358,7 @@ class TrainerClient(Resource):
             log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send the items that the server does not have, and with `from_id` all items after it."""
+        """Send the items of a data store that the server does not have. With `from_id`, also send all above this number."""
         feed = find_store(self._feeds, name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:
@@ -370,8 +370,8 @@ class TrainerClient(Resource):
         with feed.lock:
             return self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
 
-    def _send_all(self, name: str, feed: StoreUploadState, from_id: int) -> UpdateResult:
-        """Send all items after `from_id` that the store holds at the start of this call."""
+    def _send_all(self, name: str, feed: UnsentItemReader, from_id: int) -> UpdateResult:
+        """Send all items above `from_id` that the store has at the start of this call, and return the result."""
         acked, target = from_id, feed.latest()
         items = dropped = 0
         error: RL4SysError | None = None
@@ -396,7 +396,7 @@ class TrainerClient(Resource):
         self.counters.add("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped, error)
 
-    def _send(self, name: str, feed: StoreUploadState, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
+    def _send(self, name: str, feed: UnsentItemReader, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
             **pack_items(batch),
             "client": self.name,
@@ -429,7 +429,7 @@ def _result_of(update: Callable[[], UpdateResult]) -> UpdateResult:
 
 
 class _UpdateThread(Worker):
-    """The thread that calls `update` periodically."""
+    """The thread that calls `TrainerClient.update` every `interval_s` seconds."""
 
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
         super().__init__(f"rl4sys-trainer-update-{client.name}")

@@ -185,7 +185,7 @@ class TrainerSMInterface(Resource):
         self.stop()
 
     def _tell(self, callback: Callable[[Any], object]) -> None:
-        """Pass the newest network to a callback."""
+        """Pass a copy of the newest network to a callback. Log and count its exception."""
         if self._stopped:
             return
         try:

@@ -301,7 +301,7 @@ def _anything(value: object) -> object:
 
 
 def _read(payload: Tree, /, **checks: Check[Any]) -> list[Any]:
-    """Return the checked fields of a trainer client's payload, or refuse the call."""
+    """Return the fields of a trainer client's payload that `checks` names. Refuse the call if one of them is invalid."""
     if type(payload) is not dict:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload is not that of a trainer client; expected a dict")
     try:

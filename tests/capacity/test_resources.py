@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import raising
 
-from rl4sys_zmq.capacity.constants import RECORDED, FanoutCost, IngressCost, fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.constants import RECORDED, FanoutCost, ReceivingCost, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.resources import HOW_TO, ResourceLoad, first_limit, gradient_s, predict, propose
-from rl4sys_zmq.capacity.workload import Traffic, Training, Workload
+from rl4sys_zmq.capacity.workload import PlannedTraining, Traffic, Workload
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.gateway import gateway
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 COSTS = replace(
     RECORDED,
-    ingress=IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=1e-9),
-    gateway=IngressCost(message_s=5e-5, segment_s=0.0, byte_s=0.0),
-    processor=IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
-    trainer=IngressCost(message_s=2e-5, segment_s=1e-6, byte_s=0.0),
+    ingress=ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=1e-9),
+    gateway=ReceivingCost(message_s=5e-5, segment_s=0.0, byte_s=0.0),
+    processor=ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
+    trainer=ReceivingCost(message_s=2e-5, segment_s=1e-6, byte_s=0.0),
     durable={
-        "normal": IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
-        "always": IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=4e-9),
+        "normal": ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
+        "always": ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=4e-9),
     },
     commit_s=1e-2,
     fanout=FanoutCost(version_s=1e-3, actor_s=1e-4, model_byte_s=1e-9, sent_byte_s=2e-9),
@@ -85,7 +85,7 @@ def test_the_interpreter_and_the_threads() -> None:
 
 
 def test_training() -> None:
-    training = Training(algorithm="PPO", gradients_per_step=10 / 100, minibatch=100)
+    training = PlannedTraining(algorithm="PPO", gradients_per_step=10 / 100, minibatch=100)
     load = replace(LOAD, training=training, clients=2)
     each = 1e-3 + 10_000 * 100 * 1e-9
     assert gradient_s(load, COSTS) == pytest.approx(each)
@@ -118,7 +118,7 @@ def test_memory() -> None:
     flow = Traffic(LOAD, 2.0)
     client = 64 * 40_000 + 32 * flow.update_bytes + flow.data_bytes_s
     assert of("memory").used == pytest.approx(100e6 + 10 * 70e3 + client)
-    training = Training(algorithm="DQN", gradients_per_step=0.25, minibatch=100, replay_steps=1000)
+    training = PlannedTraining(algorithm="DQN", gradients_per_step=0.25, minibatch=100, replay_steps=1000)
     trained = of("memory", replace(LOAD, training=training)).used
     assert trained == pytest.approx(100e6 + 10 * 70e3 + client + 8 * 40_000 + 2 * 32 * 1000)
     assert of("open files").used == 2 * 10 + 64 + 256
@@ -162,7 +162,7 @@ def test_a_load_that_cannot_be(wrong: dict[str, Any], key: str) -> None:
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8))
 def test_costs_are_found_again(message_s: float, segment_s: float, byte_s: float) -> None:
-    cost = IngressCost(message_s=message_s, segment_s=segment_s, byte_s=byte_s)
+    cost = ReceivingCost(message_s=message_s, segment_s=segment_s, byte_s=byte_s)
     points = [(1.0, 1.0, 500.0), (1.0, 64.0, 25_000.0), (1.0, 16.0, 155_000.0), (1.0, 1.0, 1e6)]
     found = fit_ingress(points, [cost.seconds(*point) for point in points])
     for point in points:
@@ -202,7 +202,7 @@ def test_a_wide_fan_out_gets_relays() -> None:
 
 
 def test_long_gradient_steps_are_shared_and_short_ones_are_not() -> None:
-    training = Training(algorithm="PPO", gradients_per_step=0.02, minibatch=256)
+    training = PlannedTraining(algorithm="PPO", gradients_per_step=0.02, minibatch=256)
     heavy = replace(LOAD, training=training, model_bytes=4_000_000)
     assert any("learners " in text for text in texts(heavy))
     light = replace(LOAD, training=replace(training, gradients_per_step=1.0), model_bytes=4_000)
@@ -210,7 +210,7 @@ def test_long_gradient_steps_are_shared_and_short_ones_are_not() -> None:
 
 
 def test_every_proposal_names_a_known_part() -> None:
-    training = Training(algorithm="PPO", gradients_per_step=1.0, minibatch=64)
+    training = PlannedTraining(algorithm="PPO", gradients_per_step=1.0, minibatch=64)
     huge = replace(LOAD, actors=5000, steps_per_s=1000.0, clients=4, publish_per_s=50.0, training=training, bandwidth_bits_s=1e6)
     rows = predict(replace(huge, descriptors=1024, memory_bytes=1 << 20), COSTS)
     found = propose(huge, COSTS, rows)

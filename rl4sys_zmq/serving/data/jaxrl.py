@@ -26,11 +26,11 @@ class _SerlBuffer(ReplayBuffer):
     _said = False
 
     def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
-        """Store several transitions, as `ReplayBuffer.batch_insert`, without keys that the store does not have."""
+        """Store several transitions, without keys that the store does not have. If a transition is invalid, store none."""
         super().batch_insert([self._known(data) for data in as_batch(batch_data)])
 
     def sample(self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None) -> dict[str, Any]:
-        """Draw a batch of transitions; see `ReplayBuffer.sample`. In a program that imports flax, the batch is a `FrozenDict`."""
+        """Draw a batch of transitions, as `ReplayBuffer.sample` does. In a program with flax, the batch is a `FrozenDict`."""
         return _as_flax(super().sample(batch_size, keys, indx))
 
     def _known(self, data: Any) -> Any:
@@ -132,18 +132,19 @@ class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
     def sample(
         self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None, pack_obs_and_next_obs: bool = False
     ) -> dict[str, Any]:
-        """Draw a batch of transitions; see `ReplayBuffer.sample`.
+        """Draw a batch of transitions uniformly, with replacement.
 
         Args:
             batch_size: Number of transitions.
-            keys: Keys of the result.
-            indx: Numbers of the transitions to return instead.
+            keys: Keys of the result. None: those of a transition, and ``masks``.
+            indx: Numbers of the transitions to return instead of drawn ones.
             pack_obs_and_next_obs: True to append the last image of the next observation to the stack of the observation, so that
                 an image has the shape ``[batch, num_stack + 1, ...]``, and to leave images out of ``next_observations``.
 
         Raises:
-            StoreEmpty: As `ReplayBuffer.sample`.
-            DataError: As `ReplayBuffer.sample`. Also if images are packed, and `keys` lacks an observation.
+            StoreEmpty: If the store is empty.
+            DataError: If a key is unknown, a transition of `indx` is not stored, or the batch does not fit in memory. Also if
+                images are packed, and `keys` lacks an observation.
             Closed: After `close`.
         """
         batch = ReplayBuffer.sample(self, batch_size, keys, indx)
@@ -202,7 +203,7 @@ def make_default_trajectory_buffer(
     """Create a trajectory buffer for transitions, from which ``sample("training", batch_size)`` draws single transitions.
 
     A step has ``observations``, ``next_observations``, ``actions``, ``rewards`` and ``masks``, and optionally the flag
-    ``end_of_trajectory``. A sample has all six. agentlace never samples the last step of a trajectory; here it is sampled.
+    ``end_of_trajectory``. A sample has all six keys. The last step of a trajectory is also sampled, unlike in agentlace.
 
     Args:
         observation_space: Space that sets the shapes and dtypes of observations.

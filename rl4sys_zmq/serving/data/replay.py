@@ -109,8 +109,8 @@ class ReplayBuffer(ColumnStore):
 
         Raises:
             DataError: If a key, shape or dtype is not that of the store. The message names the key. Nothing was stored.
-            StoreFileError: If files cannot be created. The transitions before that point are stored.
-            ConfigError: If there is not enough memory. The transitions before that point are stored.
+            StoreFileError: If files cannot be created. Earlier transitions of the batch are stored.
+            ConfigError: If there is not enough memory. Earlier transitions of the batch are stored.
             Closed: After `close`.
         """
         rows = [_transition(data) for data in as_batch(batch_data)]
@@ -194,7 +194,7 @@ class ReplayBuffer(ColumnStore):
             yield ahead.popleft()
 
     def _first_layout(self, row: Mapping[str, object]) -> StoreLayout:
-        """Return the layout of a transition, from the spaces and the first transition."""
+        """Return the shapes and dtypes of all values of a transition, from the spaces and the first transition, `row`."""
         leaves = {}
         for path, value in row.items():
             leaves[path] = self._expected[path] if path in self._expected else leaf_spec(path, value)
@@ -210,7 +210,10 @@ class ReplayBuffer(ColumnStore):
         return StoreLayout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, ArraySpec], suffix: str) -> ArraySpec:
-        """Return the shape and dtype of one frame of the image key `key`. `suffix` is the key's part of a value's path."""
+        """Return the shape and dtype of one image (frame) of the image key `key`.
+
+        `leaves` has the shapes and dtypes of all values by path. `suffix` follows ``observations`` in the path of the key.
+        """
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
             raise DataError(f"observations{suffix}", f"is missing, and {key!r} is one of image_keys")
@@ -247,7 +250,7 @@ class ReplayBuffer(ColumnStore):
         return self._folder.make(_block_name(key, number), leaf)
 
     def _reopen(self, folder: StoreFolder, layout: StoreLayout) -> None:
-        """Open the transitions and images of an existing folder."""
+        """Open the transitions and images that an earlier store has left in the folder."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
                 problem = f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}"
@@ -268,7 +271,7 @@ class ReplayBuffer(ColumnStore):
             frames.restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
 
     def _write(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
-        """Write `count` transitions. With image keys, `count` must be 1."""
+        """Write `count` transitions from arrays ``[count, ...]`` by path. With image keys, `count` must be 1."""
         held: dict[str, NDArray[np.int64]] = {}
         try:
             for key, suffix in self._images.items():
@@ -285,11 +288,11 @@ class ReplayBuffer(ColumnStore):
         self._ring.append(blocks, count)
 
     def _unstack(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the frames of an image observation, ``[num_stack, *frame]``."""
+        """Return the images (frames) that an observation stacks, ``[num_stack, *frame]``."""
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
     def _gather(self, ids: Ids, keys: Collection[str] | None = None, *, gap: bool = False) -> dict[str, NDArray[Any]]:
-        """Return the transitions with these numbers, or only their values under `keys`."""
+        """Return the transitions with these numbers, or only their values under `keys`: by path, an array ``[batch, ...]``."""
         if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
         paths = [path for path in self._layout.leaves if keys is None or path.partition("/")[0] in keys]
@@ -306,7 +309,10 @@ class ReplayBuffer(ColumnStore):
 
 
 def _slots(key: str) -> str:
-    """Return the column of an image key: rows ``[2, num_stack]`` of slots, for ``observations`` and ``next_observations``."""
+    """Return the name of the column that says where the images of an image key are stored.
+
+    A row of this column, ``[2, num_stack]``, has the indices of the images of ``observations`` and ``next_observations``.
+    """
     return f"/slots/{key}"
 
 

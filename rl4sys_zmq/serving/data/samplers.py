@@ -25,7 +25,7 @@ ROWS = integer(-MAX_ROWS, MAX_ROWS)
 
 
 def require_numpy(use_jax: object, device: object = None) -> None:
-    """Refuse agentlace's arguments that keep the steps in arrays of JAX."""
+    """Raise `ConfigError` if an argument asks for arrays of JAX, which agentlace can use. The steps are numpy arrays."""
     for key, value in (("use_jax", use_jax), ("device", device)):
         if value is not None and value is not False:
             text = f"{key} is {value!r:.60}, and the steps are numpy arrays; omit it, and copy each sample with jax.device_put"
@@ -185,7 +185,7 @@ class PrioritySampler(LatestSampler):
 
     A sampling configuration can have at most one such sampler, under a separate key. In the sample, this key has two entries:
     ``indices``, the numbers of the rows, and ``weights``, the importance weights ``(N P(i)) ** -beta``, divided by the largest
-    weight in the batch.
+    weight in the batch. ``N`` is the number of steps, and ``P(i)`` the probability to draw step ``i``.
 
     Args:
         alpha: Exponent. 0: uniform sampling. 1: fully proportional. It must be the same in all configurations of a buffer.
@@ -204,6 +204,6 @@ class PrioritySampler(LatestSampler):
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the importance weights ``[B]`` of a batch of drawn steps. The largest weight is 1.
 
-        `masses` has ``(priority + epsilon) ** alpha`` of each step.
+        `masses` has ``(priority + epsilon) ** alpha`` of each drawn step.
         """
         return importance_weights(masses, self.beta)

@@ -17,7 +17,7 @@ from rl4sys_zmq.replay.priorities import RowPriorities
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.replay.spans import TrajectorySpans
 from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, leaf_spec, memory_error_as_data_error
-from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
+from rl4sys_zmq.serving.data.npz import SavedTrajectories, read_npz, write_npz
 from rl4sys_zmq.serving.data.samplers import ROWS, PrioritySampler, Sampler, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
@@ -29,7 +29,7 @@ _START_COLUMN = "/start"
 
 @dataclass(frozen=True, slots=True)
 class _SampleConfig:
-    """A registered configuration for `TrajectoryBuffer.sample`."""
+    """A configuration for `TrajectoryBuffer.sample`; `TrajectoryBuffer.register_sample_config` describes the fields."""
 
     samplers: dict[str, Sampler]
     sample_range: tuple[int, int]
@@ -278,7 +278,7 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             held = np.arange(self._ring.begin, self._ring.end)
             leaves = self._layout.leaves if self._layout is not None else {}
-            saved = TrajectoryFile(
+            saved = SavedTrajectories(
                 capacity=self.capacity,
                 begin=self._ring.begin,
                 min_trajectory_length=self._min_length,
@@ -290,7 +290,7 @@ class TrajectoryBuffer(ColumnStore):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], seed: int | None = None, *, device: None = None, use_jax: bool = False) -> Self:
-        """Read a file of `save`, and return a buffer in memory with the same steps and numbers.
+        """Read a file that `save` wrote, and return a buffer in memory with the same steps and numbers.
 
         Sample configurations are not in the file; register them for the new buffer.
 
@@ -334,7 +334,7 @@ class TrajectoryBuffer(ColumnStore):
             self._ended = bool(last[-1])
 
     def _find_spans(self) -> None:
-        """Find the trajectories in the columns that were read from a folder."""
+        """Find where the trajectories begin, in the columns that were read from a folder."""
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
@@ -388,7 +388,7 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return the columns that a sampler reads: that of its source key, or all below it."""
+        """Return the columns that a sampler reads, by path below the sampler's source key. The key itself has the path ""."""
         if isinstance(sampler, PrioritySampler):
             return {}
         assert self._layout is not None

@@ -77,7 +77,7 @@ class DiagonalGaussian:
         return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
 
 
-class ActionDistributions:
+class ActionDistributionBuilder:
     """The conversion of network outputs to distributions over the actions of one space, and the encoding of these actions."""
 
     def __init__(self, space: ActionSpace) -> None:

@@ -245,7 +245,7 @@ def _from_json(shape: list[int], dtype: str) -> ArraySpec:
     return ArraySpec(tuple(shape), np.dtype(dtype))
 
 
-class ScratchArrays:
+class ScratchArrayFactory:
     """A function that creates arrays of zeros in memory-mapped files of a folder. They are not a checkpoint.
 
     The files have no names: the kernel frees their space when the arrays are gone, also after SIGKILL. Their space is reserved

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.replay.folder import ScratchArrays
+from rl4sys_zmq.replay.folder import ScratchArrayFactory
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
 from rl4sys_zmq.replay.pieces import ReplayRows
@@ -99,12 +99,12 @@ class Replay:
         return sum(ring.nbytes for ring in self._rings)
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first segment.
+        """Keep the arrays in files in this folder (`ScratchArrayFactory`). Call this before the first segment.
 
         Raises:
             ConfigError: If the disk has too little space.
         """
-        make = ScratchArrays(folder, self.nbytes)
+        make = ScratchArrayFactory(folder, self.nbytes)
         for ring in self._rings:
             ring.make = make
             ring.create(reserve=True)

@@ -69,7 +69,7 @@ class PaceRule:
 
 
 @dataclass(slots=True)
-class UnitPace:
+class UnitSchedule:
     """The counts from which a `PaceRule` decides when the next unit of training is due, whatever the speed of the actors.
 
     Attributes:

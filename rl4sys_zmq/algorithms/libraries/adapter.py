@@ -133,7 +133,7 @@ _DEFAULTS = frozenset(
 )
 
 
-class GlobalRandomState:
+class PrivateRandomState:
     """A private state of the global random generators of Python, numpy and torch."""
 
     def __init__(self, seed: int) -> None:
@@ -190,7 +190,7 @@ class LibraryAlgorithm:
         self._observation_space, self._action_space = observation_space, action_space
         self.parameters: Any = read_parameters(entry.parameters, parameters, algorithm=entry.name)
         self.rollout_length: int = self.parameters.rollout_length
-        self._random = GlobalRandomState(seed)
+        self._random = PrivateRandomState(seed)
 
     def _published(self) -> PublishedNetwork:
         """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""

@@ -18,7 +18,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.libraries.adapter import LibraryReplayTraining, refuse_masks, scaled_actions
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
@@ -45,7 +45,7 @@ class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
         self.rollout_length = min(self.rollout_length, self._model.n_steps)
         self._masked = hasattr(self._model.rollout_buffer, "action_masks")
         self._without_ratio = isinstance(self._model, A2C)
-        self._use_batches(BatchCompletionRule(steps=self._model.n_steps), ActionDistributions(self._action_space))
+        self._use_batches(BatchCompletionRule(steps=self._model.n_steps), ActionDistributionBuilder(self._action_space))
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         if not self._masked:

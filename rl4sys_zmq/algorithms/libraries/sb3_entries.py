@@ -282,7 +282,7 @@ def _class_arguments(value: object) -> Mapping[str, object]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnClassParameters(Sb3Parameters):
+class UserClassParameters(Sb3Parameters):
     """The parameters of a user's own class, ``sb3:package.module:Class``."""
 
     arguments_of_class: Mapping[str, object] = option(
@@ -387,8 +387,8 @@ def own_class(name: str) -> AlgorithmEntry:
         name=name,
         factory=NamedFactory("rl4sys_zmq.algorithms.libraries.sb3:build", name.partition(":")[2]),
         summary="A class of yours that is derived from an algorithm of Stable-Baselines3.",
-        parameters=OwnClassParameters,
-        count=partial(count_values, name, OwnClassParameters),
+        parameters=UserClassParameters,
+        count=partial(count_values, name, UserClassParameters),
         extra="sb3",
         isolated=True,
     )

@@ -92,7 +92,7 @@ class FlatParameters:
         return list(chain.from_iterable(views))
 
 
-class MLPStack(FlatParameters):
+class MLPGroup(FlatParameters):
     """A group of ``K`` multilayer perceptrons (MLPs) with equal input and hidden sizes, and one flat vector of parameters.
 
     A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. The

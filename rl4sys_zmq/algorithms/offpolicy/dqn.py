@@ -14,7 +14,7 @@ from rl4sys_zmq.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.interface import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
-from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import GradientStepResult, ReplayAlgorithm
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
 from rl4sys_zmq.errors import config_error
@@ -93,7 +93,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         super().change(parameters)
         self._head = make_value_head(self.parameters, self._spec.outputs)
 
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         p, head = self.parameters, self._head
         targets = self._targets(batch)
         estimates = _of_actions(self._vectors(self._online, batch, "observations"), batch["actions"])
@@ -105,7 +105,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
             self._follow_target()
         estimates = estimates.detach()
         metrics = {"losses/td_loss": loss.detach(), "losses/q_values": head.values(estimates).mean()}
-        return StepResult(metrics, None if importance is None else head.errors(estimates, targets))
+        return GradientStepResult(metrics, None if importance is None else head.errors(estimates, targets))
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:

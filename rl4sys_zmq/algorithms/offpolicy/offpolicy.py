@@ -30,7 +30,7 @@ from rl4sys_zmq.values import ObservationSpace, PolicySpec, Segment, Space
 P = TypeVar("P", bound=OffPolicyParameters)
 
 
-class StepResult(NamedTuple):
+class GradientStepResult(NamedTuple):
     """The result of a gradient step on one rank's rows: mean metrics by tag, and TD errors ``[rows]`` for priorities."""
 
     metrics: dict[str, Tensor]
@@ -86,7 +86,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         return trained, target
 
     @abstractmethod
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         """Take a gradient step on this rank's rows, which are the share `weight` of the batch. `rate` is the learning rate."""
 
     @abstractmethod
@@ -174,7 +174,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
     def follow(self, work: Mapping[str, Any]) -> None:
         self._step(**work)
 
-    def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> StepResult:
+    def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> GradientStepResult:
         """Take a gradient step in which each rank trains on its share of the rows. Return the results for all rows."""
         ranks, put = self._compute.ranks, self._compute.put
         if target_due:
@@ -191,7 +191,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         means = torch.stack(list(metrics.values())) * share.weight
         ranks.add_up(means)
         metrics = dict(zip(metrics, means.unbind(), strict=True))
-        return StepResult(metrics, None if errors is None else self._all_errors(errors, share, rows))
+        return GradientStepResult(metrics, None if errors is None else self._all_errors(errors, share, rows))
 
     def _all_errors(self, errors: Tensor, share: RowShare, rows: int) -> Tensor:
         """Return the TD errors of all rows of a batch, given those of this rank."""

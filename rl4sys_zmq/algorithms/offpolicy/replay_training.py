@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.algorithms.offpolicy.samplers import TorchDraws
 from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.replay import ReplayMemory, SequenceMemory
-from rl4sys_zmq.replay.pace import PaceRule, UnitPace
+from rl4sys_zmq.replay.pace import PaceRule, UnitSchedule
 from rl4sys_zmq.values import Segment
 
 Rows = NDArray[np.int64]
@@ -30,7 +30,7 @@ class ReplayTraining(ABC):
 
     def _use_replay(self, replay: ReplayMemory | SequenceMemory, rule: PaceRule, seed: int) -> None:
         """Set the replay to train on, and the rule for its pace. A subclass calls this once, in its constructor."""
-        self._replay, self._pace = replay, UnitPace(rule)
+        self._replay, self._pace = replay, UnitSchedule(rule)
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._draws = TorchDraws(self._generator)
 
@@ -77,7 +77,7 @@ class ReplayTraining(ABC):
         self._pace.observe(segment)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one unit of training if `UnitPace` says that a unit is due, and return its metrics; otherwise return None."""
+        """Do one unit of training if `UnitSchedule` says that a unit is due, and return its metrics; otherwise return None."""
         if not self._pace.due or not len(self._replay):
             return None
         metrics = self._train_unit()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, ActionScale, Distribution
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder, ActionScale, Distribution
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states, standardise
@@ -67,7 +67,7 @@ class ActorCritic(OnPolicyTraining):
         self._scale = torch.ones_like(self._mean)
         self._reward_scale = RewardScaler(p.gamma) if p.normalise_rewards else None
         self._steps = 0
-        self._use_batches(p.batch(), ActionDistributions(action_space))
+        self._use_batches(p.batch(), ActionDistributionBuilder(action_space))
         self._configure(p)
 
     def _configure(self, parameters: ActorCriticParameters) -> None:

@@ -26,7 +26,7 @@ RL4SYS_ITERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class PPOSetting(ActorCriticParameters):
+class PPOVariantParameters(ActorCriticParameters):
     """The parameters of an algorithm that is PPO with certain values of its parameters."""
 
     fixed: ClassVar[Mapping[str, Any]] = {}
@@ -40,7 +40,7 @@ class PPOSetting(ActorCriticParameters):
 
 
 @dataclass(frozen=True, slots=True)
-class PPOParameters(PPOSetting):
+class PPOParameters(PPOVariantParameters):
     """All parameters of `PPO`, by CleanRL's names. Names that only RL4Sys uses mean what they mean there."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule
 from rl4sys_zmq.values import ObservationSpace, Segment
@@ -44,7 +44,7 @@ class RolloutBatch:
         features: The observations as ``F`` features, float32 ``[M, F]``, not standardised.
         rows: The row of `features` with the observation before each step, ``[N]``. The next row is the one after the step.
         alive: ``[N]``, 0 if the step led to a terminal state, so that no observation follows it, else 1.
-        actions: The raw actions in the form of `ActionDistributions.encode`, ``[N, ...]``.
+        actions: The raw actions in the form of `ActionDistributionBuilder.encode`, ``[N, ...]``.
         forbidden: True for each forbidden action, bool ``[N, n]``; None if no segment has a mask.
         log_probs: The log-probability of each action under the policy that chose it, float32 ``[N]``.
         continues: ``[N]``, True if the next step of the batch is the next step of the same episode.
@@ -72,7 +72,7 @@ class RolloutBatch:
 
 
 def join_segments(
-    taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributions
+    taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributionBuilder
 ) -> RolloutBatch:
     """Join segments to one batch. `taken` has pairs of a segment and a bool: True if the segment needs importance weights.
 
@@ -133,7 +133,7 @@ class OnPolicyTraining(ABC):
     _surplus = 0
     _complete = False
 
-    def _use_batches(self, rule: BatchCompletionRule, actions: ActionDistributions) -> None:
+    def _use_batches(self, rule: BatchCompletionRule, actions: ActionDistributionBuilder) -> None:
         """Set the rule for a complete batch, and the encoding of its actions. A subclass calls this once, in its constructor."""
         self._batch, self._actions = rule, actions
         self._trajectory_length = FIRST_LENGTH_GUESS

@@ -120,7 +120,7 @@ class Replay:
         return importance_weights(self._sampling.masses(self._drawn.numbers(rows)), beta)
 
     def _set_priorities(self, rows: NDArray[np.int64], priorities: NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of rows, except of those for which they are not finite. The caller detects these in its loss."""
+        """Set the priorities of rows. A row whose new priority is not finite keeps the old one."""
         finite = np.isfinite(priorities)
         self._sampling.update(self._drawn.numbers(rows[finite]), priorities[finite])
 
@@ -199,7 +199,7 @@ class ReplayMemory(Replay):
         self._segments += 1
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. There must be one."""
+        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. One must exist."""
         if self._priorities is None:
             rows = draws.integers(0, len(self), count)
             return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity

@@ -140,7 +140,7 @@ class ReplayRows(RowRingBuffer):
         self._span[0] = max(self.begin, min(number, self.end))
 
     def keep_only(self, ids: Ids) -> None:
-        """Drop all rows but these, which get new numbers. The ring must have no shared columns."""
+        """Drop all rows but these, which get new numbers. No column may be one that stores equal values once."""
         blocks = {name: self.gather(name, ids) for name in self._columns}
         self.skip_to(self.end)
         self.append(blocks, len(ids))
@@ -166,7 +166,7 @@ class ReplayRows(RowRingBuffer):
             self._known.pop(int(number), None)
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return all rows as pieces, and the numbers of the rows. A piece whose name is in `stored` has no arrays."""
+        """Return all rows as pieces, and the numbers `begin` and `end`. A piece whose name is in `stored` has no arrays."""
         begin, end = self.begin, self.end
         self._known = {number: known for number, known in self._known.items() if (number + 1) * self._size > begin}
         numbers = range(begin // self._size, -(-end // self._size)) if begin < end else ()

@@ -123,7 +123,7 @@ class _Layers:
 
 
 def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPGroup:
-    """Return the policy and the value network of an actor-critic."""
+    """Build the policy and the value network of an on-policy algorithm, with the layers of `plan`."""
     head, layers = read_network(spec)
     outputs = Dense(units=layers.outputs)
     extras = sum(tensor.size for tensor in head.head_tensors(spec.action_space))
@@ -140,7 +140,7 @@ def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPGroup:
 
 
 def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> LayerNetworks | MLPGroup:
-    """Return the networks of a replay algorithm, which share `LayerPlan.shared`."""
+    """Build the networks of an off-policy algorithm, which share the layers `LayerPlan.shared`."""
     features = feature_size(space)
     if not plan.shared:
         return separate(plan.own, features + shape.actions, shape.outputs, shape.extras)
@@ -150,7 +150,7 @@ def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> Laye
 
 
 def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> LayerNetworks | MLPGroup:
-    """Return networks with equal hidden layers and no shared layer: an `MLPGroup` if they are perceptrons with one activation."""
+    """Build networks without shared layers: an `MLPGroup` if `hidden` has only dense layers with the same activation."""
     sizes = [layer.units for layer in hidden if isinstance(layer, Dense)]
     functions = {layer.function for layer in hidden if isinstance(layer, ActivationLayer)}
     if [layer.kind for layer in hidden] == ["dense", "activation"] * len(sizes) and len(functions) < 2:

@@ -109,7 +109,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
-        """Return the target vectors for the actions of a batch, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
+        """Return the target vectors (`ValueHead`) of the chosen actions, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
         head = self._head
         estimates = self._vectors(self._target, batch, "successors")
         chooser = self._vectors(self._online, batch, "successors") if self.parameters.double_q else estimates
@@ -119,13 +119,16 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return head.targets(batch["returns"], batch["discounts"], _of_actions(estimates, values.argmax(1)))
 
     def _vectors(self, network: ReplayNetwork | SequenceNetwork, batch: Columns, of: str) -> Tensor:
-        """Return the estimated vectors of all actions, ``[B, n, W]``. For a recurrent network, `of` has the rows to return."""
+        """Return the vectors (`ValueHead`) of all actions, ``[B, n, W]``, for the observations in the column `of` of a batch.
+
+        For a recurrent network, that column has rows of the column ``features``.
+        """
         if isinstance(network, SequenceNetwork):
             return self._head.estimates(sequence_outputs(network, batch).index_select(0, batch[of]))
         return self._head.estimates(network(batch[of])[0])
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the weights of the policy: the online network with an output layer for action values, or for logits of atoms."""
+        """Return the weights of the policy: the trained network, with one output for each action value or logit."""
         parts = [self._online.flat.cpu().numpy()]
         if self._head.merges:
             weights, biases = self._output_layer(parts[0])

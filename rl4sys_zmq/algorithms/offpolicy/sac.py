@@ -67,7 +67,10 @@ def make_sac(
 
 
 class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
-    """The base class of SAC for both kinds of actions. The policy's parameters end with log α, so one optimizer changes both."""
+    """The base class of SAC for both kinds of actions.
+
+    The parameters of the policy end with the logarithm of the entropy's weight, so one optimizer changes both.
+    """
 
     name: ClassVar[str] = "SAC"
     parameters_type: ClassVar[type[SACParameters]] = SACParameters
@@ -151,12 +154,12 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         return self._clone("policy", (features, self._scaled(actions), *forbidden), self._clone_loss, options)
 
     def _scaled(self, actions: Tensor) -> Tensor:
-        """Return actions in the form that the networks take."""
+        """Return demonstrated actions in the form that the networks take."""
         return actions
 
     @abstractmethod
     def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-        """Return the loss on demonstrated actions that `_scaled` has returned; `forbidden` as in `cloned_columns`."""
+        """Return the loss on demonstrated actions that `_scaled` has returned. `forbidden` has True for forbidden ones."""
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._compute.ranks.differ()

@@ -36,7 +36,10 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
 
 
 class TD3(ReplayAlgorithm[TD3Parameters]):
-    """TD3 [1]. Before `learning_starts`, actors choose uniform random actions; after that, the policy's actions with noise."""
+    """Twin delayed deep deterministic policy gradient (TD3) [1].
+
+    Before `learning_starts` steps, actors choose uniform random actions; after that, the policy's actions with noise.
+    """
 
     name: ClassVar[str] = "TD3"
     parameters_type: ClassVar[type[TD3Parameters]] = TD3Parameters
@@ -119,7 +122,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
 
 
 class DDPG(TD3):
-    """DDPG [2]: TD3 with other defaults, `DDPGParameters`."""
+    """Deep deterministic policy gradient (DDPG) [2]: TD3 with the defaults of `DDPGParameters`."""
 
     name = "DDPG"
     parameters_type = DDPGParameters

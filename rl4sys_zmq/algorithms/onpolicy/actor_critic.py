@@ -78,7 +78,7 @@ class ActorCritic(OnPolicyTraining):
 
     @abstractmethod
     def _work(self, rollout: RolloutBatch) -> tuple[dict[str, Any], Sequences | None, dict[str, float]]:
-        """Return what all ranks need for an update, the sequences on which a recurrent network trains, and metrics.
+        """Return the inputs of an update on all ranks, the sequences (None unless recurrent), and metrics.
 
         The first item has at least the tensors ``columns``, and ``rates``, the learning rates of both networks.
         """
@@ -276,7 +276,7 @@ class ActorCritic(OnPolicyTraining):
         return self._reward_scale(rewards, [s.steps for s in of], [s.episode_id for s in of], [s.ended for s in of])
 
     def _normalised(self, advantages: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the advantages of a batch with mean 0 and standard deviation 1; a single one as it is."""
+        """Return the advantages of a batch with mean 0 and standard deviation 1; a single advantage does not change."""
         return (advantages - advantages.mean()) / (advantages.std() + 1e-8) if len(advantages) > 1 else advantages
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:

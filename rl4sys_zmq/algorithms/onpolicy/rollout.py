@@ -119,10 +119,10 @@ def _follows(segment: Segment, other: Segment | None) -> bool:
 
 
 class OnPolicyTraining(ABC):
-    """The part of an on-policy `Algorithm` that collects batches of whole segments.
+    """The base class of on-policy algorithms. It collects batches of whole segments.
 
     A batch can be larger than configured. The next batch is then smaller by the surplus. A part of an episode with
-    ``max_traj_length`` steps counts as an ended trajectory. A state has no waiting segments: the journal delivers them again.
+    ``max_traj_length`` steps counts as an ended trajectory. A state has no segments that wait for an update.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -134,7 +134,7 @@ class OnPolicyTraining(ABC):
     _complete = False
 
     def _use_batches(self, rule: BatchCompletionRule, actions: ActionDistributionBuilder) -> None:
-        """Set the rule for a complete batch, and the encoding of its actions. A subclass calls this once, in its constructor."""
+        """Set the rule for a complete batch, and the encoder of its actions. A subclass calls this once, in its constructor."""
         self._batch, self._actions = rule, actions
         self._trajectory_length = FIRST_LENGTH_GUESS
         self._clear()
@@ -190,7 +190,7 @@ class OnPolicyTraining(ABC):
         return []
 
     def _missing(self) -> int:
-        """Return the number of steps that the batch lacks, without those until the current trajectory ends."""
+        """Return the number of steps that the batch lacks. Steps that only end its last trajectory are not counted."""
         if self._batch.steps is not None:
             return max(0, self._batch.steps - self._surplus - self._buffered)
         return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
@@ -212,7 +212,7 @@ class OnPolicyTraining(ABC):
 
 
 class RunningMoments:
-    """The mean and the population variance of each column, over all rows so far: 0 and 1 before the first row.
+    """The mean and the population variance of each column, over all rows so far. Before the first row, they are 0 and 1.
 
     Source: Chan, Golub & LeVeque 1979, equation 1.5.
     """
@@ -261,7 +261,7 @@ class RewardScaler:
         self._open: OrderedDict[int, float] = OrderedDict()
 
     def __call__(self, rewards: Column, lengths: Sequence[int], episodes: Sequence[int], ended: Sequence[bool]) -> Column:
-        """Update the variance with new rewards ``[T]``, and return them scaled. The other arguments have a value per segment."""
+        """Update the variance with rewards ``[T]``, and return them scaled. The other arguments have an item per segment."""
         starts = np.concatenate(([0], np.cumsum(lengths)))
         follows = np.ones(len(rewards))
         follows[starts[:-1]] = 0.0

@@ -27,7 +27,7 @@ _FRAMES, _SLOTS = "frames/", "slots/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePiece:
-    """A part of an algorithm's state that never changes, so that a checkpoint can share its file with the last checkpoint.
+    """A part of an algorithm's state that never changes, so that successive checkpoints can share one file of it.
 
     Attributes:
         name: Digest of the arrays, 32 hexadecimal digits.
@@ -55,7 +55,7 @@ class ReplayRows(RowRingBuffer):
     Args:
         capacity: Number of rows.
         columns: The shape and dtype of one row of each column.
-        observations: The same for each array of an observation, by the names of the columns of such arrays. Equal large values
+        observations: The shape and dtype of each array of an observation, by the names of its columns. Equal large values
             in these columns, such as images, and equal frames in them, are stored once.
 
     Attributes:

@@ -57,7 +57,10 @@ class FlatParameters:
         self._bind(self.flat.to(device))
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
-        """Return the gradient of a scalar loss, as `FlatNetwork.gradient` does. The next call overwrites the returned tensor."""
+        """Return the gradient of a scalar loss for all parameters, or those of network `only`, float32 ``[size]``.
+
+        The gradient is zero for parameters on which the loss does not depend. The next call overwrites the returned tensor.
+        """
         if only is None:
             leaves, views = self._together
         else:

@@ -123,7 +123,10 @@ class ActorCritic(OnPolicyTraining):
         return metrics
 
     def _measure(self, features: NDArray[np.float32]) -> None:
-        """Add features ``[N, F]`` to the statistics that standardise observations, and adjust the networks that have trained."""
+        """Add features ``[N, F]`` to the statistics that standardise observations.
+
+        Then adjust the first layers of networks that have trained, so that their outputs stay the same.
+        """
         trained = self._moments.count > 0
         self._moments.update(features)
         continuous = feature_layout(self._observation_space).continuous()  # all other features keep 0 and 1

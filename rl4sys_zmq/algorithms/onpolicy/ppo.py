@@ -159,7 +159,7 @@ def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, cl
 
 @dataclass(slots=True)
 class PassMetrics:
-    """The metrics of one pass over a batch, as one tensor per minibatch. They become numbers after the pass: conversion is slow.
+    """The metrics of one pass over a batch. Each list has a tensor per minibatch, because conversion to numbers is slow.
 
     Attributes:
         log_ratios: The logarithm of each step's probability ratio, ``[B]``.

@@ -201,7 +201,7 @@ class OnPolicyTraining(ABC):
         return min(max(0, surplus), steps // 2) if steps is not None and not self._batch.ends_trajectory else 0
 
     def _restart(self, surplus: int) -> None:
-        """Begin a batch after one with `surplus` steps too many, which can have had another size."""
+        """Begin a batch after one that had `surplus` steps too many, perhaps with another configured size."""
         self._surplus = self._limited(surplus)
         self._clear()
 

@@ -77,8 +77,8 @@ class DiagonalGaussian:
         return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
 
 
-class ActionDistributions:
-    """The conversion of network outputs to distributions over the actions of one space, and the encoding of these actions."""
+class ActionDistributionBuilder:
+    """A function that converts network outputs to distributions over the actions of one space. It also encodes such actions."""
 
     def __init__(self, space: ActionSpace) -> None:
         self.layout = action_layout(space)
@@ -88,7 +88,7 @@ class ActionDistributions:
 
     @property
     def number_columns(self) -> slice | None:
-        """The columns of encoded actions that are numbers; None without a Box."""
+        """The columns of the result of `encode` that have the numbers of the Boxes; None if the space has no Box."""
         if not self.layout.numbers:
             return None
         return slice(None) if isinstance(self._space, BoxSpace) else slice(self.layout.choices, None)
@@ -109,7 +109,11 @@ class ActionDistributions:
         return torch.from_numpy(self.layout.join(actions))
 
     def __call__(self, outputs: Tensor, log_std: Tensor | None, forbidden: Tensor | None) -> Distribution:
-        """Return the distributions for the outputs of a network ``[B, outputs]``, in the order of `ActionLayout`."""
+        """Return ``B`` distributions over actions from outputs of a network, ``[B, outputs]``, in the order of `ActionLayout`.
+
+        `log_std` has the logarithms of the standard deviations, ``[n]``; None without a Box. `forbidden` is True for each
+        discrete action to exclude, bool ``[B, options]``; None if all are allowed.
+        """
         if isinstance(self._space, DiscreteSpace):
             return Categorical(outputs, forbidden)
         if isinstance(self._space, BoxSpace):

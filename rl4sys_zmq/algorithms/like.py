@@ -40,12 +40,15 @@ def _activation(value: Any, values: Values) -> dict[str, object]:
 
 
 def _layers(sizes: list[int], function: str) -> dict[str, Any]:
-    """Return the table's rows about networks: the keys that Stable-Baselines3 has in `policy_kwargs`."""
+    """Return the descriptions and defaults of two parameters of Stable-Baselines3: `net_arch` and `activation_fn`."""
     return {"net_arch": sizes, "activation_fn": SharedName(function, "nn.ReLU is relu", "activation", _activation)}
 
 
 def _batch(steps: str, default: int, envs: str, environments: int, alone: str = "steps per segment") -> dict[str, Any]:
-    """Return the table's rows about the batch: the steps of each environment per update, and the number of environments."""
+    """Return the descriptions of two parameters of another library that together give the size of a batch.
+
+    They are `steps`, the steps of each environment per update, and `envs`, the number of environments.
+    """
     count = whole_number(1, 1 << 20)
 
     def environment(value: Any, values: Values) -> dict[str, object]:
@@ -88,7 +91,7 @@ _SB3_A2C = {
 
 
 def _cleanrl_ppo(file: str, *, alone: str = "steps per segment", numbers: bool = True, **other: Any) -> Library:
-    """Return the table of a file of CleanRL's PPO, with the defaults that differ from those for continuous actions."""
+    """Return the parameters of a file of CleanRL's PPO. `other` has defaults that are not those for continuous actions."""
     names: dict[str, Any] = {
         "total_timesteps": 1_000_000, "learning_rate": 3e-4, "num_envs": 1, "num_steps": 2048, "anneal_lr": True, "gamma": 0.99,
         "gae_lambda": 0.95, "num_minibatches": 32, "update_epochs": 10, "norm_adv": SharedName(True, _EACH, differs=True),
@@ -114,7 +117,7 @@ def _entropy(value: Any, values: Values) -> dict[str, object]:
 
 
 def _sb3_replay(name: str, rules: Values, **other: Any) -> Library:
-    """Return the table of an off-policy algorithm of Stable-Baselines3."""
+    """Return the parameters of an off-policy algorithm of Stable-Baselines3, with their defaults."""
     names = {
         "buffer_size": 1_000_000, "learning_starts": 100, "batch_size": 256, "tau": 0.005, "gamma": 0.99, "train_freq": 1,
         "gradient_steps": 1, "n_steps": 1, **other,
@@ -123,7 +126,7 @@ def _sb3_replay(name: str, rules: Values, **other: Any) -> Library:
 
 
 def _cleanrl_replay(file: str, rules: Values, differences: str = "", **other: Any) -> Library:
-    """Return the table of an off-policy file of CleanRL."""
+    """Return the parameters of an off-policy file of CleanRL, with their defaults."""
     return Library(f"CleanRL, {file}", {"gamma": 0.99, **other}, rules, _CLEANRL_ABSENT, differences + _VERSIONS)
 
 

@@ -72,7 +72,7 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstrations:
-    """The demonstrations in one file, as segments.
+    """The recorded episodes in one file, as segments.
 
     Attributes:
         observation_space: The space of the observations.

@@ -40,12 +40,12 @@ class FrameStore:
         return int(np.count_nonzero(self._uses))
 
     def reserve(self) -> None:
-        """Create the blocks of a `FramePool` now. The store must be empty."""
+        """Create now all blocks that a full `FramePool` needs. The store must be empty."""
         while len(self._blocks) <= _BLOCKS:
             self._add_block()
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Use the blocks of a store that was saved on disk, and the slots to which rows refer."""
+        """Continue with blocks that were saved on disk. `slots` has the slots to which rows refer, one per reference."""
         self._blocks = list(blocks)
         self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
         self._free = [int(slot) for slot in np.flatnonzero(self._uses == 0)[::-1]]
@@ -63,11 +63,11 @@ class FrameStore:
         return np.asarray(slots, np.int64)
 
     def share(self, slots: NDArray[np.int64]) -> None:
-        """Add a reference for each occurrence of a slot."""
+        """Count one more reference to a slot for each time that it is in `slots`."""
         np.add.at(self._uses, slots.ravel(), 1)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Remove a reference for each occurrence of a slot."""
+        """Count one reference less to a slot for each time that it is in `slots`."""
         flat = slots.ravel()
         np.subtract.at(self._uses, flat, 1)
         self._free.extend(int(slot) for slot in np.unique(flat) if not self._uses[slot])
@@ -166,6 +166,6 @@ class FramePool(FrameStore):
         return slots.reshape(frames.shape[:2])
 
     def join(self, frames: NDArray[Any]) -> NDArray[Any]:
-        """Join frames ``[..., frames, *frame]`` to values, as `put` gets them."""
+        """Join the frames of values, ``[..., frames, *frame]``. Return the values in the form that `put` takes."""
         axis = frames.ndim - 1 - len(self.leaf.shape)
         return frames.squeeze(axis) if self._axis is None else np.ascontiguousarray(np.moveaxis(frames, axis, axis + self._axis))

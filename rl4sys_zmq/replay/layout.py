@@ -77,7 +77,7 @@ class StoreLayout:
         self.leaves = dict(leaves)
 
     def pack(self, rows: Sequence[Mapping[str, object]]) -> dict[str, NDArray[Any]]:
-        """Check items, and stack each of their values to one array."""
+        """Check items, and return one array for each of their values, by key. Raise `DataError` if an item does not fit."""
         for row in rows:
             if row.keys() != self.leaves.keys():
                 raise self._other_keys(row)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.replay.folder import ScratchArrays
+from rl4sys_zmq.replay.folder import ScratchArrayFactory
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
 from rl4sys_zmq.replay.pieces import ReplayRows
@@ -99,12 +99,12 @@ class Replay:
         return sum(ring.nbytes for ring in self._rings)
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first segment.
+        """Keep the arrays in files in this folder (`ScratchArrayFactory`). Call this before the first segment.
 
         Raises:
             ConfigError: If the disk has too little space.
         """
-        make = ScratchArrays(folder, self.nbytes)
+        make = ScratchArrayFactory(folder, self.nbytes)
         for ring in self._rings:
             ring.make = make
             ring.create(reserve=True)
@@ -120,7 +120,7 @@ class Replay:
         return importance_weights(self._sampling.masses(self._drawn.numbers(rows)), beta)
 
     def _set_priorities(self, rows: NDArray[np.int64], priorities: NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of rows, except of those for which they are not finite. The caller detects these in its loss."""
+        """Set the priorities of rows. A row whose new priority is not finite keeps the old one."""
         finite = np.isfinite(priorities)
         self._sampling.update(self._drawn.numbers(rows[finite]), priorities[finite])
 
@@ -199,7 +199,7 @@ class ReplayMemory(Replay):
         self._segments += 1
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. There must be one."""
+        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. One must exist."""
         if self._priorities is None:
             rows = draws.integers(0, len(self), count)
             return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity

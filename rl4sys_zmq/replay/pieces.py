@@ -27,7 +27,7 @@ _FRAMES, _SLOTS = "frames/", "slots/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePiece:
-    """A part of an algorithm's state that never changes, so that a checkpoint can share its file with the last checkpoint.
+    """A part of an algorithm's state that never changes, so that successive checkpoints can share one file of it.
 
     Attributes:
         name: Digest of the arrays, 32 hexadecimal digits.
@@ -55,7 +55,7 @@ class ReplayRows(RowRingBuffer):
     Args:
         capacity: Number of rows.
         columns: The shape and dtype of one row of each column.
-        observations: The same for each array of an observation, by the names of the columns of such arrays. Equal large values
+        observations: The shape and dtype of each array of an observation, by the names of its columns. Equal large values
             in these columns, such as images, and equal frames in them, are stored once.
 
     Attributes:
@@ -140,7 +140,7 @@ class ReplayRows(RowRingBuffer):
         self._span[0] = max(self.begin, min(number, self.end))
 
     def keep_only(self, ids: Ids) -> None:
-        """Drop all rows but these, which get new numbers. The ring must have no shared columns."""
+        """Drop all rows but these, which get new numbers. No column may be one that stores equal values once."""
         blocks = {name: self.gather(name, ids) for name in self._columns}
         self.skip_to(self.end)
         self.append(blocks, len(ids))
@@ -166,7 +166,7 @@ class ReplayRows(RowRingBuffer):
             self._known.pop(int(number), None)
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return all rows as pieces, and the numbers of the rows. A piece whose name is in `stored` has no arrays."""
+        """Return all rows as pieces, and the numbers `begin` and `end`. A piece whose name is in `stored` has no arrays."""
         begin, end = self.begin, self.end
         self._known = {number: known for number, known in self._known.items() if (number + 1) * self._size > begin}
         numbers = range(begin // self._size, -(-end // self._size)) if begin < end else ()

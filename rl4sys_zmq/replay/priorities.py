@@ -242,7 +242,7 @@ class RowPriorities:
         self._tree.set(places, self._tree[sources])
 
     def drop(self, ids: Ids) -> None:
-        """Forget rows that were dropped from the ring before other rows overwrite them."""
+        """Set the masses of rows to 0 that the ring has dropped, so that they are not drawn."""
         self._tree.set(ids % self._ring.capacity, 0.0)
 
     def clear(self) -> None:

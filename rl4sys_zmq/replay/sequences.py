@@ -193,7 +193,7 @@ class SequenceMemory(Replay):
         """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
 
         Returns:
-            The numbers of the removed segments, in the form that `ReplayMemory.discard` returns.
+            The numbers of the removed segments, counted from 0 in the order of the calls of `add`.
         """
         ring = self._sequences
         held = np.arange(ring.begin, ring.end)
@@ -206,15 +206,15 @@ class SequenceMemory(Replay):
         return gone
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all sequences and priorities, in the form that `ReplayMemory.state` returns."""
+        """Return copies of all sequences and priorities, in pieces (`StatePiece`). Pieces named in `stored` have no arrays."""
         return self._with_priorities({"steps": self._steps.state(stored), "sequences": self._sequences.state(stored)})
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`, as `ReplayMemory.load` does."""
+        """Restore a `state` of a replay with the same options and spaces. Raise `ConfigError` if it does not fit."""
         self._load(state, state["steps"], state["sequences"])
 
     def _describe(self, segment: Segment, first: int, steps: int) -> None:
-        """Store the sequences of a segment of which `steps` steps are stored, the first of them in the ring's row `first`."""
+        """Add the sequences of a segment. Its `steps` stored steps begin at the row with the number `first`."""
         starts = np.arange(0, steps, self.options.length - self.options.overlap)
         starts = starts[(starts == 0) | (starts + self.options.overlap < steps)]  # others have no steps of their own
         count = len(starts)

@@ -42,14 +42,14 @@ ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedNetwork:
-    """The part of a library's network that is sent to actors, as a policy of the kind ``layers``.
+    """The part of a network of another library that is sent to actors, as a policy of the kind ``layers``.
 
     Attributes:
         layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
             them, so do not keep this object.
         extras: The tensors of the action head, such as ``log_std``.
-        beside: Layers beside the last one, whose outputs follow those of the last one.
-        quantiles: The number of estimates of each output. Actors get their mean.
+        beside: Layers with the same inputs as the last one. Their outputs follow its outputs.
+        quantiles: The number of quantiles that are estimated for each output. Actors get their mean.
     """
 
     head: str
@@ -72,7 +72,7 @@ class PublishedNetwork:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Give the network the weights of a policy. All quantiles get the mean."""
+        """Copy the weights of a policy into the network. All quantiles of an output get the same weights."""
         weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
         for name, tensor in self.extras.items():
             tensor.copy_(weights[name])
@@ -81,7 +81,7 @@ class PublishedNetwork:
                 own.copy_(new)
 
     def _named(self) -> Iterator[tuple[str, list[Tensor], int]]:
-        """Yield the name of each tensor of the policy's layers, the tensors of the network in it, and its number of quantiles."""
+        """For each tensor of the policy's layers, yield its name, the network's tensors in it, and the quantiles."""
         for index, layer in enumerate(self.layers):
             last = index == len(self.layers) - 1
             parts = (layer, *self.beside) if last else (layer,)
@@ -133,8 +133,8 @@ _DEFAULTS = frozenset(
 )
 
 
-class GlobalRandomState:
-    """A private state of the global random generators of Python, numpy and torch."""
+class PrivateRandomState:
+    """A state of the global random generators of Python, numpy and torch that only one algorithm uses."""
 
     def __init__(self, seed: int) -> None:
         before = _current()
@@ -173,7 +173,7 @@ def _set(states: Mapping[str, Any]) -> None:
 
 
 class LibraryAlgorithm:
-    """The part of an algorithm that is the same for all libraries: the spaces, the parameters and the policy."""
+    """The base class of algorithms from other libraries: their spaces, their parameters and their policy."""
 
     _spec: PolicySpec
 
@@ -190,7 +190,7 @@ class LibraryAlgorithm:
         self._observation_space, self._action_space = observation_space, action_space
         self.parameters: Any = read_parameters(entry.parameters, parameters, algorithm=entry.name)
         self.rollout_length: int = self.parameters.rollout_length
-        self._random = GlobalRandomState(seed)
+        self._random = PrivateRandomState(seed)
 
     def _published(self) -> PublishedNetwork:
         """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""
@@ -208,7 +208,7 @@ STEPS_PER_VERSION = 256
 
 
 class LibraryReplayTraining(LibraryAlgorithm, ReplayTraining):
-    """The part of an off-policy algorithm that is the same for all libraries. Subclasses call `use_replay` when built."""
+    """The base class of off-policy algorithms from other libraries. A subclass calls `use_replay` in its constructor."""
 
     stored_returns: Mapping[str, float] = {}
     """The parameters with which the returns in the replay were computed, if they hold more than single rewards."""
@@ -238,13 +238,13 @@ class LibraryReplayTraining(LibraryAlgorithm, ReplayTraining):
 
 
 def refuse_masks(segment: Segment, name: str) -> None:
-    """Refuse a segment with action masks, for an algorithm that would ignore them."""
+    """Raise `ConfigError` if a segment has action masks, which the algorithm `name` would ignore."""
     if segment.masks is not None:
         raise ConfigError(mask_refusal(name) or f"{name} ignores action masks", key="algorithm_name")
 
 
 def scaled_actions(actions: NDArray[Any], space: Space) -> Tensor:
-    """Return actions in the form that a library's networks take, ``[B, n]``. Actions of a Box are scaled to -1 .. 1."""
+    """Return actions as a tensor ``[B, n]`` for the networks of another library. Actions of a Box are scaled to -1 .. 1."""
     if isinstance(space, BoxSpace):
         return ActionScale(space)(torch.from_numpy(actions.astype(np.float32, copy=False)))
     return torch.from_numpy(actions.reshape(len(actions), -1))

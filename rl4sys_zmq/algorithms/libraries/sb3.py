@@ -18,7 +18,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.libraries.adapter import LibraryReplayTraining, refuse_masks, scaled_actions
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
@@ -36,8 +36,8 @@ class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
     """An on-policy algorithm of Stable-Baselines3. Each update trains on a batch of whole segments.
 
     The advantages and value targets are those of `vtrace`, with traces across the segments of an episode. A2C and its
-    subclasses ignore the probabilities of the actions, so the advantages of old segments are multiplied by V-trace's importance
-    weights ``ρ``.
+    subclasses ignore the probabilities of the actions. So they get advantages that are multiplied by V-trace's importance
+    weights ``ρ``, which are 1 except for segments over the limit on the lag.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -45,7 +45,7 @@ class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
         self.rollout_length = min(self.rollout_length, self._model.n_steps)
         self._masked = hasattr(self._model.rollout_buffer, "action_masks")
         self._without_ratio = isinstance(self._model, A2C)
-        self._use_batches(BatchCompletionRule(steps=self._model.n_steps), ActionDistributions(self._action_space))
+        self._use_batches(BatchCompletionRule(steps=self._model.n_steps), ActionDistributionBuilder(self._action_space))
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         if not self._masked:
@@ -67,7 +67,7 @@ class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
         return self._metrics()
 
     def _fill(self, rollout: RolloutBatch) -> None:
-        """Write a batch into a new rollout buffer of the model."""
+        """Write the steps of a batch into a new rollout buffer, a class of Stable-Baselines3, and give it to the model."""
         model, policy = self._model, self._model.policy
         policy.set_training_mode(False)
         masks = None if rollout.forbidden is None else (~rollout.forbidden).numpy()
@@ -121,7 +121,10 @@ class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
 
 
 class _SegmentReplay(ReplayBuffer):
-    """The replay buffer of a library's model, a view of a `ReplayMemory`. If `rows` is set, the next samples are these rows."""
+    """A replay buffer for a model of Stable-Baselines3, which reads a `ReplayMemory`.
+
+    If `rows` is set, the next sample has these rows of the memory; otherwise it has random rows.
+    """
 
     memory: ReplayMemory
     rows: NDArray[np.int64] | None = None
@@ -132,7 +135,7 @@ class _SegmentReplay(ReplayBuffer):
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device="cpu")
 
     def connect(self, memory: ReplayMemory, draws: Draws, observation_space: ObservationSpace, action_space: Space) -> None:
-        """From now on, sample from this memory, whose actions are in the units of the environment."""
+        """Let `sample` draw from `memory`, whose actions are not scaled, with random numbers from `draws`."""
         self.memory, self._draws = memory, draws
         self._space, self._actions = observation_space, action_space
 
@@ -144,7 +147,10 @@ class _SegmentReplay(ReplayBuffer):
         raise NotImplementedError("transitions come from actors")
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
-        """Return random transitions. The discounts are those of n-step returns, and 0 after a terminal state."""
+        """Return `batch_size` random transitions as tensors, or those in `rows`.
+
+        The discounts are those of n-step returns, and 0 after a terminal state.
+        """
         rows = self.memory.draw(batch_size, self._draws) if self.rows is None else self.rows
         batch = self.memory.gather(rows)
         discounts = torch.from_numpy(batch.discounts).unsqueeze(1)
@@ -159,7 +165,7 @@ class _SegmentReplay(ReplayBuffer):
 
 
 class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
-    """An off-policy algorithm of Stable-Baselines3, with the pace and the target updates of the library."""
+    """An off-policy algorithm of Stable-Baselines3. It trains and updates target networks as often as in that library."""
 
     more_arguments = {"replay_buffer_class": _SegmentReplay}
 
@@ -209,7 +215,7 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Sb3Adapter:
-    """Build an algorithm of Stable-Baselines3, or one of the user's own classes."""
+    """Build the algorithm `name`, a class of Stable-Baselines3 or, as ``package.module:Class``, one of the user."""
     entry, cls = ALGORITHMS.get(f"sb3:{name}"), _find_class(name)
     if entry.plan is not None:
         entry.plan(observation_space, action_space, parameters)

@@ -42,7 +42,10 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
 
 
 def _number_or(low: float, pattern: str, texts: str) -> Callable[[object], float | str]:
-    """Return a check of an option that is a number of at least `low`, or a text of a pattern, which `texts` describes."""
+    """Return a function that checks the value of an option: a number of at least `low`, or a text that matches `pattern`.
+
+    `texts` describes the valid texts, for the error message.
+    """
 
     def check(value: object) -> float | str:
         if isinstance(value, str) and re.fullmatch(pattern, value):
@@ -282,8 +285,8 @@ def _class_arguments(value: object) -> Mapping[str, object]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnClassParameters(Sb3Parameters):
-    """The parameters of a user's own class, ``sb3:package.module:Class``."""
+class UserClassParameters(Sb3Parameters):
+    """The parameters of an algorithm whose class the user has written, ``sb3:package.module:Class``."""
 
     arguments_of_class: Mapping[str, object] = option(
         _class_arguments, {}, names=("arguments",), doc="arguments of the class by name, such as batch_size or gamma"
@@ -382,13 +385,13 @@ DDPG = _entry(
 
 
 def own_class(name: str) -> AlgorithmEntry:
-    """Return the registry entry of a user's own class, ``sb3:package.module:Class``. The class is not imported."""
+    """Return the registry entry of a class of the user, ``sb3:package.module:Class``. The class is not imported."""
     return AlgorithmEntry(
         name=name,
         factory=NamedFactory("rl4sys_zmq.algorithms.libraries.sb3:build", name.partition(":")[2]),
         summary="A class of yours that is derived from an algorithm of Stable-Baselines3.",
-        parameters=OwnClassParameters,
-        count=partial(count_values, name, OwnClassParameters),
+        parameters=UserClassParameters,
+        count=partial(count_values, name, UserClassParameters),
         extra="sb3",
         isolated=True,
     )

@@ -34,7 +34,7 @@ ENTROPY_OPTIMIZER = "ent_coef_optimizer"
 
 
 class _SpacesOnly(VecEnv):
-    """A vectorised environment with the spaces that a model needs, which cannot be stepped."""
+    """An environment that has only spaces, as a model of Stable-Baselines3 needs them. It cannot be stepped."""
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise RL4SysError("this environment has only spaces; the steps come from actors")
@@ -57,9 +57,9 @@ class _SpacesOnly(VecEnv):
 
 
 class Sb3Adapter(LibraryAlgorithm):
-    """The base class of the adapters of Stable-Baselines3's on-policy and off-policy algorithms.
+    """The base class of algorithms that train with a *model*, an algorithm object of Stable-Baselines3.
 
-    The library's model sees flat float32 features instead of observations, and discrete actions from 0 or raw actions.
+    The model gets an observation as one float32 vector of features. Its discrete actions count from 0.
     """
 
     more_arguments: ClassVar[Mapping[str, Any]] = {}
@@ -99,7 +99,7 @@ class Sb3Adapter(LibraryAlgorithm):
             raise ConfigError(f"{self._name} cannot be created: {exc}", key="algorithm_parameters") from exc
 
     def _rate(self) -> Any:
-        """Return the learning rate: a number, or a function of the share of steps that remain."""
+        """Return the learning rate: a number, or a function of the share of `total_steps` that remains, from 1 to 0."""
         first, last = self.parameters.learning_rate, self.parameters.learning_rate_final
         return first if last is None else lambda remaining: last + (first - last) * remaining
 
@@ -137,7 +137,7 @@ class Sb3Adapter(LibraryAlgorithm):
         return PublishedNetwork("squashed_gaussian", layers, activation, beside=network_layers(actor.log_std)[0])
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Start the training from a policy. If the algorithm estimates quantiles of the return, all quantiles get the mean."""
+        """Start the training from the weights of a policy. All quantiles of an output get the same weights."""
         model = self._model
         self._published().load(tensors)
         for name in ("q_net", "quantile_net", "actor"):
@@ -145,7 +145,7 @@ class Sb3Adapter(LibraryAlgorithm):
                 getattr(model, f"{name}_target").load_state_dict(getattr(model, name).state_dict())
 
     def _advance(self, steps: int) -> None:
-        """Set the number of steps that the model's schedules have seen."""
+        """Set the number of environment steps on which the schedules of the model depend."""
         model, total = self._model, self.parameters.total_steps
         model.num_timesteps = steps
         model._update_current_progress_remaining(min(steps, total), total)
@@ -175,9 +175,10 @@ class Sb3Adapter(LibraryAlgorithm):
         }
 
     def _restore_model(self, kept: Mapping[str, Any]) -> None:
-        """Restore a state of the model. An optimizer of another kind does not change, and optimizers keep their options.
+        """Restore a state that `_model_state` has returned. The options of the optimizers do not change.
 
-        If the parameters now begin or stop learning the entropy weight, it gets the value in the parameters.
+        The state of an optimizer is ignored if the parameters now choose another kind of optimizer. If the parameters now begin
+        or stop learning the entropy weight, it gets the value in the parameters.
         """
         model, states, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
         if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef

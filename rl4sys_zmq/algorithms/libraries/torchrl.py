@@ -35,12 +35,12 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, Space, feature_size
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> TorchrlAlgorithm:
-    """Build an algorithm with one of TorchRL's losses."""
+    """Build the algorithm `name`, which trains with a loss class of TorchRL."""
     return TorchrlAlgorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space, action_space, parameters, seed)
 
 
 class TorchrlAlgorithm(LibraryReplayTraining):
-    """An algorithm with a loss of TorchRL.
+    """An off-policy algorithm with a loss class of TorchRL.
 
     A gradient step is one step of Adam for all networks, on the sum of the losses that the parameters select. Then the target
     networks move, unless the parameters delay that.
@@ -93,7 +93,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         return {name: float(np.mean([losses[name] for losses in steps])) for name in steps[0]}
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        """Take one gradient step on these rows of the replay. Return all losses, also those on which it does not train."""
+        """Take one gradient step on these rows of the replay. Return all losses by name, also those that it did not reduce."""
         p = self.parameters
         with self._random.active():
             outputs = self._loss(self._batch(rows))

@@ -40,11 +40,11 @@ class TorchrlParameters(LibraryParameters):
     max_grad_norm: float | None = option(gradient_norm, None, doc="largest norm of the gradient; null, 0 or less: no limit")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's loss, without those whose value is the library's default."""
+        """Return the arguments of TorchRL's loss class by name, without those that have the default of TorchRL."""
         return {name: value for name, value in LibraryParameters.arguments(self).items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the names of the losses on which gradient step `step`, counted from 1, does not train."""
+        """Return the names of the losses that gradient step `step` does not reduce. The first step has the number 1."""
         return ()
 
     def moves_targets(self, step: int) -> bool:
@@ -54,7 +54,7 @@ class TorchrlParameters(LibraryParameters):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueParameters(TorchrlParameters):
-    """The parameters that all algorithms of TorchRL with estimated values and target networks have."""
+    """The parameters of every algorithm of TorchRL that estimates values and has target networks."""
 
     ours: ClassVar[frozenset[str]] = TorchrlParameters.ours | {"gamma", "tau"}
 
@@ -110,7 +110,7 @@ class CQLParameters(ValueParameters):
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the loss of the policy on which this gradient step does not train: each step uses one of two."""
+        """Return the name of the policy loss, one of two, that this gradient step does not reduce."""
         return ("loss_actor" if step <= self.policy_eval_start else "loss_actor_bc",)
 
 

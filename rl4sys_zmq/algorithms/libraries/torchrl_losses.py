@@ -56,7 +56,7 @@ class _Sizes:
 
 
 class _GaussianOutputs(nn.Module):
-    """A module that computes the means and standard deviations of a squashed Gaussian by a perceptron."""
+    """A perceptron whose outputs are the means and the standard deviations of normal distributions over actions."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _GaussianOutputs(nn.Module):
 
 
 class _ActionValue(nn.Module):
-    """A module that computes the values of observations with continuous actions by a perceptron."""
+    """A perceptron that estimates the values of continuous actions."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _ActionValue(nn.Module):
 
 
 class _CQLLoss(CQLLoss):
-    """TorchRL's loss for CQL, corrected so that the weight of the penalty is learned as in Kumar et al. 2020.
+    """TorchRL's loss for CQL, in which the weight of CQL's penalty is learned as in Kumar et al. 2020.
 
     In TorchRL 0.14, the penalty is not multiplied by the learned weight, and the loss of the weight (minus the weight times
     half the penalty) also changes the critics. If the weight is above 2, the sum of both losses rewards what it must penalise.
@@ -97,7 +97,7 @@ class _CQLLoss(CQLLoss):
 
 
 def make_loss(name: str, parameters: TorchrlParameters, features: int, action_space: Space) -> LossNetworks:
-    """Build the networks and the loss of an algorithm. The initial weights come from torch's global random generator."""
+    """Build the networks and the loss of algorithm `name`. The initial weights come from torch's global random generator."""
     count = action_layout(action_space).outputs
     loss, policy = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
     if isinstance(parameters, ValueParameters):
@@ -166,7 +166,7 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
 
 
 def _soft(loss: type[LossModule], parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1) -> LossNetworks:
-    """Return a loss of a squashed Gaussian and of networks that estimate action values, each with some outputs."""
+    """Build the loss `loss` and its networks: a policy for bounded actions, and action values with `outputs` estimates each."""
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes, outputs)
     return loss(actor, action_value, action_spec=_bounds(sizes), **parameters.arguments()), network

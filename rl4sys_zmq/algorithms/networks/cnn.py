@@ -30,7 +30,7 @@ SMALL = ((16, 32), (3, 3), (1, 2))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CNNOptions:
-    """The options of a convolutional network. Other features than the image are joined to the last convolution's outputs.
+    """The options of a convolutional network. Features that are not of the image are joined to the last convolution's outputs.
 
     Raises:
         ConfigError: If only some of `channels`, `kernels` and `strides` are given, or their lengths differ.
@@ -61,7 +61,10 @@ class CNNOptions:
 
 
 def planned(options: CNNOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers. Networks of a replay algorithm share the convolutions; policy and value network share all hidden layers.
+    """Return the layers of a convolutional network for observations of `space`.
+
+    The networks of an off-policy algorithm share the convolutions. The policy and the value network of an on-policy algorithm
+    share all hidden layers.
 
     Raises:
         ConfigError: If the space has no images, or an image is too small for the convolutions.

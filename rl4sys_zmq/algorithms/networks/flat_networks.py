@@ -38,7 +38,7 @@ class FlatParameters:
     """
 
     def __init__(self, shapes: Sequence[Sequence[Shape]], extras: int = 0) -> None:
-        """Create parameters of these shapes for each network, all zero. The extra ones follow those of network 0."""
+        """Create parameters of these shapes for each network, all zero, and `extras` more for network 0."""
         self._shapes = [list(network) for network in shapes]
         self._has_extras = bool(extras)
         if extras:
@@ -49,7 +49,7 @@ class FlatParameters:
 
     @property
     def extras(self) -> Tensor | None:
-        """The extra parameters of network 0, such as a log_std, as a view ``[n]``; None if there are none."""
+        """The extra parameters of network 0, such as logarithms of deviations, as a view ``[n]``; None if there are none."""
         return self.leaves[0][-1] if self._has_extras else None
 
     def place(self, device: torch.device) -> None:
@@ -57,7 +57,10 @@ class FlatParameters:
         self._bind(self.flat.to(device))
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
-        """Return the gradient of a scalar loss, as `FlatNetwork.gradient` does. The next call overwrites the returned tensor."""
+        """Return the gradient of a scalar loss for all parameters, or those of network `only`, float32 ``[size]``.
+
+        The gradient is zero for parameters on which the loss does not depend. The next call overwrites the returned tensor.
+        """
         if only is None:
             leaves, views = self._together
         else:
@@ -88,11 +91,11 @@ class FlatParameters:
         self._together = leaves, self._joint_views(self._grad, self._grad_views)
 
     def _joint_views(self, flat: Tensor, views: list[list[Tensor]]) -> list[Tensor]:
-        """Return the parameters in the form in which all networks are computed together, as views into a flat vector."""
+        """Return views into `flat` as the computation of all networks needs them. `views` has those of each network."""
         return list(chain.from_iterable(views))
 
 
-class MLPStack(FlatParameters):
+class MLPGroup(FlatParameters):
     """A group of ``K`` multilayer perceptrons (MLPs) with equal input and hidden sizes, and one flat vector of parameters.
 
     A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. The

@@ -41,7 +41,7 @@ class GRUOptions:
 
 
 def planned(options: GRUOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers. All networks share the recurrent unit. The value network has a hidden layer after that unit."""
+    """Return the layers of a recurrent network: a unit that all networks share, then a hidden layer for values."""
     return LayerPlan(
         shared=[*hidden_layers(options.hidden_sizes, options.activation), GRU(units=options.units)],
         values=hidden_layers((options.units,), options.activation),

@@ -22,7 +22,7 @@ class FlatNetwork(Protocol):
     flat: Tensor
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set random orthogonal weights and zero biases. Extra parameters do not change.
+        """Set random orthogonal weights and zero biases. Parameters that belong to no layer do not change.
 
         Args:
             generator: The only source of random numbers.
@@ -30,7 +30,7 @@ class FlatNetwork(Protocol):
         """
 
     def initialise_uniform(self, generator: torch.Generator) -> None:
-        """Set uniform random weights and biases, as torch's layers do. Extra parameters do not change."""
+        """Set uniform random weights and biases, as torch's layers do. Parameters that belong to no layer do not change."""
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
         """Return the gradient of a scalar loss with respect to all parameters, or those of network `only`, float32 ``[size]``.

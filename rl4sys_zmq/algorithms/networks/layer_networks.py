@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters, MLPStack, input_change
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters, MLPGroup, input_change
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import Dense
 from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Layer, LayerBatch, Sequences
@@ -122,8 +122,8 @@ class _Layers:
         return [(layer, own) for layer, own in zip(self._layers.layers, self._layers.divided(tensors), strict=True) if own]
 
 
-def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPStack:
-    """Return the policy and the value network of an actor-critic."""
+def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPGroup:
+    """Build the policy and the value network of an on-policy algorithm, with the layers of `plan`."""
     head, layers = read_network(spec)
     outputs = Dense(units=layers.outputs)
     extras = sum(tensor.size for tensor in head.head_tensors(spec.action_space))
@@ -139,8 +139,8 @@ def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPStack:
     return networks
 
 
-def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> LayerNetworks | MLPStack:
-    """Return the networks of a replay algorithm, which share `LayerPlan.shared`."""
+def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> LayerNetworks | MLPGroup:
+    """Build the networks of an off-policy algorithm, which share the layers `LayerPlan.shared`."""
     features = feature_size(space)
     if not plan.shared:
         return separate(plan.own, features + shape.actions, shape.outputs, shape.extras)
@@ -149,10 +149,10 @@ def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> Laye
     return (RecurrentNetworks if shared.state_size else LayerNetworks)(shared, own, extras=shape.extras)
 
 
-def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> LayerNetworks | MLPStack:
-    """Return networks with equal hidden layers and no shared layer: an `MLPStack` if they are perceptrons with one activation."""
+def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> LayerNetworks | MLPGroup:
+    """Build networks without shared layers: an `MLPGroup` if `hidden` has only dense layers with the same activation."""
     sizes = [layer.units for layer in hidden if isinstance(layer, Dense)]
     functions = {layer.function for layer in hidden if isinstance(layer, ActivationLayer)}
     if [layer.kind for layer in hidden] == ["dense", "activation"] * len(sizes) and len(functions) < 2:
-        return MLPStack(inputs, sizes, outputs, functions.pop() if functions else "identity", extras=extras)
+        return MLPGroup(inputs, sizes, outputs, functions.pop() if functions else "identity", extras=extras)
     return LayerNetworks(LayerList((), inputs), [LayerList((*hidden, Dense(units=n)), inputs) for n in outputs], extras=extras)

@@ -27,7 +27,7 @@ def module_network(
 
     Args:
         name: The name of the kind, as users write it in ``network: {kind: NAME}``.
-        options: The dataclass of the kind's options. It is frozen, so that the exported graphs can be kept by their options.
+        options: The dataclass of the kind's options. It must be frozen, because exported graphs are cached by their options.
         build: The function that builds a module.
         summary: One line of documentation.
         reference: The source of the network.

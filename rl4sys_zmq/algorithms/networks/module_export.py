@@ -66,7 +66,7 @@ def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace,
 def export_module(
     name: str, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: int
 ) -> tuple[tuple[TensorSpec, ...], bytes]:
-    """Return the parameters of a module, and its ONNX graph with these parameters as inputs. `name` is that of its kind.
+    """Return the parameters of a module, and its ONNX graph with these parameters as inputs. `name` is the kind of network.
 
     Raises:
         ConfigError: If the package ``onnx`` is missing, torch cannot export the module, or actors would refuse the graph.

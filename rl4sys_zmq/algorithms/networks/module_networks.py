@@ -21,7 +21,9 @@ JOINED_UNITS = 256
 
 
 class ModuleNetworks(FlatParameters):
-    """Networks that are torch modules of the user and share no layers. It implements `ActorCriticNetwork` and `ReplayNetwork`.
+    """Networks that are torch modules of the user and share no layers.
+
+    The class implements `ActorCriticNetwork` and `ReplayNetwork`.
 
     The modules compute with views into one flat vector of all parameters. If the networks get actions, each module computes
     `JOINED_UNITS` features of the observation. A hidden layer with ReLU on the features and the action follows, and a linear
@@ -50,7 +52,7 @@ class ModuleNetworks(FlatParameters):
         return outputs
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set the initial values that the modules give themselves, from a seed. The gains are not used."""
+        """Set the weights to the initial values of the modules, with a seed from `generator`. `output_gains` has no effect."""
         seed = int(torch.randint(1 << 62, (), generator=generator, dtype=torch.int64, device="cpu"))
         modules = [build(seed + k) for k, build in enumerate(self._builders)]
         for views, module in zip(self.views(self.flat), modules, strict=True):

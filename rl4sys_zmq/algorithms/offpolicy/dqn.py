@@ -14,7 +14,7 @@ from rl4sys_zmq.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.interface import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
-from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import GradientStepResult, ReplayAlgorithm
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
 from rl4sys_zmq.errors import config_error
@@ -93,7 +93,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         super().change(parameters)
         self._head = make_value_head(self.parameters, self._spec.outputs)
 
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         p, head = self.parameters, self._head
         targets = self._targets(batch)
         estimates = _of_actions(self._vectors(self._online, batch, "observations"), batch["actions"])
@@ -105,11 +105,11 @@ class DQN(ReplayAlgorithm[DQNParameters]):
             self._follow_target()
         estimates = estimates.detach()
         metrics = {"losses/td_loss": loss.detach(), "losses/q_values": head.values(estimates).mean()}
-        return StepResult(metrics, None if importance is None else head.errors(estimates, targets))
+        return GradientStepResult(metrics, None if importance is None else head.errors(estimates, targets))
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
-        """Return the target vectors for the actions of a batch, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
+        """Return the target vectors (`ValueHead`) of the chosen actions, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
         head = self._head
         estimates = self._vectors(self._target, batch, "successors")
         chooser = self._vectors(self._online, batch, "successors") if self.parameters.double_q else estimates
@@ -119,13 +119,16 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return head.targets(batch["returns"], batch["discounts"], _of_actions(estimates, values.argmax(1)))
 
     def _vectors(self, network: ReplayNetwork | SequenceNetwork, batch: Columns, of: str) -> Tensor:
-        """Return the estimated vectors of all actions, ``[B, n, W]``. For a recurrent network, `of` has the rows to return."""
+        """Return the vectors (`ValueHead`) of all actions, ``[B, n, W]``, for the observations in the column `of` of a batch.
+
+        For a recurrent network, that column has rows of the column ``features``.
+        """
         if isinstance(network, SequenceNetwork):
             return self._head.estimates(sequence_outputs(network, batch).index_select(0, batch[of]))
         return self._head.estimates(network(batch[of])[0])
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the weights of the policy: the online network with an output layer for action values, or for logits of atoms."""
+        """Return the weights of the policy: the trained network, with one output for each action value or logit."""
         parts = [self._online.flat.cpu().numpy()]
         if self._head.merges:
             weights, biases = self._output_layer(parts[0])

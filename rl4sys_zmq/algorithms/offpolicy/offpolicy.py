@@ -30,15 +30,15 @@ from rl4sys_zmq.values import ObservationSpace, PolicySpec, Segment, Space
 P = TypeVar("P", bound=OffPolicyParameters)
 
 
-class StepResult(NamedTuple):
-    """The result of a gradient step on one rank's rows: mean metrics by tag, and TD errors ``[rows]`` for priorities."""
+class GradientStepResult(NamedTuple):
+    """The result of a gradient step on one rank's rows: mean metrics by TensorBoard tag, and TD errors ``[rows]`` or None."""
 
     metrics: dict[str, Tensor]
     errors: Tensor | None = None
 
 
 class ReplayAlgorithm(ReplayTraining, Generic[P]):
-    """The base class of the off-policy algorithms.
+    """The base class of this package's off-policy algorithms.
 
     A subclass builds its networks, calls `_use` with them, and computes a gradient step in `_gradient_step`.
     """
@@ -72,13 +72,16 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         self._in_files = False
 
     def _use(self, networks: Mapping[str, FlatNetwork], trained: Mapping[str, Sequence[slice] | None]) -> None:
-        """Set the networks, and the parts of those that are trained. The first network changes at each gradient step."""
+        """Set the networks by name. The first one changes at each gradient step.
+
+        Each network in `trained` gets an optimizer (`FlatAdam`), whose parts are the given slices.
+        """
         self._networks = dict(networks)
         eps = self.parameters.adam_epsilon
         self._optimizers = {name: FlatAdam(networks[name].flat, parts, eps=eps) for name, parts in trained.items()}
 
     def _pair(self, shape: ReplayShape) -> tuple[ReplayNetwork, ReplayNetwork]:
-        """Return networks with uniform random weights, and target networks with the same weights."""
+        """Return two groups of networks with equal uniform random weights: one to train, and the target networks."""
         choice = self.parameters.chosen_network()
         trained, target = (choice.replay(self._observation_space, shape) for _ in range(2))
         trained.initialise_uniform(self._generator)
@@ -86,8 +89,8 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         return trained, target
 
     @abstractmethod
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
-        """Take a gradient step on this rank's rows, which are the share `weight` of the batch. `rate` is the learning rate."""
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
+        """Take a gradient step with learning rate `rate` on this rank's rows, the share `weight` of the batch."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -95,7 +98,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
 
     @abstractmethod
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Start the training from the weights of this policy."""
+        """Start the training from the weights of a policy, by tensor name."""
 
     def _stored_space(self) -> ObservationSpace:
         """Return the space of the observations as the replay stores them."""
@@ -113,7 +116,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         return {}
 
     def _columns(self, batch: TransitionBatch) -> Columns:
-        """Return the inputs of a gradient step by name, from a batch, without importance weights."""
+        """Convert a batch to the inputs of a gradient step, as tensors by name. Importance weights are not included."""
         return {
             "observations": encode_observations(self._observation_space, batch.observations),
             "actions": torch.from_numpy(batch.actions),
@@ -123,7 +126,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         }
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the replay in files if it will be larger than `buffer_memory_bytes`."""
+        """Keep the replay in files of this folder if a full replay is larger than `buffer_memory_bytes`."""
         if self._replay.nbytes > self.parameters.buffer_memory_bytes:
             self._replay.use_folder(folder)
             self._in_files = True
@@ -135,7 +138,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
             check_replay_size(p.buffer_size, size, available, f"{files}, so that the replay is in files")
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Take a fraction of each batch from demonstrations, which have a separate replay and stay there (Ball et al. 2023)."""
+        """Take a fraction of each batch from demonstrations, which new segments never overwrite (Ball et al. 2023)."""
         self.parameters.check_fraction(fraction)
         assert isinstance(self._sampler, TransitionSampler)  # as `check_fraction` has checked
         self._sampler.use_demonstrations([self._stored(segment) for segment in segments], fraction, digest)
@@ -160,7 +163,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         return self._sampler.draw(self.parameters.batch_size, self._draws)
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Take one gradient step on these rows of the replay, and update their priorities. Return metrics by tag."""
+        """Take one gradient step on these rows of the replay, and update their priorities. Return metrics by name."""
         p = self.parameters
         columns = self._sampler.columns(rows, None if p.priority is None else p.priority_beta_at(self._pace.steps))
         rate = p.learning_rate_at(self._pace.steps)
@@ -174,7 +177,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
     def follow(self, work: Mapping[str, Any]) -> None:
         self._step(**work)
 
-    def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> StepResult:
+    def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> GradientStepResult:
         """Take a gradient step in which each rank trains on its share of the rows. Return the results for all rows."""
         ranks, put = self._compute.ranks, self._compute.put
         if target_due:
@@ -191,7 +194,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         means = torch.stack(list(metrics.values())) * share.weight
         ranks.add_up(means)
         metrics = dict(zip(metrics, means.unbind(), strict=True))
-        return StepResult(metrics, None if errors is None else self._all_errors(errors, share, rows))
+        return GradientStepResult(metrics, None if errors is None else self._all_errors(errors, share, rows))
 
     def _all_errors(self, errors: Tensor, share: RowShare, rows: int) -> Tensor:
         """Return the TD errors of all rows of a batch, given those of this rank."""
@@ -216,7 +219,7 @@ class ReplayAlgorithm(ReplayTraining, Generic[P]):
         return clone_policy(columns, loss, network.gradient, network.flat, options, self._generator)
 
     def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizers to another device. The replay stays in the memory of the CPU."""
+        """Move the networks and the optimizers to the device of `compute`. The replay stays in the memory of the CPU."""
         check_rows(self.parameters.batch_size, compute.ranks)
         if self.parameters.sequences is not None:
             check_one_rank(self.parameters.chosen_network().entry.name, compute.ranks)

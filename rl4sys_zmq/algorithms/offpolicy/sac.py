@@ -37,7 +37,7 @@ from rl4sys_zmq.algorithms.cloning import cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.flat_networks import limit_norm
 from rl4sys_zmq.algorithms.offpolicy.critic_parameters import SACParameters
-from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import GradientStepResult, ReplayAlgorithm
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch
@@ -67,7 +67,10 @@ def make_sac(
 
 
 class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
-    """The base class of SAC for both kinds of actions. The policy's parameters end with log α, so one optimizer changes both."""
+    """The base class of SAC for both kinds of actions.
+
+    The parameters of the policy end with the logarithm of the entropy's weight, so one optimizer changes both.
+    """
 
     name: ClassVar[str] = "SAC"
     parameters_type: ClassVar[type[SACParameters]] = SACParameters
@@ -105,7 +108,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
         """Return the policy's loss for a batch, with the policy's entropy and the target."""
 
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         p = self.parameters
         log_temperature = self._policy.flat[self._temperature].detach().clone()
         temperature = log_temperature.exp()
@@ -126,7 +129,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         self._optimizers["policy"].step(gradient, [rate, p.temperature_rate if p.learn_temperature else None])
 
         self._targets.flat.lerp_(self._critics.flat, p.target_share)
-        return StepResult(
+        return GradientStepResult(
             {
                 "losses/qf_loss": critic_loss.detach(),
                 "losses/qf_values": estimates[0].detach().mean(),
@@ -151,12 +154,12 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         return self._clone("policy", (features, self._scaled(actions), *forbidden), self._clone_loss, options)
 
     def _scaled(self, actions: Tensor) -> Tensor:
-        """Return actions in the form that the networks take."""
+        """Return demonstrated actions in the form that the networks take."""
         return actions
 
     @abstractmethod
     def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-        """Return the loss on demonstrated actions that `_scaled` has returned; `forbidden` as in `cloned_columns`."""
+        """Return the loss on demonstrated actions that `_scaled` has returned. `forbidden` has True for forbidden ones."""
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._compute.ranks.differ()

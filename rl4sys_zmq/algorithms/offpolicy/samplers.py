@@ -48,7 +48,7 @@ rank has those of its rows. `SequenceSampler` describes the columns of sequences
 
 
 class TransitionSampler:
-    """The sampler of single transitions. A fraction of each batch can come from demonstrations (Ball et al. 2023).
+    """An object that draws batches of transitions from a replay, or in part from demonstrations (Ball et al. 2023).
 
     A batch is an array of *rows*, int64. The demonstrations have a separate replay, from which they are drawn uniformly. Row
     ``r`` of that replay has the number ``-1 - r`` in a batch. These numbers come first.
@@ -101,7 +101,7 @@ class TransitionSampler:
         return columns
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
-        """Set the priorities to the absolute TD errors. Demonstrations have none."""
+        """Set the priorities of transitions to their absolute TD errors. Demonstrations have no priorities."""
         own = rows >= 0
         if own.any():
             self.memory.update_priorities(rows[own], errors[own])
@@ -113,7 +113,7 @@ _INITIAL = "initial/"
 
 
 class SequenceSampler:
-    """The sampler of sequences, with the methods of `TransitionSampler`.
+    """An object that draws batches of sequences from a `SequenceMemory`, with the methods of `TransitionSampler`.
 
     A batch of ``S`` sequences has ``B`` trained steps. The columns ``actions``, ``returns``, ``discounts``, ``weights`` and
     ``forbidden`` (of the successors, ``[B, n]``) have a row for each. ``observations`` and ``successors``, int64 ``[B]``, are
@@ -132,7 +132,7 @@ class SequenceSampler:
         self._n_step, self._gamma = n_step, gamma
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of sequences that have about `size` trained steps together; at least one."""
+        """Return the rows of random sequences that together have about `size` trained steps: at least one sequence."""
         return self.memory.draw(max(1, round(size / self.memory.options.length)), draws)
 
     def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
@@ -150,7 +150,7 @@ class SequenceSampler:
         self.memory.update_priorities(rows, table)
 
     def _trained_columns(self, batch: SequenceBatch) -> Columns:
-        """Return the columns with a row for each trained step."""
+        """Return the columns of a batch that have a row for each trained step."""
         burn_in = self.memory.options.burn_in
         ahead = n_step_sequences(batch.rewards, batch.terminated, batch.valid, self._n_step, self._gamma)
         observed = _observed(batch.valid)[:, burn_in:]

@@ -28,7 +28,7 @@ from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns
 from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.offpolicy.critic_parameters import DDPGParameters, TD3Parameters
-from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import GradientStepResult, ReplayAlgorithm
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch
@@ -36,7 +36,10 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
 
 
 class TD3(ReplayAlgorithm[TD3Parameters]):
-    """TD3 [1]. Before `learning_starts`, actors choose uniform random actions; after that, the policy's actions with noise."""
+    """Twin delayed deep deterministic policy gradient (TD3) [1].
+
+    Before `learning_starts` steps, actors choose uniform random actions; after that, the policy's actions with noise.
+    """
 
     name: ClassVar[str] = "TD3"
     parameters_type: ClassVar[type[TD3Parameters]] = TD3Parameters
@@ -62,7 +65,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
             columns["noise"] = torch.randn(actions.shape, generator=self._generator, dtype=torch.float32, device="cpu")
         return columns
 
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         p, observations = self.parameters, batch["observations"]
         targets = self._targets(batch)
         estimates = self._critics(observations, actions=batch["actions"])
@@ -72,14 +75,14 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         self._descend("critics", critic_loss, weight, p.critic_rate)
         metrics = {"losses/qf_loss": critic_loss.detach(), "losses/qf_values": estimates[0].detach().mean()}
         if self._gradient_steps % p.policy_delay:
-            return StepResult(metrics)
+            return GradientStepResult(metrics)
 
         actions = self._policy(observations)[0].tanh()
         policy_loss = -self._critics.one(0, observations, actions=actions).mean()
         self._descend("policy", policy_loss, weight, rate)
         self._target_policy.flat.lerp_(self._policy.flat, p.target_share)
         self._target_critics.flat.lerp_(self._critics.flat, p.target_share)
-        return StepResult({**metrics, "losses/actor_loss": policy_loss.detach()})
+        return GradientStepResult({**metrics, "losses/actor_loss": policy_loss.detach()})
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
@@ -119,7 +122,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
 
 
 class DDPG(TD3):
-    """DDPG [2]: TD3 with other defaults, `DDPGParameters`."""
+    """Deep deterministic policy gradient (DDPG) [2]: TD3 with the defaults of `DDPGParameters`."""
 
     name = "DDPG"
     parameters_type = DDPGParameters

@@ -88,7 +88,7 @@ class ValueHead(ABC):
 
 
 class ScalarHead(ValueHead):
-    """A head that estimates the expected return, or with `rescaling` its value under `squash`. The loss is the Huber loss."""
+    """A head that estimates the expected return; with `rescaling`, `squash` of it. The loss is the Huber loss."""
 
     def __init__(self, parameters: DQNParameters, actions: int) -> None:
         super().__init__(parameters, actions)
@@ -111,7 +111,9 @@ class ScalarHead(ValueHead):
 
 
 class CategoricalHead(ValueHead):
-    """A head that estimates logits of equally spaced returns, the atoms [2]. The loss is the cross entropy.
+    """A head that estimates the logits of the probabilities of equally spaced returns, the *atoms* [2].
+
+    The loss is the cross entropy.
 
     The error for priorities is the Kullback-Leibler divergence, as in Rainbow (Hessel et al. 2018).
     """
@@ -126,7 +128,9 @@ class CategoricalHead(ValueHead):
         return estimates.softmax(-1) @ self._atoms.to(estimates.device)
 
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
-        """Return the shifted distribution, projected on the atoms ([2], equation 7).
+        """Return the target probabilities of the atoms: the distribution after the step, moved to ``return + discount * atom``.
+
+        The moved distribution is projected on the atoms ([2], equation 7).
 
         The probability of a value between two atoms is divided between both, more to the nearer one. A value outside the range
         counts as the nearest atom.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, ActionScale, Distribution
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder, ActionScale, Distribution
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states, standardise
@@ -67,7 +67,7 @@ class ActorCritic(OnPolicyTraining):
         self._scale = torch.ones_like(self._mean)
         self._reward_scale = RewardScaler(p.gamma) if p.normalise_rewards else None
         self._steps = 0
-        self._use_batches(p.batch(), ActionDistributions(action_space))
+        self._use_batches(p.batch(), ActionDistributionBuilder(action_space))
         self._configure(p)
 
     def _configure(self, parameters: ActorCriticParameters) -> None:
@@ -78,7 +78,7 @@ class ActorCritic(OnPolicyTraining):
 
     @abstractmethod
     def _work(self, rollout: RolloutBatch) -> tuple[dict[str, Any], Sequences | None, dict[str, float]]:
-        """Return what all ranks need for an update, the sequences on which a recurrent network trains, and metrics.
+        """Return the inputs of an update on all ranks, the sequences (None unless recurrent), and metrics.
 
         The first item has at least the tensors ``columns``, and ``rates``, the learning rates of both networks.
         """
@@ -123,7 +123,10 @@ class ActorCritic(OnPolicyTraining):
         return metrics
 
     def _measure(self, features: NDArray[np.float32]) -> None:
-        """Add features ``[N, F]`` to the statistics that standardise observations, and adjust the networks that have trained."""
+        """Add features ``[N, F]`` to the statistics that standardise observations.
+
+        Then adjust the first layers of networks that have trained, so that their outputs stay the same.
+        """
         trained = self._moments.count > 0
         self._moments.update(features)
         continuous = feature_layout(self._observation_space).continuous()  # all other features keep 0 and 1
@@ -276,7 +279,7 @@ class ActorCritic(OnPolicyTraining):
         return self._reward_scale(rewards, [s.steps for s in of], [s.episode_id for s in of], [s.ended for s in of])
 
     def _normalised(self, advantages: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the advantages of a batch with mean 0 and standard deviation 1; a single one as it is."""
+        """Return the advantages of a batch with mean 0 and standard deviation 1; a single advantage does not change."""
         return (advantages - advantages.mean()) / (advantages.std() + 1e-8) if len(advantages) > 1 else advantages
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:

@@ -16,7 +16,7 @@ from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, entropy_weight
 from rl4sys_zmq.algorithms.onpolicy.onpolicy_entries import A2CParameters, A3CParameters, REINFORCEParameters, RPOParameters
-from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
+from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOVariantParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, explained_variance, vtrace
 from rl4sys_zmq.learner.registry.compute import ONE_RANK, Ranks
 
@@ -27,7 +27,7 @@ class TrainingTensors:
 
     Attributes:
         features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
-        actions: The raw actions in the form of `ActionDistributions.encode`, ``[N, ...]``.
+        actions: The raw actions in the form of `ActionDistributionBuilder.encode`, ``[N, ...]``.
         log_probs: The log-probability of each action under the policy that chose it, ``[N]``.
         low, high: The bounds of the probability ratio, ``[N]``; see `clipped_objective`.
         values: The values estimated before the update, ``[N]``.
@@ -159,7 +159,7 @@ def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, cl
 
 @dataclass(slots=True)
 class PassMetrics:
-    """The metrics of one pass over a batch, as one tensor per minibatch. They become numbers after the pass: conversion is slow.
+    """The metrics of one pass over a batch. Each list has a tensor per minibatch, because conversion to numbers is slow.
 
     Attributes:
         log_ratios: The logarithm of each step's probability ratio, ``[B]``.
@@ -234,11 +234,11 @@ class PPO(ActorCritic):
     """
 
     name: ClassVar[str] = "PPO"
-    parameters_type: ClassVar[type[PPOSetting]] = PPOParameters
+    parameters_type: ClassVar[type[PPOVariantParameters]] = PPOParameters
 
     def _configure(self, parameters: ActorCriticParameters) -> None:
         super()._configure(parameters)
-        assert isinstance(parameters, PPOSetting)
+        assert isinstance(parameters, PPOVariantParameters)
         self._settings = p = parameters.ppo()
         self._entropy_weight = 0.0 if p.in_turn else entropy_weight(p.ent_coef, self._spec.action_space)
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule
 from rl4sys_zmq.values import ObservationSpace, Segment
@@ -44,7 +44,7 @@ class RolloutBatch:
         features: The observations as ``F`` features, float32 ``[M, F]``, not standardised.
         rows: The row of `features` with the observation before each step, ``[N]``. The next row is the one after the step.
         alive: ``[N]``, 0 if the step led to a terminal state, so that no observation follows it, else 1.
-        actions: The raw actions in the form of `ActionDistributions.encode`, ``[N, ...]``.
+        actions: The raw actions in the form of `ActionDistributionBuilder.encode`, ``[N, ...]``.
         forbidden: True for each forbidden action, bool ``[N, n]``; None if no segment has a mask.
         log_probs: The log-probability of each action under the policy that chose it, float32 ``[N]``.
         continues: ``[N]``, True if the next step of the batch is the next step of the same episode.
@@ -72,7 +72,7 @@ class RolloutBatch:
 
 
 def join_segments(
-    taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributions
+    taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributionBuilder
 ) -> RolloutBatch:
     """Join segments to one batch. `taken` has pairs of a segment and a bool: True if the segment needs importance weights.
 
@@ -119,10 +119,10 @@ def _follows(segment: Segment, other: Segment | None) -> bool:
 
 
 class OnPolicyTraining(ABC):
-    """The part of an on-policy `Algorithm` that collects batches of whole segments.
+    """The base class of on-policy algorithms. It collects batches of whole segments.
 
     A batch can be larger than configured. The next batch is then smaller by the surplus. A part of an episode with
-    ``max_traj_length`` steps counts as an ended trajectory. A state has no waiting segments: the journal delivers them again.
+    ``max_traj_length`` steps counts as an ended trajectory. A state has no segments that wait for an update.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -133,8 +133,8 @@ class OnPolicyTraining(ABC):
     _surplus = 0
     _complete = False
 
-    def _use_batches(self, rule: BatchCompletionRule, actions: ActionDistributions) -> None:
-        """Set the rule for a complete batch, and the encoding of its actions. A subclass calls this once, in its constructor."""
+    def _use_batches(self, rule: BatchCompletionRule, actions: ActionDistributionBuilder) -> None:
+        """Set the rule for a complete batch, and the encoder of its actions. A subclass calls this once, in its constructor."""
         self._batch, self._actions = rule, actions
         self._trajectory_length = FIRST_LENGTH_GUESS
         self._clear()
@@ -190,7 +190,7 @@ class OnPolicyTraining(ABC):
         return []
 
     def _missing(self) -> int:
-        """Return the number of steps that the batch lacks, without those until the current trajectory ends."""
+        """Return the number of steps that the batch lacks. Steps that only end its last trajectory are not counted."""
         if self._batch.steps is not None:
             return max(0, self._batch.steps - self._surplus - self._buffered)
         return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
@@ -201,7 +201,7 @@ class OnPolicyTraining(ABC):
         return min(max(0, surplus), steps // 2) if steps is not None and not self._batch.ends_trajectory else 0
 
     def _restart(self, surplus: int) -> None:
-        """Begin a batch after one with `surplus` steps too many, which can have had another size."""
+        """Begin a batch after one that had `surplus` steps too many, perhaps with another configured size."""
         self._surplus = self._limited(surplus)
         self._clear()
 
@@ -212,7 +212,7 @@ class OnPolicyTraining(ABC):
 
 
 class RunningMoments:
-    """The mean and the population variance of each column, over all rows so far: 0 and 1 before the first row.
+    """The mean and the population variance of each column, over all rows so far. Before the first row, they are 0 and 1.
 
     Source: Chan, Golub & LeVeque 1979, equation 1.5.
     """
@@ -261,7 +261,7 @@ class RewardScaler:
         self._open: OrderedDict[int, float] = OrderedDict()
 
     def __call__(self, rewards: Column, lengths: Sequence[int], episodes: Sequence[int], ended: Sequence[bool]) -> Column:
-        """Update the variance with new rewards ``[T]``, and return them scaled. The other arguments have a value per segment."""
+        """Update the variance with rewards ``[T]``, and return them scaled. The other arguments have an item per segment."""
         starts = np.concatenate(([0], np.cumsum(lengths)))
         follows = np.ones(len(rewards))
         follows[starts[:-1]] = 0.0

@@ -32,7 +32,7 @@ Baseline = Callable[[Any, Mask], Any]
 """The host's fallback function: from an observation (an array or a tree of arrays) and a mask to an action."""
 
 
-class LocalActions:
+class LocalActionSelector:
     """The actions of policies in this process. One object serves all versions of a policy."""
 
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
@@ -59,14 +59,14 @@ class LocalActions:
         return new_actions(batch.each, raws, acts, log_probs, thread.stamp, batch.rows), log_probs
 
 
-class FallbackActions:
+class FallbackActionSelector:
     """The source of the actions that no policy chooses: for invalid input, for a stale or failing policy, and before the first.
 
     The *idle action* is the last resort: the first allowed discrete action, or the middle of a Box. No fallback action is
     stored. With `leading`, an action has a leading axis of 1.
     """
 
-    def __init__(self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, local: LocalActions) -> None:
+    def __init__(self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, local: LocalActionSelector) -> None:
         self._parts, self._spec, self._baseline, self._local = parts, spec, baseline, local
         self._on_stale = parts.config.on_stale
         self.max_age_s = parts.config.policy_max_age_s if self._on_stale != "keep" else None
@@ -191,8 +191,8 @@ class ActionSelector:
             self.episodes = before.episodes
             self.episodes.use(spec, self._inputs, rollout)
         parts.owner.overrider = ActionOverrider(spec)
-        self._local = LocalActions(spec, parts.config.explore)
-        self._fallback = FallbackActions(parts, spec, baseline, self._local)
+        self._local = LocalActionSelector(spec, parts.config.explore)
+        self._fallback = FallbackActionSelector(parts, spec, baseline, self._local)
         self._weight_subscriber, self._pending, self._threads = parts.io.weight_subscriber, parts.pending, parts.threads
         self._remote = parts.remote
         self._keeps_last = parts.config.on_bad_input == "drop"  # a copy, because the host can write to its own array

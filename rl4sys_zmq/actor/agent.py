@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.acting import ActionSelector, StartupActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.io.host_link import SessionParameters
+from rl4sys_zmq.actor.io.shared_state import SessionParameters
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
 from rl4sys_zmq.actor.rl4sys import RL4SysCompatibility

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.actor.acting import Baseline, LocalActions, idle_action
+from rl4sys_zmq.actor.acting import Baseline, LocalActionSelector, idle_action
 from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, add_leading_axis, new_action
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnAction
@@ -95,7 +95,7 @@ class FrozenAgent(Resource):
         self._spec, self._policy = stored.spec, build_policy(stored.spec, stored.snapshot)
         self._baseline = baseline
         self._inputs = InputValidator(stored.spec.observation_space, stored.spec.action_space)
-        self._local = LocalActions(stored.spec, explore)
+        self._local = LocalActionSelector(stored.spec, explore)
         self._counters = Counters()
         self._ids = random.Random()
         seed = seed if seed is not None else random.SystemRandom().getrandbits(128)

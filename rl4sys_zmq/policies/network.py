@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.layers.dense import NumpyDense
-from rl4sys_zmq.layers.layer import Array, State, Step
+from rl4sys_zmq.layers.layer import Array, RecurrentState, Step
 from rl4sys_zmq.layers.layer_list import LayerList
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace
 from rl4sys_zmq.values.features import feature_layout
@@ -49,12 +49,12 @@ class LayerNetwork:
 
     def forward(self) -> Forward:
         """Return the form of `single` that is fastest for one thread."""
-        return self.bind(State())
+        return self.bind(RecurrentState())
 
-    def bind(self, state: State) -> Forward:
+    def bind(self, state: RecurrentState) -> Forward:
         """Return a function that computes the outputs for one observation, for one thread. The function has its own buffers.
 
-        A call reads `State.before`, and sets `State.after`.
+        A call reads `RecurrentState.before`, and sets `RecurrentState.after`.
         """
         steps: list[tuple[Step, Array, Array]] = []
         buffer = np.ones(self._sizes[0] + self._slots(0), np.float32)
@@ -83,9 +83,9 @@ class LayerNetwork:
         """Return the outputs for one observation, as a new array ``[outputs]``."""
         return self.batch(leaves_of(self._space).stack([observation]))[0, :]
 
-    def batch(self, observations: Tree, state: State | None = None) -> NDArray[Any]:
+    def batch(self, observations: Tree, state: RecurrentState | None = None) -> NDArray[Any]:
         """Return the outputs for ``N`` observations, as a new array ``[N, outputs]``. A recurrent layer needs their states."""
-        state = State() if state is None else state
+        state = RecurrentState() if state is None else state
         layers = self._layers
         if self._table is not None:
             x = self._table.take(self._indices(observations), axis=0)

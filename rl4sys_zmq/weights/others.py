@@ -1,7 +1,7 @@
 """The tensors of a weight update that are not rounded. Their encoding is always lossless.
 
 All tensors of a policy version that are not float32 are in one buffer (`PolicySnapshot.others`). If the wire dtype rounds, the
-exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. A `Division` separates them from the weights. The buffer
+exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. `TensorDivision` separates them from the weights. The buffer
 is treated as an array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In
 the payload, the result follows the weights. The payload ends with the number of bytes of the result (u32) and its
 `PayloadEncoding` (u8)::
@@ -29,7 +29,7 @@ _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size
 
 
-class Division:
+class TensorDivision:
     """The division of a policy's tensors, for one wire dtype, into those that are rounded, exact weights, and all others.
 
     Its methods raise `WeightsError` (``reason="size"``) for a state of another size.
@@ -87,9 +87,9 @@ class Division:
 
 
 @lru_cache(maxsize=64)
-def division_of(dtype: WireDtype, tensors: tuple[TensorSpec, ...]) -> Division:
+def division_of(dtype: WireDtype, tensors: tuple[TensorSpec, ...]) -> TensorDivision:
     """Return the division of a policy's tensors (`PolicySpec.tensors`) for a wire dtype."""
-    return Division(dtype, tensors)
+    return TensorDivision(dtype, tensors)
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:

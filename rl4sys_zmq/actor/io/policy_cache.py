@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.actor.io.host_link import HostLink, SessionParameters
+from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -62,7 +62,7 @@ class ActorPolicyCache:
     """The policy cache of one actor, with the parameters of the last session. The I/O thread uses it."""
 
     def __init__(
-        self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, host: HostLink, counters: Counters
+        self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, host: ActorSharedState, counters: Counters
     ) -> None:
         self._config, self._weight_subscriber, self._host, self._counters = config, weight_subscriber, host, counters
         self._file = PolicyCacheFile(path)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.actor.io.host_link import REST_S, HostLink, IOThrottle, SessionParameters
+from rl4sys_zmq.actor.io.shared_state import REST_S, ActorSharedState, IOThrottle, SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.actor.segments import Outbox
 from rl4sys_zmq.config import AgentConfig
@@ -75,7 +75,12 @@ class BatchSender:
     """The sender that passes segments from the outbox to the session, in batches. The I/O thread uses it."""
 
     def __init__(
-        self, config: AgentConfig, outbox: Outbox, session: ActorSession, host: HostLink, yield_to_host: Callable[[], None]
+        self,
+        config: AgentConfig,
+        outbox: Outbox,
+        session: ActorSession,
+        host: ActorSharedState,
+        yield_to_host: Callable[[], None],
     ) -> None:
         self.first_version = 0  # newest policy version when this actor first joined the learner thread that now trains
         self._linger_s = config.linger_ms / 1000
@@ -187,7 +192,7 @@ class ActorIOThread(Worker):
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
-        self.host = HostLink()
+        self.host = ActorSharedState()
         self.counters = Counters()
         self._config = config
         self._hello = hello

@@ -44,7 +44,7 @@ class SegmentStartConditions:
     stage: str  # event that the I/O thread waits for, as text for error messages
 
 
-class HostLink:
+class ActorSharedState:
     """The state that an I/O thread and host threads share: its results, and their requests.
 
     Host threads count themselves in `flushing` and `waiting` and raise `want_steps`. The I/O thread sets everything else, except
@@ -72,7 +72,7 @@ class HostLink:
         """True while a host thread waits for credit or for acknowledgements."""
         return bool(self.waiting or self.flushing)
 
-    def inherit(self, other: HostLink) -> None:
+    def inherit(self, other: ActorSharedState) -> None:
         """Start with the session parameters of `other`, the parent's, in a forked child."""
         self.session_parameters, self.current_at = other.session_parameters, other.current_at
 

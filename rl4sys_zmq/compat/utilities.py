@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 class SampleFile:
-    """A new CSV file in a folder that is named after the time. It is open only while a row is written.
+    """A new CSV file in a folder that is named after the present time. It is open only while a row is written.
 
     The time replaces ``{time}`` in `name`. If a file of this name exists, a number is appended to the name of the new file.
     """
@@ -88,7 +88,7 @@ def compute_field_statistics(summaries: Iterable[Mapping[str, float]]) -> dict[s
 
 
 class _Profiler(Resource):
-    """The base class of the profilers. A profiler can be used again after its thread has ended."""
+    """The base class of the profilers, which write rows about this process to a CSV file. A profiler can be started again."""
 
     _kind: ClassVar[str]
     _folder: ClassVar[str]
@@ -163,7 +163,7 @@ class _ProfilerThread(Worker):
 
 
 class MemoryProfiler(_Profiler):
-    """A record of a process's memory, in ``output_dir/TIME/proj_name_memory_profile_TIME.csv``. Sizes are in bytes."""
+    """A profiler that writes a process's memory, in bytes, to ``output_dir/TIME/proj_name_memory_profile_TIME.csv``."""
 
     _kind, _folder = "memory", "memtest"
 
@@ -188,7 +188,7 @@ class MemoryProfiler(_Profiler):
 
 
 class CPUProfiler(_Profiler):
-    """A record of a process's processor time, in ``output_dir/TIME/proj_name_cpu_profile_TIME.csv``.
+    """A profiler that writes a process's processor time to ``output_dir/TIME/proj_name_cpu_profile_TIME.csv``.
 
     Percentages refer to the time since the previous row. A process that uses more than one processor can be above 100.
     """
@@ -315,7 +315,7 @@ def setup_rl4sys_logging(debug: bool = False, log_file: str | None = None) -> No
     argument is given.
 
     Raises:
-        ConfigError: As for `RL4SysLogConfig.setup_logging`.
+        ConfigError: If the level is invalid, or the file cannot be opened.
     """
     debug = debug or os.environ.get("RL4SYS_DEBUG", "").lower() in ("true", "1", "yes")
     level, file = os.environ.get("RL4SYS_LOG_LEVEL", "INFO"), log_file or os.environ.get("RL4SYS_LOG_FILE")

@@ -73,7 +73,10 @@ class NumpyLayer:
 
 
 class NumpyFunction(NumpyLayer):
-    """A layer that is one function: of its inputs, and of the array of its outputs, which can be the same."""
+    """A layer in numpy that is one function with two arguments: the inputs, and the array to fill with the outputs.
+
+    Both can be the same array.
+    """
 
     in_place = True
 
@@ -90,7 +93,7 @@ class NumpyFunction(NumpyLayer):
 
 
 class OnnxNodeWriter(Protocol):
-    """The methods of a writer of ONNX graphs that layers use (`rl4sys_zmq.policies.graphs.model.GraphBuilder`)."""
+    """The methods with which a layer adds itself to an ONNX graph. `GraphBuilder` of `rl4sys_zmq.policies.graphs` has them."""
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Append a node (one operation) to the graph, and return the name of its output."""
@@ -268,5 +271,5 @@ def register_layer(entry: LayerEntry) -> None:
 
 
 def unfit(kind: str, inputs: Shape, expected: str) -> ConfigError:
-    """Return the error for a layer of kind `kind` that got inputs of another shape than expected."""
+    """Return the error to raise for a layer of kind `kind` whose inputs have another shape than the expected one."""
     return ConfigError(f"a layer of kind {kind!r} has inputs of shape {list(inputs)}; it needs {expected}", key="layers")

@@ -84,7 +84,7 @@ class LayerNetwork:
         return self.batch(leaves_of(self._space).stack([observation]))[0, :]
 
     def batch(self, observations: Tree, state: RecurrentState | None = None) -> NDArray[Any]:
-        """Return the outputs for ``N`` observations, as a new array ``[N, outputs]``. A recurrent layer needs their states."""
+        """Return the outputs for ``N`` observations, a new array ``[N, outputs]``. `state` is for a recurrent layer."""
         state = RecurrentState() if state is None else state
         layers = self._layers
         if self._table is not None:
@@ -98,13 +98,17 @@ class LayerNetwork:
         return x
 
     def _slots(self, start: int) -> int:
-        """Return the number of extra elements that the buffer of layer `start` has after the inputs (`NumpyLayer.slots`)."""
+        """Return the number of additional elements in the buffer of layer `start`, after the inputs (`NumpyLayer.slots`)."""
         return next((layer.slots for layer in self._layers[start:] if not layer.in_place), 0)
 
     def _writer(
         self, inputs: Array, steps: list[tuple[Step, Array, Array]]
     ) -> tuple[Callable[[Any], None], list[tuple[Step, Array, Array]]]:
-        """Return a function that fills the first buffer from an observation, and the remaining `steps`."""
+        """Return a function that takes an observation into the network, and the `steps` that then remain.
+
+        For Discrete observations, the function looks up the result of the first step in a table. For others, it writes the
+        features to `inputs`.
+        """
         if self._table is not None:
             table, bias, indices, add, out = self._table, self._bias, self._indices, np.add, steps[0][2]
 

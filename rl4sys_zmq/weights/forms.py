@@ -108,7 +108,7 @@ class _Bf16Mapping(IntegerMapping):
 
 
 class _FixedPointMapping(IntegerMapping):
-    """The mapping of a weight to its number of steps. Each element has a power of two as its step. A tie rounds to even."""
+    """The mapping of a weight to the nearest multiple of its step, a power of two. Of two equally near, it is the even one."""
 
     rounds = True
 

@@ -100,11 +100,15 @@ class BatchSender:
 
     @property
     def assigned_steps(self) -> int:
-        """The number of steps that the host has finished and that are no longer queued: they were sent or dropped."""
+        """The number of steps in segments that have left the outbox, because they were sent or dropped."""
         return self._outbox.put_steps - self._outbox.steps
 
     def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Pass queued segments to the session, if it is time. The caller carries out each yielded list of actions at once."""
+        """Pass queued segments to the session, if it is time. The caller must carry out each yielded list at once.
+
+        Such a list has what the session wants to be done, for example to send a message. `held` is the (generation, version)
+        that the actor has; with `urgent`, a host thread waits.
+        """
         outbox, session = self._outbox, self._session
         if held is not None:
             self._drop_stale(*held)
@@ -187,7 +191,7 @@ class BatchSender:
 class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
-    Host threads use `host`. Of the other attributes they only read states, counts and the policy.
+    It shares `host` with the host threads. Of its other attributes they only read states, counts and the policy.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
@@ -219,7 +223,7 @@ class ActorIOThread(Worker):
         self._wakeup.set()
 
     def wake_unless_resting(self) -> None:
-        """Wake the thread, unless it is in a short sleep, after which it reads the queue anyway."""
+        """Wake the thread, unless it is in a short sleep, after which it reads the outbox anyway."""
         if not self._throttle.resting:
             self._wakeup.set()
 
@@ -546,7 +550,7 @@ class ActorIOThread(Worker):
             self._policy_cache.save()
 
     def _on_raised(self, incarnation: int) -> None:
-        """Continue as a higher incarnation. New sockets make sure that no answer to the old HELLO arrives."""
+        """Continue under a higher incarnation. New sockets keep out answers to the handshake of the lower one."""
         message = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
         log.warning(message, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.outbox.spool) is not None:

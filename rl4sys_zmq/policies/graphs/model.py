@@ -136,7 +136,7 @@ class GraphBuilder:
         return values
 
     def graph(self, inputs: Iterable[OnnxValue], outputs: Iterable[OnnxValue]) -> OnnxGraph:
-        """Return the graph with these inputs and outputs."""
+        """Return the finished graph, with the given inputs and outputs."""
         return OnnxGraph(tuple(inputs), tuple(outputs), tuple(self.nodes), dict(self.constants))
 
 

@@ -142,7 +142,7 @@ def _check_values(found: Sequence[OnnxValue], expected: Sequence[OnnxValue]) -> 
 
 
 class _GraphChecker:
-    """A walk over the nodes of one graph, in order, which checks each node."""
+    """A checker of the nodes of one graph, in the order of their computation."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self._graph = graph

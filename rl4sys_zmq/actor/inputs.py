@@ -246,7 +246,7 @@ class ActionOverrider:
 
     @without_float_errors
     def override(self, step: RL4SysAction, act: object, source: str, state: Any) -> Tree:
-        """Change the action that a step records, and its log-probability. Return the action for the environment."""
+        """Record `act` as the action of a step, with its log-probability. Return a checked copy of `act`."""
         if step.writer is not None:
             raise ActionError("this action is stored already; call override before add_to_trajectory")
         self._check_source(source)
@@ -270,7 +270,7 @@ class ActionOverrider:
         self._sources.add(source)
 
     def _checked(self, action: object, mask: Mask) -> Tree:
-        """Return a checked copy of an action, in the dtypes of the space."""
+        """Return a checked copy of an action, in the dtypes of the space. Raise ActionError if space or mask forbid it."""
         try:
             act = self._reader.observation(action)[0]
         except ObservationError as exc:

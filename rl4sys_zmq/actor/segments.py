@@ -357,7 +357,7 @@ class LateRewardQueue:
             )  # fmt: skip
 
     def _end_late(self, closed: PendingEpisodeSegments) -> None:
-        """Close an episode for late steps. If late steps are missing, leave a gap in the indices of the segments."""
+        """End an episode's wait for late steps. If some are missing, count up the indices of the later segments, as a gap."""
         held, closed.held = closed.held, None
         if held is not None and len(closed.late) > 1:
             closed.lost = True
@@ -411,9 +411,9 @@ class QueuedSegmentInfo:
 class Outbox(Resource):
     """The bounded FIFO of finished segments that have not been sent: in memory, and behind that in the spool, if there is one.
 
-    Host threads call `put` under a common lock, and read the numbers. The I/O thread calls all else. Each side does single
-    operations on a deque, so neither waits for the other. If the memory is full, its oldest segment is dropped and counted.
-    With ``overflow: wait`` nothing is dropped: the learner's credit limits the length.
+    Host threads call `put` under a common lock, and read the counts. The I/O thread calls all other methods. Each side does
+    single operations on a deque, so neither waits for the other. If the memory is full, its oldest segment is dropped and
+    counted. With ``overflow: wait`` nothing is dropped: the learner's credit limits the length.
 
     Attributes:
         in_hand: The number of segments that are moving from memory to the spool, or from here to the session. The number is set

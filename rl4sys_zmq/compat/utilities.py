@@ -26,7 +26,7 @@ from rl4sys_zmq.resource import Resource, Worker
 log = get_logger(__name__)
 
 
-class SampleFile:
+class CsvFile:
     """A new CSV file in a folder that is named after the present time. It is open only while a row is written.
 
     The time replaces ``{time}`` in `name`. If a file of this name exists, a number is appended to the name of the new file.
@@ -60,7 +60,7 @@ class StepPerSecLogger(Resource):
     """
 
     def __init__(self, proj_name: str, output_dir: str | os.PathLike[str] = "speedlog") -> None:
-        self._file = SampleFile(output_dir, proj_name, ("timestamp", "steps_per_sec"))
+        self._file = CsvFile(output_dir, proj_name, ("timestamp", "steps_per_sec"))
 
     def log(self, steps_per_sec: float) -> None:
         """Append a row with the present time.
@@ -101,7 +101,7 @@ class _Profiler(Resource):
             raise ConfigError(f"a profiler needs psutil ({exc}): pip install 'rl4sys-zmq[compat]'") from exc
         self.proj_name, self.output_dir = proj_name, output_dir or self._folder
         self.log_interval = check_value("log_interval", log_interval, number(0, 1e9, above=True))
-        self._file: SampleFile | None = None
+        self._file: CsvFile | None = None
         self._thread: _ProfilerThread | None = None
 
     def start_background_profiling(self) -> None:
@@ -139,7 +139,7 @@ class _Profiler(Resource):
         """Append a row with the present values of a process and of the machine."""
         row = self._row(process, datetime.now().isoformat())
         if self._file is None:
-            self._file = SampleFile(self.output_dir, f"{self.proj_name}_{self._kind}_profile_{{time}}", [*row])
+            self._file = CsvFile(self.output_dir, f"{self.proj_name}_{self._kind}_profile_{{time}}", [*row])
         self._file.append(row)
 
     @abstractmethod

@@ -72,7 +72,7 @@ class NumpyLayer:
         raise NotImplementedError
 
 
-class NumpyFunction(NumpyLayer):
+class FunctionLayer(NumpyLayer):
     """A layer in numpy that is one function with two arguments: the inputs, and the array to fill with the outputs.
 
     Both can be the same array.

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, NumpyFunction, NumpyLayer, OnnxNodeWriter, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Array, FunctionLayer, Layer, LayerEntry, NumpyLayer, OnnxNodeWriter, Shape, TorchForm, unfit
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
@@ -47,7 +47,7 @@ class Normalise(Layer):
             np.maximum(out, low, out=out)
             np.minimum(out, high, out=out)
 
-        return NumpyFunction(normalise)
+        return FunctionLayer(normalise)
 
     def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         scaled = graph.add("Mul", graph.add("Sub", values, names[0]), names[1])

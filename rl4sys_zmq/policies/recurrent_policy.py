@@ -56,7 +56,7 @@ class RecurrentPolicy(ExtraColumnPolicy):
         return self._head.assess(act, outputs[0], mask, rng)
 
     def _stacked(self, states: Sequence[Array | None]) -> RecurrentState:
-        """Return ``N`` states as one array ``[N, units]``."""
+        """Return a `RecurrentState` whose `before` is ``[N, units]``, one row for each of the ``N`` given states."""
         state = RecurrentState()
         state.before = np.stack([self._zero if one is None else one for one in states])
         return state

@@ -137,7 +137,7 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
 
 
 def unpack_integers(reader: BitReader, size: int) -> Sparse:
-    """Read an array that `pack_integers` wrote. Numbers are checked before memory is allocated for them."""
+    """Read an array that `pack_integers` wrote. Return the positions and the values of its non-zero integers."""
     mode = reader.byte()
     if mode == ZERO:
         empty = np.zeros(0, dtype=np.int64)

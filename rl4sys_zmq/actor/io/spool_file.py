@@ -164,7 +164,7 @@ class SpoolFile:
         return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
 
     def move_aside(self, stamp: int) -> str:
-        """Close and rename the damaged file, and return the new name. The newest `KEEP_DAMAGED` are kept."""
+        """Close the damaged file, rename it, and return its new name. Only the newest `KEEP_DAMAGED` damaged files are kept."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

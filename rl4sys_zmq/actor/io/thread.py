@@ -429,7 +429,7 @@ class ActorIOThread(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """Find out which segments of the spool the learner has received, after its first answer to this start."""
+        """Find out which segments of the spool the learner has received, once a session has begun."""
         spool, session = self.outbox.spool, self.session
         if spool is None or spool.reconciled or session.state is not SessionState.JOINED:
             return

@@ -81,7 +81,7 @@ class CurrentThreadState(threading.local):
 
 
 def exploration_place(actor_id: str) -> float:
-    """Return an actor's number in ``[0, 1)``, by which `epsilon_ladder` decides how much it explores. Only its name counts."""
+    """Return an actor's number in ``[0, 1)``, by which `epsilon_ladder` sets its exploration. It depends only on the name."""
     # The numbers of many names are spread evenly, so the actors need not know each other.
     return (xxhash.xxh3_64_intdigest(actor_id.encode()) >> 11) * 2.0**-53
 

@@ -140,7 +140,7 @@ class FrozenAgent(Resource):
         """Choose actions for ``N`` environments with one batched forward pass.
 
         Args:
-            trajs: ``N`` running trajectories. None, or a completed one, in the list starts a new one. None alone starts ``N``.
+            trajs: ``N`` trajectories. None or a completed one in the list starts a new one. None alone starts ``N`` new ones.
             obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
             masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 

@@ -120,7 +120,7 @@ class RL4SysTrajectory:
         """Store an action as the next step, as `RL4SysAgent.add_to_trajectory` does.
 
         Raises:
-            ActionError: If the action cannot be added: it is already stored, too late, or of another agent.
+            ActionError: If the action is of another agent or already stored, or, with ``overflow: wait``, comes too late.
         """
         self.episodes.add(self, action)
 
@@ -480,7 +480,7 @@ class TrajectoryManager:
         final: Tree | None,
         allowed: Mask,
     ) -> None:
-        """Close the last segment of an episode. If it is truncated and `final` is None, its own last observation is used."""
+        """Close the last segment of an episode. With `truncated`, the last step's observation can stand in for `final`."""
         writer = traj.writer
         after, its_mask = traj.bootstrap(None, None)
         if action is not traj.last and (action is not None or after is not None):

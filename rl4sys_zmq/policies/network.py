@@ -104,7 +104,7 @@ class LayerNetwork:
     def _writer(
         self, inputs: Array, steps: list[tuple[Step, Array, Array]]
     ) -> tuple[Callable[[Any], None], list[tuple[Step, Array, Array]]]:
-        """Return a function that takes an observation into the network, and the `steps` that then remain.
+        """Return a function that starts the forward pass of an observation, and the `steps` that then remain.
 
         For Discrete observations, the function looks up the result of the first step in a table. For others, it writes the
         features to `inputs`.

@@ -108,7 +108,7 @@ class _Bf16Mapping(IntegerMapping):
 
 
 class _FixedPointMapping(IntegerMapping):
-    """The mapping of a weight to the nearest multiple of its step, a power of two. Of two equally near, it is the even one."""
+    """The mapping of a weight to the nearest number of steps. A step is a power of two. A tie goes to the even number."""
 
     rounds = True
 

@@ -123,7 +123,7 @@ class RelayLink:
         return decode(frames) if frames is not None else None
 
     def received(self, messages: int, now: float) -> None:
-        """Count messages from the relay within one second. For a message with a new version, -1 follows, to undo it."""
+        """Count messages of the relay. A call with -1 takes back the count of a message that brought a new version."""
         if now - self._second_began >= 1.0:
             self._second_began, self._idle_messages = now, 0
         self._idle_messages += messages

@@ -80,7 +80,7 @@ class ActorSharedState:
         self.changed = threading.Condition()
 
     def notify(self) -> None:
-        """Wake the host threads that wait. A request for an action never takes the lock that this needs."""
+        """Wake the waiting host threads, under a lock that requests for actions never take."""
         with self.changed:
             self.changed.notify_all()
 
@@ -133,7 +133,7 @@ class IOThrottle:
         self._paused_at = 0.0
 
     def turn(self, now: float, *, segments: bool) -> None:
-        """Record the start of a pass through the thread's loop. `segments`: new segments have come since the last one."""
+        """Record the start of a pass through the thread's loop. `segments` is True if new segments have come."""
         self._paused_at = now
         self.busy = segments and now - self._segments_at < BUSY_S
         if segments:

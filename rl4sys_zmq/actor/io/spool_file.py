@@ -134,7 +134,7 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document and the rows in one transaction. `shift`, (id, count), adds `count` to all greater ids first."""
+        """Change the document and the rows in one transaction. `shift`, (id, count), moves the rows above `id` by `count`."""
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
         with connection:  # commits, or rolls back after an error

@@ -191,7 +191,7 @@ class BatchSender:
 class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
-    It shares `host` with the host threads. Of its other attributes they only read states, counts and the policy.
+    Host threads use the shared state `host`. Of all other attributes, host threads only read states, counts and the policy.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:

@@ -32,8 +32,8 @@ Baseline = Callable[[Any, Mask], Any]
 """The host's fallback function: from an observation (an array or a tree of arrays) and a mask to an action."""
 
 
-class LocalActions:
-    """The actions of policies in this process. One object serves all versions of a policy."""
+class LocalActionSelector:
+    """A selector of actions by policies in this process. One object serves all versions of a policy."""
 
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
         self._explore = explore
@@ -41,7 +41,7 @@ class LocalActions:
         self._recorder = ExtraColumnActionSelector(spec, explore) if spec.columns else None
 
     def choose(self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: Mask) -> RL4SysAction:
-        """Return an action. `state` is that of a policy with extra columns."""
+        """Return the action of `policy`. `state` is the state before this step, for a policy with extra columns."""
         thread.use(policy)
         if self._recorder is None:
             return new_action(RL4SysAction, observation, *thread.act(observation, mask), thread.stamp, mask)
@@ -50,7 +50,7 @@ class LocalActions:
     def choose_batch(
         self, policy: Policy, thread: ThreadState, trajs: Sequence[Any], batch: BatchInputs
     ) -> tuple[list[RL4SysAction], NDArray[np.float32]]:
-        """Return the actions of ``N`` trajectories, and their log-probabilities."""
+        """Return the actions of `policy` for ``N`` trajectories, and their log-probabilities ``[N]``."""
         thread.use(policy)
         if self._recorder is not None:
             return self._recorder.choose_batch(policy, thread, [traj.state for traj in trajs], batch)
@@ -59,14 +59,14 @@ class LocalActions:
         return new_actions(batch.each, raws, acts, log_probs, thread.stamp, batch.rows), log_probs
 
 
-class FallbackActions:
-    """The source of the actions that no policy chooses: for invalid input, for a stale or failing policy, and before the first.
+class FallbackActionSelector:
+    """A selector of actions where no policy chooses: for invalid input, for a stale or failing policy, and before the first.
 
-    The *idle action* is the last resort: the first allowed discrete action, or the middle of a Box. No fallback action is
-    stored. With `leading`, an action has a leading axis of 1.
+    The *idle action* is the last resort: the first allowed discrete action, or the middle of a Box. The learner gets no
+    fallback action.
     """
 
-    def __init__(self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, local: LocalActions) -> None:
+    def __init__(self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, local: LocalActionSelector) -> None:
         self._parts, self._spec, self._baseline, self._local = parts, spec, baseline, local
         self._on_stale = parts.config.on_stale
         self.max_age_s = parts.config.policy_max_age_s if self._on_stale != "keep" else None
@@ -75,20 +75,20 @@ class FallbackActions:
         return self.max_age_s is not None and self._parts.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory) -> RL4SysAction:
-        """Return this thread's previous action, or the idle action if there is none."""
+        """Return the calling thread's previous action, or the idle action if there is none."""
         last = copy_tree(self._parts.threads.state.last_act)
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
     def for_stale(self, observation: Tree, mask: Mask) -> RL4SysAction:
-        """Return the baseline's action, because the policy is stale."""
+        """Return the baseline's action, because the policy is stale. With ``on_stale: raise``, raise PolicyStale instead."""
         if self._on_stale == "raise":
             raise PolicyStale(self._parts.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask)
 
     def roll_back_and_act(self, bad: Policy, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
-        """Roll back the policy `bad`, whose action is not finite. Return an earlier version's action, or the idle action."""
+        """Roll back `bad`, whose action is not finite. Return the action of the version before, or the idle action."""
         parts = self._parts
         parts.counters.add("policies_not_finite")
         previous = parts.io.weight_subscriber.roll_back(bad)
@@ -102,7 +102,7 @@ class FallbackActions:
         return self._idle_action(observation, mask)
 
     def before_policy(self, observation: Tree, mask: Mask) -> RL4SysAction:
-        """Return an action before the first policy arrives: the baseline's, or a random one."""
+        """Return the baseline's action, or a random one, because no policy has arrived so far."""
         if self._baseline is not None:
             return self.baseline(observation, mask)
         self._parts.counters.add("random_actions")
@@ -148,7 +148,7 @@ def _middle(space: BoxSpace) -> NDArray[np.float64]:
 
 
 def _random(spec: PolicySpec, mask: Mask, sampler: RandomSource) -> Any:
-    """Return a uniformly random action. A dimension with an infinite bound gets a clipped standard normal number."""
+    """Return a uniformly random action that `mask` allows. A dimension with an infinite bound gets a clipped normal number."""
 
     def pick(allowed: Sequence[int]) -> int:
         return allowed[int(sampler.uniform() * len(allowed))]
@@ -191,8 +191,8 @@ class ActionSelector:
             self.episodes = before.episodes
             self.episodes.use(spec, self._inputs, rollout)
         parts.owner.overrider = ActionOverrider(spec)
-        self._local = LocalActions(spec, parts.config.explore)
-        self._fallback = FallbackActions(parts, spec, baseline, self._local)
+        self._local = LocalActionSelector(spec, parts.config.explore)
+        self._fallback = FallbackActionSelector(parts, spec, baseline, self._local)
         self._weight_subscriber, self._pending, self._threads = parts.io.weight_subscriber, parts.pending, parts.threads
         self._remote = parts.remote
         self._keeps_last = parts.config.on_bad_input == "drop"  # a copy, because the host can write to its own array
@@ -301,7 +301,7 @@ class ActionSelector:
 
     @without_float_errors
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
-        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy."""
+        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps the policy of its first step."""
         policies = [self._policy_for(traj) for traj in (running[:1] if self._parts.config.swap == "step" else running)]
         actions = self._choose_elsewhere(batch)
         if actions is not None:
@@ -321,7 +321,7 @@ class ActionSelector:
         return [chosen[n] for n in range(len(running))]
 
     def _choose_elsewhere(self, batch: BatchInputs) -> list[RL4SysAction] | None:
-        """Return the actions of the learner, or those for a stale policy; None if the local policy must choose."""
+        """Return the inference service's actions, or the baseline's for a stale policy. None: the local policy must choose."""
         fallback, parameters = self._fallback, self._parts.io.host.session_parameters
         if fallback.is_stale():
             return [fallback.for_stale(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
@@ -347,7 +347,7 @@ class ActionSelector:
         return [self._fallback.roll_back_and_act(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _ours(self, traj: RL4SysTrajectory | None) -> RL4SysTrajectory | None:
-        """Return a trajectory, or None for one that began in the parent process of this forked child."""
+        """Return `traj`, or None for a trajectory that began in the parent process, before this process was forked."""
         if traj is None or traj.episodes is self.episodes:
             return traj
         if traj.episodes.owner is not self.episodes.owner:

@@ -42,7 +42,7 @@ class AgentIdentity:
 
 @immutable_object
 class PolicyStamp:
-    """The identity of what chose an action: agent, generation and version. All actions of one thread and version share it.
+    """The policy that chose an action, by agent, generation and version. All actions of one thread and version share it.
 
     Attributes:
         policy: A function that returns the policy, or None if the policy no longer exists or was never in this process. A
@@ -203,7 +203,7 @@ class RL4SysAction:
 
 
 def new_action(kind: type[A], observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: Mask) -> A:
-    """Create an action without a reward. `act` is for the environment, `raw` for training: None if no policy chose."""
+    """Create an action without a reward. `act` is for the environment. `raw` is trained on; None if no policy chose."""
     action = kind()
     action.obs = observation
     action.raw = raw

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.acting import ActionSelector, StartupActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.io.host_link import SessionParameters
+from rl4sys_zmq.actor.io.shared_state import SessionParameters
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
 from rl4sys_zmq.actor.rl4sys import RL4SysCompatibility
@@ -154,6 +154,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         Raises:
             ObservationError, MaskError: If the input is invalid and ``on_bad_input`` is ``raise``. Nothing has changed.
             ActionError: If the trajectory belongs to another agent.
+            PolicyStale: If the policy is stale. Only with ``on_stale: raise``.
             Closed: If the agent is closed.
             LearnerUnavailable, ClientFailed: If the learner does not permit more steps (credit) in time. Only with
                 ``overflow: wait``.
@@ -174,7 +175,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         request for credit covers all of them.
 
         Args:
-            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories. ``N`` can be 0.
+            trajs: ``N`` running trajectories. None or a completed trajectory in the list starts a new one. None in place of the
+                list starts ``N`` new ones. ``N`` can be 0.
             obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
             masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 
@@ -183,7 +185,10 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         Raises:
             ObservationError, MaskError: If the input is invalid, also with ``on_bad_input: drop``. Nothing has changed.
-            Closed, LearnerUnavailable, ClientFailed: As for `request_for_action`.
+            Closed: If the agent is closed.
+            LearnerUnavailable, ClientFailed: If the learner grants no credit in time. Only with ``overflow: wait``.
+            PolicyStale, CallError: With ``on_stale: raise``, if the policy is stale. With ``inference: remote``, if the learner
+                gives no actions in time.
         """
         return (self._open or self._selector()).request_batch(trajs, obs, masks)
 
@@ -242,7 +247,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             truncated: True if a time limit or the host ended the episode, not a terminal state.
             final_obs: The observation after the last action. Required if `truncated`, for bootstrapping. If it is missing or
                 invalid with ``on_bad_input: drop``, the last observation and its mask take its place. Not used otherwise.
-            final_mask: The mask of `final_obs`, as in `request_for_action`: the learner bootstraps from allowed actions only.
+            final_mask: The mask of `final_obs`, 1 where an action is allowed: the learner bootstraps from allowed actions only.
                 None allows all actions. If it is invalid with ``on_bad_input: drop``, `final_obs` counts as invalid too. Not
                 used without `final_obs`.
 
@@ -250,7 +255,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             RewardError: If a step has no reward. The message names the step. Only with ``overflow: wait``.
             ObservationError: If `final_obs` is missing or invalid, and ``on_bad_input`` is ``raise``.
             MaskError: If `final_mask` is invalid, and ``on_bad_input`` is ``raise``.
-            ActionError: As for `add_to_trajectory`, or if `traj` is None.
+            ActionError: If `traj` is None, or `action` cannot be added to it (see `add_to_trajectory`).
         """
         self._episodes.end(traj, action, truncated, final_obs, final_mask)
 
@@ -441,7 +446,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         return self._io.waiting_segments + self._io.session.unreceived
 
     def _connect(self) -> None:
-        """Wait for the learner. Without one, act without a policy if there is a baseline or `fallback` permits it."""
+        """Wait for the first policy. If none comes, act by the baseline or at random if the configuration permits it."""
         config = self.config
         source = "its baseline" if self._baseline is not None else "random actions" if config.fallback == "random" else ""
         if config.overflow == "wait":

@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 
 class ThreadState:
-    """The state that an agent keeps for one host thread."""
+    """The data of an agent for one host thread: the policy in use, the random numbers, and the last action."""
 
     __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp", "step")
 
@@ -81,7 +81,7 @@ class CurrentThreadState(threading.local):
 
 
 def exploration_place(actor_id: str) -> float:
-    """Return an actor's `RandomSource.place`: a number in ``[0, 1)`` that depends only on the actor's name."""
+    """Return an actor's number in ``[0, 1)``, by which `epsilon_ladder` sets its exploration. It depends only on the name."""
     # The numbers of many names are spread evenly, so the actors need not know each other.
     return (xxhash.xxh3_64_intdigest(actor_id.encode()) >> 11) * 2.0**-53
 
@@ -131,7 +131,7 @@ class AgentComponents:
     def __init__(
         self, config: AgentConfig, keys: UserKeys | None, counters: Counters, parent: AgentComponents | None = None
     ) -> None:
-        """Start the I/O thread, and wait until it has opened the files on disk."""
+        """Start the I/O thread, and wait until it has opened the spool and the policy cache."""
         self.config = config
         self.actor_id = config.actor_id or uuid.uuid4().hex
         drops = config.on_bad_input == "drop"
@@ -205,7 +205,7 @@ class AgentComponents:
         return max(0.0, time.monotonic() - self.io.host.current_at)
 
     def join(self, timeout_s: float, *, patient: bool) -> None:
-        """Wait until the learner has answered and there is a policy; with `patient` longer, while the training starts."""
+        """Wait `timeout_s` for the learner's answer and a policy. With `patient`, wait longer while the training starts."""
         if not timeout_s and not self.has_policy and self.io.host.open_error is None:
             # A refusal that happens to be here already is no different from one that comes a moment later: `stats` has it.
             raise LearnerUnavailable(self.config.address, self.io.host.credit_gate.stage, 0.0)
@@ -225,7 +225,7 @@ class AgentComponents:
                 until = later
 
     def admit(self, steps: int) -> None:
-        """Wait for the learner's credit for `steps` steps and for the policy version that the learner requires."""
+        """Wait until the learner grants credit for `steps` steps and the policy version that it requires has arrived."""
         if not self._waits or self._granted(steps):
             return
         host = self.io.host
@@ -252,7 +252,7 @@ class AgentComponents:
         )
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
-        """Wait until the I/O thread's work makes `ready` return True. `stage` describes the event, for the error message."""
+        """Wait until the I/O thread's work makes `ready` return True. Error messages name the awaited event by `stage`."""
         host = self.io.host
         deadline = time.monotonic() + timeout_s
         self.io.wake_now()

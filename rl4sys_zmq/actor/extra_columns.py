@@ -69,7 +69,7 @@ class ExtraColumnActionSelector:
         return actions, np.asarray(log_probs)
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-        """Check the names, shapes ``[*rows, *column]`` and dtypes of the columns that a policy returned."""
+        """Return the columns from a policy, after a check of their names, shapes ``[*rows, *column]`` and dtypes."""
         if columns.keys() != self._wanted.keys():
             problem = f"returns the columns {sorted(columns)}; its spec has {sorted(self._wanted)}"
             raise ConfigError(f"a policy of kind {self._kind!r} {problem}", key="columns")
@@ -109,11 +109,11 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         self.state = step.state
 
     def continues(self, step: RL4SysAction) -> bool:
-        """Return True if the policy chose `step` from the state that it had after the last row."""
+        """Return True if the policy chose `step` from the state in which the last step of this segment left it."""
         return super().continues(step) and isinstance(step, ExtraColumnAction) and step.before is self.state
 
     def recorded_action(self, row: int, owner: AgentIdentity) -> RL4SysAction:
-        """Return an action with copies of a row. Its policy states are None, because the columns have no states."""
+        """Return the step in a row as an action with copied values. The action has no policy state, because no row has one."""
         action = super().recorded_action(row, owner)
         assert isinstance(action, ExtraColumnAction)
         action.columns = {name: np.array(column[row]) for name, column in self._extras.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.actor.acting import Baseline, LocalActions, idle_action
+from rl4sys_zmq.actor.acting import Baseline, LocalActionSelector, idle_action
 from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, add_leading_axis, new_action
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnAction
@@ -95,7 +95,7 @@ class FrozenAgent(Resource):
         self._spec, self._policy = stored.spec, build_policy(stored.spec, stored.snapshot)
         self._baseline = baseline
         self._inputs = InputValidator(stored.spec.observation_space, stored.spec.action_space)
-        self._local = LocalActions(stored.spec, explore)
+        self._local = LocalActionSelector(stored.spec, explore)
         self._counters = Counters()
         self._ids = random.Random()
         seed = seed if seed is not None else random.SystemRandom().getrandbits(128)
@@ -112,8 +112,8 @@ class FrozenAgent(Resource):
 
         Args:
             traj: The running trajectory. None or a completed trajectory starts a new one.
-            obs: As in `RL4SysAgent.request_for_action`.
-            mask: As in `RL4SysAgent.request_for_action`.
+            obs: Observation ``[*obs]`` or ``[1, *obs]``, or a dict or tuple of them.
+            mask: ``[n]`` or ``[1, n]``, 1 where one of the ``n`` discrete actions is allowed. None allows all.
 
         Returns:
             The trajectory and the action.
@@ -140,7 +140,7 @@ class FrozenAgent(Resource):
         """Choose actions for ``N`` environments with one batched forward pass.
 
         Args:
-            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories.
+            trajs: ``N`` trajectories. None or a completed one in the list starts a new one. None alone starts ``N`` new ones.
             obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
             masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 
@@ -148,7 +148,9 @@ class FrozenAgent(Resource):
             ``N`` trajectories and ``N`` actions.
 
         Raises:
-            ObservationError, MaskError, ActionError, Closed: As for `request_for_action`.
+            ObservationError, MaskError: If the input is invalid. Nothing has changed.
+            ActionError: If a trajectory belongs to another agent.
+            Closed: If the agent is closed.
         """
         self._check_open()
         trajectories = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
@@ -195,9 +197,9 @@ class FrozenAgent(Resource):
         Args:
             traj: The trajectory.
             action: Its last action, which is added now if it was not added before.
-            truncated: As in `RL4SysAgent`, but not used.
-            final_obs: As in `RL4SysAgent`, but not used.
-            final_mask: As in `RL4SysAgent`, but not used.
+            truncated: Not used, as nothing is trained.
+            final_obs: Not used.
+            final_mask: Not used.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, or `traj` is None.

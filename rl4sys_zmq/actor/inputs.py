@@ -74,7 +74,7 @@ class InputValidator:
             raise ObservationError(f"expected a batch of observations [N, *obs], not {type(first).__name__}") from exc
 
     def zero(self) -> Tree:
-        """Return an observation of zeros, to stand in for an invalid one at the start of an episode."""
+        """Return an observation of zeros. It stands in for an invalid first observation of an episode."""
         return self._leaves.unflatten(np.zeros(reader.shape, reader.dtype) for reader in self._readers)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
@@ -93,7 +93,7 @@ class InputValidator:
         return BatchInputs(observations, allowed, self._leaves.rows(observations), rows)
 
     def _read(self, given: object, read: Callable[[_ArrayReader, object], T]) -> list[T]:
-        """Return what `read` returns for each leaf of an observation."""
+        """Call `read` for each array of an observation, with the reader of that array. Return the results in order."""
         out = []
         for name, reader, leaf in zip(self._leaves.names, self._readers, self._leaves.flatten(given), strict=True):
             try:
@@ -140,7 +140,7 @@ class InputValidator:
         return mask
 
     def _mask_array(self, given: object, count: int | None) -> NDArray[Any]:
-        """Return a mask for actions with several parts, or `count` such masks, as an array. A mask can be in Gymnasium's form."""
+        """Return the mask of an action with several parts, or `count` such masks, as one array. They can be Gymnasium's."""
         n = self._actions
         flat = flat_mask(given, (n,), (1, n)) if count is None else flat_mask(given, (count, n))
         if flat is not None:
@@ -155,7 +155,7 @@ class InputValidator:
 
 
 class _ArrayReader:
-    """A reader of the observations of one space of arrays."""
+    """A checker and copier of observations that are single arrays, or of one array in each observation."""
 
     def __init__(self, space: LeafSpace) -> None:
         self.shape, self.dtype = space.shape, np.dtype(space.dtype)
@@ -246,7 +246,7 @@ class ActionOverrider:
 
     @without_float_errors
     def override(self, step: RL4SysAction, act: object, source: str, state: Any) -> Tree:
-        """Change the action that a step records, and its log-probability. Return the action for the environment."""
+        """Record `act` as the action of a step, with its log-probability. Return a checked copy of `act`."""
         if step.writer is not None:
             raise ActionError("this action is stored already; call override before add_to_trajectory")
         self._check_source(source)
@@ -270,7 +270,7 @@ class ActionOverrider:
         self._sources.add(source)
 
     def _checked(self, action: object, mask: Mask) -> Tree:
-        """Return a checked copy of an action, in the dtypes of the space."""
+        """Return a checked copy of an action, in the dtypes of the space. Raise ActionError if space or mask forbid it."""
         try:
             act = self._reader.observation(action)[0]
         except ObservationError as exc:

@@ -41,7 +41,7 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 
 
 class InferenceCaller(Resource):
-    """The connection to the learner's inference service. Any host thread can call `ask`."""
+    """The connection to the learner's inference service. Several host threads can call `ask` at once."""
 
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
         self.required = config.inference == "remote"  # no local policy could choose instead
@@ -55,7 +55,11 @@ class InferenceCaller(Resource):
         self._not_before = 0.0
 
     def ask(self, new_address: str, observations: NDArray[Any], masks: Mask) -> Answer | None:
-        """Return the learner's actions. None for a while after a failed call: the local policy must then choose."""
+        """Return raw actions, actions, log-probabilities and (generation, version) from the service at `new_address`.
+
+        Return None for some seconds after a failed call: the local policy must then choose. With ``inference: remote``, raise
+        CallError instead.
+        """
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
             return None

@@ -59,7 +59,7 @@ class TreeColumn:
         return self._leaves.unflatten(column[index] for column in self._columns)
 
     def grow(self, rows: int) -> None:
-        """Add `rows` rows to each array, at most doubling it."""
+        """Add `rows` rows to each array, but at most as many as it has."""
         self._columns = [_grown(column, rows) for column in self._columns]
 
 
@@ -171,7 +171,7 @@ class SegmentWriter:
                 self._set_mask(self.steps, mask)
 
     def recorded_actions(self, owner: AgentIdentity, known: Sequence[RL4SysAction | None]) -> list[RL4SysAction]:
-        """Return all steps as actions, oldest first: the objects in `known`, and copies of the others."""
+        """Return all steps as actions, oldest first: the given object where `known` has one, otherwise a copy of the row."""
         by_row = {action.row: action for action in known if action is not None and action.writer is self}
         return [by_row.get(row) or self.recorded_action(row, owner) for row in range(self.steps)]
 
@@ -238,14 +238,14 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Create memoryviews of the columns. A write of one number takes half as long as to an array."""
+        """Create memoryviews of the columns. Writing one number to a memoryview takes half as long as to an array."""
         self._action_cells = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells = self.log_probs.data
         self._reward_cells = self.rewards.data
 
 
 def _grown(column: Any, rows: int) -> Any:
-    """Return a column with `rows` more rows, at most twice as long as before."""
+    """Return a column with `rows` more rows, but at most twice as many as before."""
     if isinstance(column, TreeColumn):
         column.grow(rows)
         return column
@@ -297,7 +297,7 @@ class LateRewardQueue:
         self._lock = threading.RLock()
 
     def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
-        """Add the next closed segment of an episode. It goes to the outbox when it and all earlier ones have their rewards."""
+        """Add the next closed segment of an episode. Pass it to the outbox once it and all earlier ones have their rewards."""
         with self._lock:
             writer.pending = self
             closed.writers.append(writer)
@@ -315,7 +315,7 @@ class LateRewardQueue:
                 self._release(closed)
 
     def join(self, step: RL4SysAction, limit: int) -> PendingEpisodeSegments | None:
-        """Write a late step of an ended episode into the segment that stays open for late steps, if the step fits."""
+        """Write a late step of an ended episode into the segment that waits for such steps. Return None if it does not fit."""
         with self._lock:
             closed = next((closed for _, closed, _ in self.late if closed.held is not None and closed.late[0] is step), None)
             if closed is None:
@@ -357,7 +357,7 @@ class LateRewardQueue:
             )  # fmt: skip
 
     def _end_late(self, closed: PendingEpisodeSegments) -> None:
-        """Close an episode for late steps. If late steps are missing, leave a gap in the indices of the segments."""
+        """End an episode's wait for late steps. If some are missing, count up the indices of the later segments, as a gap."""
         held, closed.held = closed.held, None
         if held is not None and len(closed.late) > 1:
             closed.lost = True
@@ -411,9 +411,9 @@ class QueuedSegmentInfo:
 class Outbox(Resource):
     """The bounded FIFO of finished segments that have not been sent: in memory, and behind that in the spool, if there is one.
 
-    Host threads call `put` under a common lock, and read the numbers. The I/O thread calls all else. Each side does single
-    operations on a deque, so neither waits for the other. If the memory is full, its oldest segment is dropped and counted.
-    With ``overflow: wait`` nothing is dropped: the learner's credit limits the length.
+    Host threads call `put` under a common lock, and read the counts. The I/O thread calls all other methods. Each side does
+    single operations on a deque, so neither waits for the other. If the memory is full, its oldest segment is dropped and
+    counted. With ``overflow: wait`` nothing is dropped: the learner's credit limits the length.
 
     Attributes:
         in_hand: The number of segments that are moving from memory to the spool, or from here to the session. The number is set
@@ -493,7 +493,7 @@ class Outbox(Resource):
         return bool(batch)
 
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the segment that `take` returns next, or None if there is none."""
+        """Return the properties of the segment that `take` returns next; None if there is no segment."""
         if self.spool is not None:
             return self.spool.peek() if self.spool.reconciled else None
         try:
@@ -518,7 +518,7 @@ class Outbox(Resource):
         return True
 
     def newest_version(self, steps: int, generation: int) -> int:
-        """Return the lowest policy version among the newest segments that have `steps` steps together; 0 if there are too few."""
+        """Return the lowest version in the newest segments of `generation` that have `steps` steps; 0 if they have fewer."""
         lowest = None
         for segment in reversed(self._memory.copy()):
             if segment.generation != generation:

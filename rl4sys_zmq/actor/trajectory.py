@@ -76,7 +76,10 @@ class RL4SysTrajectory:
         self.closed = PendingEpisodeSegments(self.episode_id)
 
     def bootstrap(self, observation: Tree, mask: Mask) -> tuple[Tree, Mask]:
-        """Return the observation and mask of the first action that was not added; the arguments if all were added."""
+        """Return the observation and mask of the first requested action that was not added; the arguments if there is none.
+
+        The learner bootstraps from them.
+        """
         waiting = next((action for action in self.requested if action.writer is None), None)
         return (observation, mask) if waiting is None else (waiting.obs, waiting.mask)
 
@@ -117,7 +120,7 @@ class RL4SysTrajectory:
         """Store an action as the next step, as `RL4SysAgent.add_to_trajectory` does.
 
         Raises:
-            ActionError: As for `RL4SysAgent.add_to_trajectory`.
+            ActionError: If the action is of another agent or already stored, or, with ``overflow: wait``, comes too late.
         """
         self.episodes.add(self, action)
 
@@ -142,7 +145,7 @@ class RL4SysTrajectory:
         """End the episode in a terminal state, and send its last steps, as `RL4SysAgent.mark_end_of_trajectory` does.
 
         Raises:
-            RewardError: As for `RL4SysAgent.mark_end_of_trajectory`.
+            RewardError: If a step has no reward. Only with ``overflow: wait``.
         """
         self.episodes.end(self)
 
@@ -193,7 +196,7 @@ class TrajectoryManager:
         return newest if belongs else None
 
     def _begun(self, traj: RL4SysTrajectory) -> RL4SysTrajectory:
-        """Return the trajectory for the next request: the one that an action has begun after the end of `traj`, else `traj`."""
+        """Return the running episode if one has begun since `traj` ended and got no request so far; otherwise `traj`."""
         newest = traj.requested.newest
         if newest is None or newest.completed or newest.first is not None:
             return traj
@@ -209,7 +212,7 @@ class TrajectoryManager:
         traj.requested.append(action)
 
     def _forget_requests(self, traj: RL4SysTrajectory) -> None:
-        """Forget older requested actions that the host no longer has and so can never add."""
+        """Forget older requested actions to which the host has no reference, so that it can never add them."""
         actions = list(traj.requested)
         # Three references are not the host's: the list, the deque, and the argument of the call.
         held = [sys.getrefcount(actions[i]) > 3 + (actions[i] is traj.first) for i in range(len(actions))]
@@ -247,7 +250,7 @@ class TrajectoryManager:
                 self.end(traj, traj.last)
 
     def cut(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask, *, follows: bool = True) -> SegmentWriter:
-        """Close the trajectory's segment, and return a new one. Without `follows`, steps are missing between the two."""
+        """Close the trajectory's segment, and return the next. `follows` is False if steps are missing between them."""
         writer = traj.writer
         left = traj.cap_left - writer.steps
         capped = left <= 0
@@ -298,7 +301,7 @@ class TrajectoryManager:
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action as the next step of `traj`, with all checks that `RL4SysAgent.add_to_trajectory` leaves out."""
+        """Store an action as the next step of `traj`, with the checks that the fast path of the agent leaves out."""
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
@@ -337,7 +340,7 @@ class TrajectoryManager:
         traj.requested.popleft()
 
     def _skip_to(self, traj: RL4SysTrajectory, action: RL4SysAction) -> bool:
-        """Make `action` the first of ``traj.requested``, with a gap for earlier ones. Return False if it is not in there."""
+        """Remove the actions before `action` from ``traj.requested``, and note the gap. Return False if it is not there."""
         requested = traj.requested
         while requested and requested[0].writer is not None:  # a signal handler has raised after the write
             requested.popleft()
@@ -413,7 +416,7 @@ class TrajectoryManager:
         return None, None
 
     def _check_rewards(self, writers: Sequence[SegmentWriter]) -> None:
-        """Check that the last segments have all rewards. If rewards may come late, only count a missing one."""
+        """Raise RewardError if one of the last segments lacks a reward. If rewards may come late, count the episode instead."""
         for part in writers:
             if not part.missing:
                 continue
@@ -477,7 +480,7 @@ class TrajectoryManager:
         final: Tree | None,
         allowed: Mask,
     ) -> None:
-        """Close the last segment of an episode. In a truncated episode, the last observation can replace `final`."""
+        """Close the last segment of an episode. With `truncated`, the last step's observation can stand in for `final`."""
         writer = traj.writer
         after, its_mask = traj.bootstrap(None, None)
         if action is not traj.last and (action is not None or after is not None):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import one_of, option
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyFunction, NumpyLayer, Shape, TorchForm
+from rl4sys_zmq.layers.layer import Array, FunctionLayer, Layer, LayerEntry, NumpyLayer, OnnxNodeWriter, Shape, TorchForm
 from rl4sys_zmq.values import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class ActivationLayer(Layer):
         return inputs
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyLayer:
-        return NumpyFunction(ACTIVATION_FUNCTIONS[self.function])
+        return FunctionLayer(ACTIVATION_FUNCTIONS[self.function])
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         match self.function:
             case "silu":
                 return graph.add("Mul", values, graph.add("Sigmoid", values))

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from rl4sys_zmq.config.options import InvalidValue, integer, option
-from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, Nodes, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Concat(Layer):
             raise unfit(self.kind, (features,), f"features up to number {max(stop for _, stop in self.columns)}")
         return (prod(inputs) + sum(stop - start for start, stop in self.columns),)
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         parts = [
             graph.add("Slice", features, *(graph.constant([number]) for number in (start, stop, 1)))
             for start, stop in self.columns

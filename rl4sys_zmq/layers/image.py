@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, flag, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, Nodes, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class Image(Layer):
     def _stop(self) -> int:
         return self.start + prod(self.shape)
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         if (self._stop - self.start,) != inputs:
             values = graph.add("Slice", values, *(graph.constant([number]) for number in (self.start, self._stop, 1)))
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape

@@ -32,7 +32,7 @@ HIDDEN_GAIN = math.sqrt(2.0)
 """The gain of the orthogonal initial weights of hidden layers."""
 
 
-class State:
+class RecurrentState:
     """The recurrent state of a network in numpy. A recurrent layer reads `before`, and sets `after` to a new array."""
 
     __slots__ = ("after", "before")
@@ -53,7 +53,7 @@ class NumpyLayer:
     in_place: ClassVar[bool] = False
     slots: int = 0
 
-    def batch(self, x: Array, state: State) -> Array:
+    def batch(self, x: Array, state: RecurrentState) -> Array:
         """Return the outputs for ``N`` rows of inputs, as a new array ``[N, outputs]``.
 
         Args:
@@ -62,7 +62,7 @@ class NumpyLayer:
         """
         raise NotImplementedError
 
-    def step(self, buffer: Array, state: State) -> Step:
+    def step(self, buffer: Array, state: RecurrentState) -> Step:
         """Return a function for one thread that computes one row of inputs.
 
         Args:
@@ -72,25 +72,28 @@ class NumpyLayer:
         raise NotImplementedError
 
 
-class NumpyFunction(NumpyLayer):
-    """A layer that is one function: of its inputs, and of the array of its outputs, which can be the same."""
+class FunctionLayer(NumpyLayer):
+    """A layer in numpy that is one function with two arguments: the inputs, and the array to fill with the outputs.
+
+    Both can be the same array.
+    """
 
     in_place = True
 
     def __init__(self, function: Step) -> None:
         self._function = function
 
-    def batch(self, x: Array, state: State) -> Array:
+    def batch(self, x: Array, state: RecurrentState) -> Array:
         out = np.empty_like(x)
         self._function(x, out)
         return out
 
-    def step(self, buffer: Array, state: State) -> Step:
+    def step(self, buffer: Array, state: RecurrentState) -> Step:
         return self._function
 
 
-class Nodes(Protocol):
-    """The methods of a writer of ONNX graphs that layers use (`rl4sys_zmq.policies.graphs.model.GraphBuilder`)."""
+class OnnxNodeWriter(Protocol):
+    """The methods with which a layer adds itself to an ONNX graph. `GraphBuilder` of `rl4sys_zmq.policies.graphs` has them."""
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Append a node (one operation) to the graph, and return the name of its output."""
@@ -186,7 +189,7 @@ class Layer(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         """Append the layer to an ONNX graph, and return the name of its outputs, ``[N, *outputs]``.
 
         Args:
@@ -268,5 +271,5 @@ def register_layer(entry: LayerEntry) -> None:
 
 
 def unfit(kind: str, inputs: Shape, expected: str) -> ConfigError:
-    """Return the error for a layer of kind `kind` that got inputs of another shape than expected."""
+    """Return the error to raise for a layer of kind `kind` whose inputs have another shape than the expected one."""
     return ConfigError(f"a layer of kind {kind!r} has inputs of shape {list(inputs)}; it needs {expected}", key="layers")

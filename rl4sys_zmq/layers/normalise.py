@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyFunction, NumpyLayer, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Array, FunctionLayer, Layer, LayerEntry, NumpyLayer, OnnxNodeWriter, Shape, TorchForm, unfit
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
@@ -47,9 +47,9 @@ class Normalise(Layer):
             np.maximum(out, low, out=out)
             np.minimum(out, high, out=out)
 
-        return NumpyFunction(normalise)
+        return FunctionLayer(normalise)
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         scaled = graph.add("Mul", graph.add("Sub", values, names[0]), names[1])
         return graph.add("Clip", scaled, graph.constant(np.float32(-OBS_CLIP)), graph.constant(np.float32(OBS_CLIP)))
 

@@ -51,7 +51,7 @@ class ActionHead(Protocol):
 
 
 def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] | None = None) -> ActionHead:
-    """Return the head that chooses actions of a space, with `squash` as in `HeadParameters`.
+    """Return the head that chooses actions of a space. `squash` (``clip`` or ``tanh``) brings Box actions into the bounds.
 
     `log_std` has the logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes.
     """
@@ -185,8 +185,8 @@ class GaussianHead:
 class JointHead:
     """The head for the spaces with several parts: MultiDiscrete, MultiBinary, Dict and Tuple.
 
-    Each choice is a softmax over its logits, and the numbers of all Boxes together are a diagonal Gaussian. The parts are
-    independent, so the log-probability of an action is the sum over its parts.
+    Each discrete element is drawn from the softmax of its logits. The elements of all Boxes together are drawn from a diagonal
+    Gaussian. The parts are independent, so the log-probability of an action is the sum over its parts.
     """
 
     def __init__(self, space: ActionSpace, squash: str, log_std: NDArray[Any] | None) -> None:
@@ -264,7 +264,7 @@ class JointHead:
         return self._trees(indices, numbers)[0], log_prob
 
     def _trees(self, indices: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> tuple[Tree, Tree]:
-        """Return raw actions and actions for the environment, from the indices of choices and the numbers (None: no Box)."""
+        """Return raw actions and actions for the environment, from option indices and Box elements (None: no Box)."""
         raw: list[Any] = []
         env: list[Any] = []
         lead = indices.shape[:-1]

@@ -63,7 +63,7 @@ _scale_of = lru_cache(maxsize=64)(_Scale)
 
 
 class _BoundedHead(ABC):
-    """The common part of the two heads. It implements `ActionHead`, and ignores masks."""
+    """The base class of `SquashedGaussianHead` and `DeterministicHead`. It implements `ActionHead`, and ignores masks."""
 
     def __init__(self, spec: PolicySpec) -> None:
         assert isinstance(spec.action_space, BoxSpace)

@@ -93,7 +93,7 @@ class EpsilonGreedyHead:
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
 
     def means(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the means ``[..., n]`` of distributions over the atoms, for logits ``[..., n * atoms]``."""
+        """Return the mean ``[..., n]`` of each action's distribution of the return, from the logits ``[..., n * atoms]``."""
         assert self._atoms is not None
         table = logits.reshape(-1, len(self._atoms))
         sums = np.exp(table - table.max(1, keepdims=True)).dot(self._atoms)

@@ -51,7 +51,7 @@ def onnx_spec(
 
 
 def network_inputs(spec: PolicySpec) -> tuple[HeadParameters, tuple[OnnxValue, ...], int]:
-    """Return the parameters of the head, the weights that the graph takes, and the number of outputs.
+    """Return the parameters of the head, the weights among the graph's inputs, and the number of outputs of the network.
 
     Raises:
         ConfigError: If the document is invalid, does not fit the spaces or the tensors, or the spec has extra columns.
@@ -84,7 +84,7 @@ def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     """Build the policy that a spec of the kind ``onnx`` describes. The policy uses views of the weights.
 
     Raises:
-        ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.
+        ConfigError: If onnxruntime is not installed, the spec or its graph is invalid, or `snapshot` has another size.
     """
     head, weights, outputs = network_inputs(spec)
     tensors = spec.views(snapshot.flat, snapshot.others)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.layers.layer import Array, State
+from rl4sys_zmq.layers.layer import Array, RecurrentState
 from rl4sys_zmq.policies.action_heads import ActionHead
 from rl4sys_zmq.policies.base import Action, Mask
 from rl4sys_zmq.policies.column_policy import BatchChoice, BoundStep, ExtraColumnPolicy, StepChoice
@@ -35,7 +35,7 @@ class RecurrentPolicy(ExtraColumnPolicy):
 
     def bind_step(self, rng: RandomSource, explore: bool) -> BoundStep:
         """Return a faster form of `step` for one thread, with the given `rng` and `explore`. The function has buffers."""
-        carried, zero, choose = State(), self._zero, self._head.choose
+        carried, zero, choose = RecurrentState(), self._zero, self._head.choose
         forward = self._network.bind(carried)
 
         def step(observation: Any, mask: Mask, state: Any) -> StepChoice:
@@ -55,8 +55,8 @@ class RecurrentPolicy(ExtraColumnPolicy):
         outputs = self._network.batch(leaves_of(self._space).stack([observation]), self._stacked([state]))
         return self._head.assess(act, outputs[0], mask, rng)
 
-    def _stacked(self, states: Sequence[Array | None]) -> State:
-        """Return ``N`` states as one array ``[N, units]``."""
-        state = State()
+    def _stacked(self, states: Sequence[Array | None]) -> RecurrentState:
+        """Return a `RecurrentState` whose `before` is ``[N, units]``, one row for each of the ``N`` given states."""
+        state = RecurrentState()
         state.before = np.stack([self._zero if one is None else one for one in states])
         return state

@@ -21,7 +21,7 @@ from rl4sys_zmq.values.trees import Tree
 
 @immutable_object
 class FeatureLeaf:
-    """The features that one array of an observation gives.
+    """The positions of the features (numbers that a network gets) that one array of an observation gives.
 
     Attributes:
         columns: The positions of these features among all.
@@ -38,7 +38,7 @@ class FeatureLeaf:
     offsets: NDArray[np.int64]
 
     def positions(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the positions of the features that are 1, int64 ``[..., n]``, for integers ``[..., n]``."""
+        """Return the positions of the features that are 1 in the one-hot form of integers ``[..., n]``, int64 ``[..., n]``."""
         assert self.lowest is not None
         index: NDArray[np.int64] = values.astype(np.int64, copy=False) - self.lowest  # uint64 minus int64 would be float64
         if ((index < 0) | (index >= self.counts)).any():
@@ -48,7 +48,7 @@ class FeatureLeaf:
 
 @immutable_object
 class FeatureLayout:
-    """The ``F`` features of an observation, and their order.
+    """The ``F`` features of an observation (the numbers that a network gets), and their order.
 
     The features of one array follow those of another, in the order of sorted dict keys. A Box or MultiBinary array is
     flattened. A Discrete value becomes one-hot, and so does each element of a MultiDiscrete array.

@@ -52,7 +52,7 @@ class SpaceLeaves:
         return unflatten(self.structure, leaves)
 
     def rows(self, tree: Tree) -> Sequence[Any]:
-        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` elements. A single array stays as it is."""
+        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` trees. A single array stays as it is."""
         if self.structure is None:
             return tree  # type: ignore[no-any-return]
         leaves = self.flatten(tree)
@@ -78,9 +78,9 @@ def flat_space(space: ObservationSpace, user: str, role: str = "observation") ->
 
 
 def have_same_form(one: ObservationSpace, other: ObservationSpace) -> bool:
-    """Return True if elements of two spaces have the same structure and shapes, and their integers the same values.
+    """Return True if elements of two spaces have the same structure and shapes, and their integers the same range.
 
-    The limits and dtypes of Boxes can differ. Integers must begin at the same number, because nothing shifts them.
+    The limits and dtypes of Boxes can differ.
     """
     a, b = leaves_of(one), leaves_of(other)
     return a.structure == b.structure and all(map(_have_same_form, a.spaces, b.spaces))

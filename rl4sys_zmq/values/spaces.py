@@ -267,7 +267,7 @@ class _NestedSpace(_BaseSpace):
                 yield held
 
     def __post_init__(self) -> None:
-        """Check that the parts are spaces, and not too many or nested too deeply. The first field has some of them."""
+        """Check that the parts are spaces, and not too many or nested too deeply. A list of parts becomes a tuple."""
         key = fields(self)[0].name  # type: ignore[arg-type]
         held = getattr(self, key)
         if key == "spaces" and self.KIND != "Dict":
@@ -440,7 +440,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Return the numbers of spaces, nested levels and array elements in a space, which counts itself."""
+    """Return the number of spaces in a space, itself included, of nested levels, and of array elements."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)

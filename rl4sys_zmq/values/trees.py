@@ -68,7 +68,7 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
 
 
 def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
-    """Build `count` trees of the same structure from the leaves of a batch."""
+    """Build `count` trees of one structure. `columns` has, for each leaf, the values of that leaf in all trees."""
     left = iter(columns)
     if structure is None:
         return list(next(left))

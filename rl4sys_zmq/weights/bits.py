@@ -53,7 +53,7 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """Return the parameter of the Golomb-Rice code of `pack_gaps`, for a number of positions among `size` elements."""
+    """Return how many low bits of each gap `pack_gaps` writes unchanged, for a number of positions among `size` elements."""
     # This is optimal where all elements are equally likely to change (Kiely, Selecting the Golomb parameter in Rice coding,
     # 2004). It uses integers only, so that both sides compute the same width.
     return (4812 * size // (10_000 * positions)).bit_length() if positions else 0

@@ -55,7 +55,8 @@ _CELL_BITS = 4.0
 class PayloadEncoding(IntEnum):
     """The form in which the payload of a weight update is encoded: one of several kinds of diff, or a whole state.
 
-    The *base* is the state that the receiver holds, to which a diff is applied.
+    A diff is applied to the state that the receiver has. A *block* is 1024 consecutive elements. The planes of integers are
+    their lowest bytes, then their second bytes, and so on.
 
     =================  ==========================================================================================
     `UNCHANGED`        a diff of zeros: no payload
@@ -76,7 +77,7 @@ class PayloadEncoding(IntEnum):
 
     @property
     def is_diff(self) -> bool:
-        """True if the payload is a diff, so that the receiver needs the base to decode it."""
+        """True if the payload is a diff, which the receiver can only decode with the state to which the diff applies."""
         return self < PayloadEncoding.SNAPSHOT
 
 
@@ -86,7 +87,7 @@ CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 @immutable
 class Diff:
-    """An encoded diff. If `predicted` is true, the receiver also needs the state before the base."""
+    """An encoded diff. If `predicted`, the receiver needs two states: the one to which the diff applies, and the one before."""
 
     codec: PayloadEncoding
     parts: Sequence[Buffer] = ()
@@ -99,13 +100,13 @@ class Diff:
 
     @property
     def payload(self) -> bytes:
-        """The joined parts. They can be long, so they are joined only once."""
+        """The payload: all parts joined to new bytes."""
         return b"".join(self.parts)
 
 
 @immutable
 class DecodedState:
-    """A decoded state, ``[n]`` in a new buffer, and the values of those elements that can differ from the base."""
+    """A decoded state, ``[n]`` in a new buffer, and the values of the elements that can differ from the state before."""
 
     flat: FlatWeights
     written: FlatWeights
@@ -222,7 +223,7 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
 
 
 def _prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
-    """Estimate from a sample if byte planes get shorter when the last change of each weight is subtracted from the new change."""
+    """Estimate from a sample if byte planes get shorter when each change is encoded as its difference from the last change."""
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
@@ -239,7 +240,7 @@ def _magnitude_bits(words: Integers) -> float:
 
 
 def _estimated_bits(differences: Integers) -> float:
-    """Estimate the size of `pack_integers` of these differences, in bits, from a sample."""
+    """Estimate, from a sample, how many bits `pack_integers` would need for these differences."""
     step = 1 + differences.size // SAMPLE
     classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)
     counts = np.bincount(classes)
@@ -284,7 +285,7 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping for whole states and `PayloadEncoding.RAW`. They do not contain the steps of a grid."""
+    """Return the mapping of weights in whole states and in `PayloadEncoding.RAW`: `form`, but that of float32 for ``GRID``."""
     return FP32 if form.rounds else form
 
 
@@ -302,7 +303,7 @@ SNAPSHOT_SAMPLE = 1024
 
 
 def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> tuple[PayloadEncoding, Payload]:
-    """Return the form and the payload of a state with values of `dtype`. ``GRID`` is sent as float32.
+    """Return the encoding and the payload of a whole state with values of `dtype`. ``GRID`` is sent as float32.
 
     With `compress`, the payload is compressed if that saves much.
     """

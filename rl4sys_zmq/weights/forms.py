@@ -108,7 +108,7 @@ class _Bf16Mapping(IntegerMapping):
 
 
 class _FixedPointMapping(IntegerMapping):
-    """The mapping of a weight to its number of steps. Each element has a power of two as its step. A tie rounds to even."""
+    """The mapping of a weight to the nearest number of steps. A step is a power of two. A tie goes to the even number."""
 
     rounds = True
 

@@ -37,12 +37,12 @@ _GAIN = 0.98
 
 
 def pieces(size: int) -> Iterator[slice]:
-    """Return the slices that cut an array of `size` elements into pieces."""
+    """Return the slices that cut an array of `size` elements into pieces of `PIECE` elements, the last one shorter."""
     return (slice(begin, min(size, begin + PIECE)) for begin in range(0, size, PIECE))
 
 
 def pack_planes(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
-    """Encode `size` integers, given as one array for each slice of `pieces`. Return buffers to be joined."""
+    """Encode `size` integers, given as one array for each slice of `pieces`. Return buffers, to be joined in this order."""
     itemsize, zero = np.dtype(word).itemsize, _ZERO[word]
     planes = np.empty((itemsize, size), dtype=np.uint8)
     at = 0
@@ -86,7 +86,7 @@ def _halves(low: NDArray[np.uint8], high: NDArray[np.uint8]) -> NDArray[np.uint1
 
 
 def pack_plane(plane: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
-    """Compress an array of bytes if that saves enough. Return its length (0 if it is not compressed), and the data."""
+    """Compress bytes if that saves enough. Return two buffers: the encoded length (0 if not compressed), and the data."""
     packed = zstd.compress(plane.data, repeats=False)
     return (varint(len(packed)), packed) if len(packed) < _GAIN * plane.size else (varint(0), plane.data)
 
@@ -137,7 +137,7 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
 
 
 def unpack_integers(reader: BitReader, size: int) -> Sparse:
-    """Read an array that `pack_integers` wrote. Numbers are checked before memory is allocated for them."""
+    """Read an array that `pack_integers` wrote. Return the positions and the values of its non-zero integers."""
     mode = reader.byte()
     if mode == ZERO:
         empty = np.zeros(0, dtype=np.int64)
@@ -232,7 +232,7 @@ OPEN_BITS, LEAST = _tables()
 
 
 def symbols_of(magnitudes: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Return the symbol of each magnitude (at most `MAX_MAGNITUDE`). `mantissa_bits` is defined at the top of this module."""
+    """Return one byte for each magnitude (at most `MAX_MAGNITUDE`): 0 for 0, else exponent and `mantissa_bits` bits."""
     symbols = magnitudes.astype(np.float64).view(np.int64)
     symbols >>= 52 - mantissa_bits
     symbols -= (1023 << mantissa_bits) - 1
@@ -251,7 +251,7 @@ def _best_fine(symbols: NDArray[np.uint8]) -> int:
 
 
 def coarser(symbols: NDArray[np.uint8], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Return the symbols of the same magnitudes with fewer mantissa bits than `MAX_FINE`."""
+    """Return the results of `symbols_of` for `mantissa_bits`, from those for the larger number `MAX_FINE`."""
     return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - mantissa_bits)) + np.uint8(1), np.uint8(0))
 
 
@@ -262,7 +262,9 @@ SHARE = 0.75
 
 
 def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | slice, bytes]:
-    """Return the indices of all weights in active blocks, and the encoded list of these blocks. A slice stands for all weights.
+    """Find the blocks of `BLOCK` weights in which a weight changes. Return the indices of their weights, and the encoded list.
+
+    If these are most of the blocks, the indices are a slice of all weights.
 
     Args:
         different: True for each element that changes.
@@ -280,7 +282,7 @@ def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.
 
 
 def read_blocks(reader: BitReader, size: int) -> NDArray[np.intp] | slice:
-    """Read a list of blocks that `active_blocks` encoded. Return the indices of their weights; a slice for all."""
+    """Read a list from `active_blocks`. Return the indices of the weights in the blocks; a slice if these are all weights."""
     blocks = -(-size // BLOCK)
     count = reader.varint(blocks)
     if not count:

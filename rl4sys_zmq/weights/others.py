@@ -1,7 +1,7 @@
 """The tensors of a weight update that are not rounded. Their encoding is always lossless.
 
 All tensors of a policy version that are not float32 are in one buffer (`PolicySnapshot.others`). If the wire dtype rounds, the
-exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. A `Division` separates them from the weights. The buffer
+exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. `TensorDivision` separates them from the weights. The buffer
 is treated as an array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In
 the payload, the result follows the weights. The payload ends with the number of bytes of the result (u32) and its
 `PayloadEncoding` (u8)::
@@ -29,15 +29,15 @@ _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size
 
 
-class Division:
-    """The division of a policy's tensors, for one wire dtype, into those that are rounded, exact weights, and all others.
+class TensorDivision:
+    """The division of a policy's tensors into float32 elements that a wire dtype rounds, exact float32 elements, and the rest.
 
     Its methods raise `WeightsError` (``reason="size"``) for a state of another size.
 
     Attributes:
         size: The number of float32 elements of a state.
         sizes: The number of elements of each tensor that is rounded.
-        kept: The number of float32 elements that are not rounded. With ``FP32`` none are apart, as nothing is rounded.
+        kept: The number of exact float32 elements; 0 for the wire dtype ``FP32``, which rounds nothing.
         other_size: The size in bytes of `PolicySnapshot.others`.
     """
 
@@ -53,7 +53,7 @@ class Division:
             self._runs.append((is_exact, slice(start, end)))
 
     def rounded(self, flat: FlatWeights) -> FlatWeights:
-        """Return the elements that are rounded: the same array if these are all, else a new one."""
+        """Return the elements that are rounded: `flat` itself if all are, else a new array."""
         return self._part(flat, exact=False) if self.kept else flat
 
     def exact(self, flat: FlatWeights) -> FlatWeights:
@@ -61,14 +61,14 @@ class Division:
         return self._part(flat, exact=True) if self.kept else flat[:0]
 
     def parts(self, snapshot: PolicySnapshot) -> tuple[FlatWeights, bytes]:
-        """Return the rounded elements, and the buffer of everything else: `PolicySnapshot.others` and the exact elements."""
+        """Return the rounded elements, and the bytes of everything else: `PolicySnapshot.others`, then the exact elements."""
         if not self.kept:
             return snapshot.flat, snapshot.others
         exact = self.exact(snapshot.flat).astype("<f4", copy=False)
         return self.rounded(snapshot.flat), snapshot.others + exact.tobytes()
 
     def joined(self, rounded: FlatWeights, kept: FlatWeights) -> FlatWeights:
-        """Return the state of the rounded and the exact elements: the same array if nothing is exact, else a new one."""
+        """Put rounded and exact elements together to a state: `rounded` itself if nothing is exact, else a new array."""
         if not self.kept:
             return rounded
         flat = np.empty(self.size, dtype=np.float32)
@@ -87,13 +87,13 @@ class Division:
 
 
 @lru_cache(maxsize=64)
-def division_of(dtype: WireDtype, tensors: tuple[TensorSpec, ...]) -> Division:
+def division_of(dtype: WireDtype, tensors: tuple[TensorSpec, ...]) -> TensorDivision:
     """Return the division of a policy's tensors (`PolicySpec.tensors`) for a wire dtype."""
-    return Division(dtype, tensors)
+    return TensorDivision(dtype, tensors)
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:
-    """Return a payload with the buffer `new` after the weights: as a diff to `base`, or as a whole if `base` is None."""
+    """Append `new`, the tensors that are not rounded, to a payload: as a diff to `base`, or as a whole without a base."""
     words = _words(new)
     if base is None:
         codec, coded = encode_snapshot(words, WireDtype.FP32, compress=compress)
@@ -104,7 +104,7 @@ def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress:
 
 
 def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
-    """Split the payload of an update: the weights, the buffer, and the codec of the buffer as a number."""
+    """Split a payload into the weights, the encoded tensors that are not rounded, and the `PayloadEncoding` of these."""
     view = memoryview(payload)
     end = len(view) - TRAILER_BYTES
     count, codec = _TRAILER.unpack_from(view, end) if end >= 0 else (0, 0)
@@ -114,7 +114,7 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
-    """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or the whole buffer if `base` is None."""
+    """Return the bytes of the tensors that are not rounded, `size` in all, from a diff to `base`, or without a base."""
     if codec not in CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:

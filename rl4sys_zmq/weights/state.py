@@ -80,7 +80,7 @@ def tag_of(key: bytes, policy_id: bytes, snapshot: PolicySnapshot) -> bytes:
 
 
 def is_tag_of(tag: bytes, key: bytes, policy_id: bytes, snapshot: PolicySnapshot) -> bool:
-    """Return True if `tag` is the tag of this version under `key`. Arguments as in `tag_of`; an empty tag is never valid."""
+    """Return True if `tag` is the tag of this version under the key of 32 bytes. An empty tag is never valid."""
     import hmac
 
     return hmac.compare_digest(tag, tag_of(key, policy_id, snapshot))

@@ -8,7 +8,7 @@ import pytest
 from kit import segment_with
 
 from rl4sys_zmq import AgentConfig
-from rl4sys_zmq.actor.io.host_link import HostLink, SessionParameters
+from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SessionParameters
 from rl4sys_zmq.actor.io.thread import BatchSender
 from rl4sys_zmq.actor.segments import Outbox
 from rl4sys_zmq.values import Segment
@@ -56,7 +56,7 @@ def sender(
     max_policy_lag: int = 4,
     generation: int = GENERATION,
 ) -> tuple[BatchSender, Outbox]:
-    queue, host = Outbox(100, 1 << 20, drops=True), HostLink()
+    queue, host = Outbox(100, 1 << 20, drops=True), ActorSharedState()
     for version in versions:
         queue.put(segment(version, generation))
     config = AgentConfig(client_id="a", overflow=overflow)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.actor.io import policy_cache
-from rl4sys_zmq.actor.io.host_link import HostLink, SessionParameters
 from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache, CachedPolicy, PolicyCacheFile
+from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SessionParameters
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -79,7 +79,7 @@ def test_a_cached_policy_that_cannot_be_built_is_refused(path: Path, caplog: pyt
         raise ValueError("no such layer")
 
     subscriber: Any = SimpleNamespace(take_up=build)
-    host, counters = HostLink(), Counters()
+    host, counters = ActorSharedState(), Counters()
     config = AgentConfig(client_id="luna", policy_cache=path.parent)
     ActorPolicyCache(config, path, subscriber, host, counters).take_up()
     assert host.session_parameters is None

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.actor.io.host_link import HostLink, SessionParameters
+from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -62,7 +62,7 @@ class ActorPolicyCache:
     """The policy cache of one actor, with the parameters of the last session. The I/O thread uses it."""
 
     def __init__(
-        self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, host: HostLink, counters: Counters
+        self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, host: ActorSharedState, counters: Counters
     ) -> None:
         self._config, self._weight_subscriber, self._host, self._counters = config, weight_subscriber, host, counters
         self._file = PolicyCacheFile(path)
@@ -70,7 +70,7 @@ class ActorPolicyCache:
         self._report_absence_at = math.inf
 
     def take_up(self) -> None:
-        """Act by the cached policy, and with the session parameters beside it, if both are usable."""
+        """Start with the policy and the session parameters in the cache, if both can be used."""
         cached = self._file.load()
         if cached is None:
             return
@@ -95,7 +95,7 @@ class ActorPolicyCache:
         self._report_absence_at = now + (config.connect_timeout_s or SILENCE_S)
 
     def report_absence(self, now: float, explain: Callable[[str, float, float], LearnerUnavailable]) -> None:
-        """Log once that the learner does not answer, if the actor acts by its cached policy."""
+        """Log once that the learner does not answer, if the actor acts by its cached policy. `explain` gives the reason."""
         if now < self._report_absence_at:
             return
         host, timeout_s = self._host, self._config.connect_timeout_s or SILENCE_S
@@ -274,7 +274,7 @@ def _checksum(*parts: bytes | memoryview) -> int:
 
 
 def _lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
-    """Return the lengths of the header, the weights, the other tensors and the blob, in bytes."""
+    """Return the sizes in bytes of the parts of a file: header, weights, tensors that are not float32, and blob of the spec."""
     if len(fixed) != _FIXED:
         raise _InvalidCacheFile("it is cut off in its fixed fields")
     magic, form, header, elements, others, blob = _FIELDS.unpack_from(fixed)

@@ -139,7 +139,7 @@ class Spool(Resource):
 
     @property
     def untaken_items(self) -> int:
-        """The number of segments that are not taken. Before `reconcile`, the learner can have received some of them."""
+        """The number of segments that `take` can still return. Before `reconcile`, the learner can have some of them."""
         return len(self._untaken)
 
     @property
@@ -152,7 +152,7 @@ class Spool(Resource):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped since the spool was created, by reason. `reconcile` can decrease it."""
+        """The number of segments dropped since the spool was created, by reason. `reconcile` subtracts what the learner has."""
         return dict(self._meta.dropped)
 
     def peek(self) -> QueuedSegmentInfo | None:
@@ -221,7 +221,10 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Find out which segments the learner has received, from the learner's marks `received` and `durable`."""
+        """Find out which segments the learner has, from its marks `received` and `durable`, once after the start of the actor.
+
+        Return the segments that it has received and that are not durable. Return None if the disk fails.
+        """
         if self.reconciled or not self._file.is_open:
             return []
         base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
@@ -340,7 +343,7 @@ class Spool(Resource):
         self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
-        """Update the file in one transaction: delete unneeded rows, and insert the segments in memory."""
+        """Update the file in one transaction: delete dropped segments, insert those in memory. Return False if it fails."""
         if not self._file.is_open:
             return False
         drops = drops or self._over_limits()
@@ -414,7 +417,7 @@ class Spool(Resource):
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
-        """Read the segments of consecutive entries, with None for each damaged one. Return None if the disk fails."""
+        """Read the segments of consecutive entries; None in place of a damaged segment. Return None alone if the disk fails."""
         try:
             return self._file.read_segments(entries)
         except sqlite3.Error as exc:
@@ -437,7 +440,7 @@ class Spool(Resource):
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
-        """Return the document with these drops added. Segments that the learner can have received also count as evicted."""
+        """Return the spool's counts with `drops` added. `evicted` counts drops that the learner can have received."""
         evicted, unsure = list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
             perhaps = min(count, unsure)
@@ -477,7 +480,7 @@ class Spool(Resource):
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """Return the counts of drops without the first `count` evicted segments, which the learner has received after all."""
+    """Return the counts of drops by reason without the first `count` evicted segments, which the learner has after all."""
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

@@ -110,7 +110,7 @@ class SpoolFile:
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
-        """Return an entry for each row of the file, oldest first, without the contents of the segments."""
+        """Return an entry for each row of the file, oldest first. The segments themselves stay in the file."""
         query = "SELECT id, steps, generation, oldest_version, nbytes, put_at FROM rows"
         entries = []
         # All at once: an open cursor would prevent the file from being closed.
@@ -134,7 +134,7 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document and the rows in one transaction, with all arguments applied or none."""
+        """Change the document and the rows in one transaction. `shift`, (id, count), moves the rows above `id` by `count`."""
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
         with connection:  # commits, or rolls back after an error
@@ -164,7 +164,7 @@ class SpoolFile:
         return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
 
     def move_aside(self, stamp: int) -> str:
-        """Close and rename the damaged file, and return the new name. The newest `KEEP_DAMAGED` are kept."""
+        """Close the damaged file, rename it, and return its new name. Only the newest `KEEP_DAMAGED` damaged files are kept."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -309,6 +309,6 @@ def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return an empty segment that takes the sequence number of a lost one. The learner recognizes the flags and refuses it."""
+    """Return an empty segment that takes the sequence number of a lost one. Its flags make the learner refuse it."""
     head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
     return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.actor.io.host_link import REST_S, HostLink, IOThrottle, SessionParameters
+from rl4sys_zmq.actor.io.shared_state import REST_S, ActorSharedState, IOThrottle, SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.actor.segments import Outbox
 from rl4sys_zmq.config import AgentConfig
@@ -75,7 +75,12 @@ class BatchSender:
     """The sender that passes segments from the outbox to the session, in batches. The I/O thread uses it."""
 
     def __init__(
-        self, config: AgentConfig, outbox: Outbox, session: ActorSession, host: HostLink, yield_to_host: Callable[[], None]
+        self,
+        config: AgentConfig,
+        outbox: Outbox,
+        session: ActorSession,
+        host: ActorSharedState,
+        yield_to_host: Callable[[], None],
     ) -> None:
         self.first_version = 0  # newest policy version when this actor first joined the learner thread that now trains
         self._linger_s = config.linger_ms / 1000
@@ -95,11 +100,15 @@ class BatchSender:
 
     @property
     def assigned_steps(self) -> int:
-        """The number of steps that the host has finished and that are no longer queued: they were sent or dropped."""
+        """The number of steps in segments that have left the outbox, because they were sent or dropped."""
         return self._outbox.put_steps - self._outbox.steps
 
     def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Pass queued segments to the session, if it is time. The caller carries out each yielded list of actions at once."""
+        """Pass queued segments to the session, if it is time. The caller must carry out each yielded list at once.
+
+        Such a list has what the session wants to be done, for example to send a message. `held` is the (generation, version)
+        that the actor has; with `urgent`, a host thread waits.
+        """
         outbox, session = self._outbox, self._session
         if held is not None:
             self._drop_stale(*held)
@@ -182,12 +191,12 @@ class BatchSender:
 class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
-    Host threads use `host`. Of the other attributes they only read states, counts and the policy.
+    Host threads use the shared state `host`. Of all other attributes, host threads only read states, counts and the policy.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
-        self.host = HostLink()
+        self.host = ActorSharedState()
         self.counters = Counters()
         self._config = config
         self._hello = hello
@@ -214,7 +223,7 @@ class ActorIOThread(Worker):
         self._wakeup.set()
 
     def wake_unless_resting(self) -> None:
-        """Wake the thread, unless it is in a short sleep, after which it reads the queue anyway."""
+        """Wake the thread, unless it is in a short sleep, after which it reads the outbox anyway."""
         if not self._throttle.resting:
             self._wakeup.set()
 
@@ -420,7 +429,7 @@ class ActorIOThread(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """Find out which segments of the spool the learner has received, after its first answer to this start."""
+        """Find out which segments of the spool the learner has received, once a session has begun."""
         spool, session = self.outbox.spool, self.session
         if spool is None or spool.reconciled or session.state is not SessionState.JOINED:
             return
@@ -541,7 +550,7 @@ class ActorIOThread(Worker):
             self._policy_cache.save()
 
     def _on_raised(self, incarnation: int) -> None:
-        """Continue as a higher incarnation. New sockets make sure that no answer to the old HELLO arrives."""
+        """Continue under a higher incarnation. New sockets keep out answers to the handshake of the lower one."""
         message = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
         log.warning(message, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.outbox.spool) is not None:

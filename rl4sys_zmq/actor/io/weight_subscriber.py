@@ -222,7 +222,7 @@ class WeightSubscriber:
             raise ConfigError(f"inference is {self._config.inference!r}, but {reason}", key="inference")
 
     def _use_learner(self, *, always: bool) -> None:
-        """Take the weights from the learner. Fetch them `always`, or only if the actor has no weights of this generation."""
+        """Take the weights from the learner. Fetch them now if `always`, or if the actor has no weights of this generation."""
         assert self._welcome is not None and self._pub is not None
         self._subscribe(self._pub, self._welcome.topic, self._keys)
         current = not self._whole and self.policy is not None and self.policy.generation == self._generation
@@ -283,7 +283,7 @@ class WeightSubscriber:
             self._on_beacon(frames[1:])
 
     def on_fetched(self, message: WeightsReply, *, relayed: bool = False) -> None:
-        """Process the answer to a fetch: one or more updates of the weights."""
+        """Process the answer to a fetch, one or more updates of the weights. With `relayed`, a relay has sent it."""
         if len(message.body) % 2 or not message.body:
             raise ProtocolError(RefusalReason.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
         updates = zip(message.body[::2], message.body[1::2], strict=True)
@@ -302,7 +302,7 @@ class WeightSubscriber:
             self._leave_relay("refused", f"it refuses: {message.reason:.200}", now)
 
     def _on_source(self, source: WeightsSource, now: float) -> None:
-        """Take the weights from the relay that has answered, if the answer is about this policy and generation."""
+        """Take the weights from the relay that sent `source`, if the relay has this policy in this generation."""
         welcome, address = self._welcome, self._link.address
         if welcome is None or address is None or source.client_id != self._config.client_id:
             return
@@ -342,7 +342,7 @@ class WeightSubscriber:
 
     @property
     def _generation(self) -> int:
-        """The generation in the handshake; 0 before it."""
+        """The generation that the learner has named in the handshake; 0 before the handshake."""
         return self._welcome.generation if self._welcome is not None else 0
 
     def on_learner_beacon(self, beacon: Beacon) -> None:
@@ -419,7 +419,7 @@ class WeightSubscriber:
                 self._fetch(whole=exc.reason != "gap")
 
     def _on_wrong_tag(self, tag: bytes, version: int) -> None:
-        """Refuse a version from a relay. A missing tag can still come, but the actor leaves a relay that sent a wrong tag."""
+        """Refuse a version from a relay. If its tag is wrong, leave the relay; if its tag is missing, fetch again."""
         self._counters.add("weights_refused.tag")
         if tag:
             self._whole = True
@@ -448,14 +448,14 @@ class WeightSubscriber:
             self.policy = PlaceholderPolicy(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
-        """Record the newest version that the learner announces, for an actor without weights."""
+        """Record the newest version that the learner announces, for an actor that acts without weights of its own."""
         assert self.spec is not None
         self.policy = PlaceholderPolicy(self.spec, generation, version, digest)
         self._swapped()
 
     @property
     def _base(self) -> PolicySnapshot | None:
-        """The newest weights that have arrived, even if they were rolled back: the learner's next diff applies to them."""
+        """The newest weights that have arrived, rolled back or not. The learner's next diff applies to them."""
         return self._newest[-1] if self._newest else None
 
     def _note_alarms(self, beacon: Beacon) -> None:

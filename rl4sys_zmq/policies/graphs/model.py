@@ -77,7 +77,7 @@ class OnnxGraph:
     opset: int = OPSET
 
     def renamed(self, names: Mapping[str, str], inputs: Sequence[OnnxValue], outputs: int) -> OnnxGraph:
-        """Return the graph with renamed inputs and another number of outputs. `names` has the new name of each renamed input."""
+        """Return the graph with inputs renamed by `names` (old to new) and described by `inputs`, with `outputs` columns."""
         nodes = tuple([replace(node, inputs=tuple([names.get(name, name) for name in node.inputs])) for node in self.nodes])
         described = tuple([replace(value, shape=(None, outputs)) for value in self.outputs])
         return replace(self, nodes=nodes, inputs=tuple(inputs), outputs=described)
@@ -136,7 +136,7 @@ class GraphBuilder:
         return values
 
     def graph(self, inputs: Iterable[OnnxValue], outputs: Iterable[OnnxValue]) -> OnnxGraph:
-        """Return the graph with these inputs and outputs."""
+        """Return the finished graph, with the given inputs and outputs."""
         return OnnxGraph(tuple(inputs), tuple(outputs), tuple(self.nodes), dict(self.constants))
 
 

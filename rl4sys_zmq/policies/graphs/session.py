@@ -143,7 +143,7 @@ class OnnxNetwork:
             raise _failed(exc) from exc
 
     def forward(self) -> Callable[[Any], NDArray[Any]]:
-        """Return the form of `single` for one thread. Buffers of the observation and the outputs are bound once."""
+        """Return a faster form of `single` for one thread, with buffers that are reused for the observation and the outputs."""
         import onnxruntime
 
         session, bound, flatten = self._session, onnxruntime.OrtValue.ortvalue_from_numpy, self._leaves.flatten

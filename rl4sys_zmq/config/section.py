@@ -57,7 +57,7 @@ class ConfigSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigFile(ConfigSection):
+class ProcessConfig(ConfigSection):
     """The options of one process. A configuration file can contain all of them."""
 
     @classmethod

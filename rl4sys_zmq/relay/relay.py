@@ -28,7 +28,7 @@ from rl4sys_zmq.transports import (
     Poller,
     SendResult,
     Socket,
-    ThreadCalls,
+    ThreadCallQueue,
     TooManyFrames,
     explain,
     subscribed_topics,
@@ -58,7 +58,7 @@ class RelayThread(Worker):
         self._upstream = Address.parse(config.upstream)
         keys = config.upstream_keys
         self._secure_upstream = curve_client(read_user_keys(keys)[1]) if keys is not None else None
-        self._calls = ThreadCalls("relay")
+        self._calls = ThreadCallQueue("relay")
         self._started_at = time.monotonic()
         self._sub: Socket | None = None
         self._poller = Poller()

@@ -77,7 +77,7 @@ class QueuedCall:
 
 
 @dataclass(slots=True)
-class Job:
+class CallbackRun:
     """One run of a callback, and the calls that it serves."""
 
     method: ServerMethod
@@ -182,7 +182,7 @@ class CallQueue:
         self.run_now = method.max_batch == 1 and not group.busy
         return None
 
-    def next_job(self, now: float) -> Job | None:
+    def next_job(self, now: float) -> CallbackRun | None:
         """Return the job to start now, or None. Its group, the one with the oldest waiting call, is busy until `finish`."""
         self.run_now = False
         ready = [
@@ -200,14 +200,14 @@ class CallQueue:
             requests.append(group.queue.popleft())
         group.busy = True
         self.counters.add("jobs")
-        return Job(method, requests, now, group.last_job_s > LONG_S)
+        return CallbackRun(method, requests, now, group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
         """Return the time until the next callback can run if no further call arrives, in seconds."""
         dues = [self._due(group) for group in self._concurrency_groups.values() if group.queue and not group.busy]
         return max(0.0, min(dues) - now) if dues else None
 
-    def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
+    def finish(self, job: CallbackRun, answers: Sequence[list[Frame]], now: float) -> None:
         """Record the end of a job, so that its group can go on. Keep the replies to calls that must run at most once."""
         group = self._concurrency_groups[job.method.concurrency_group]
         group.busy, group.last_job_s = False, now - job.began_s

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.rpc.call_queue import CallRefusedByCallback, Handler, Job, QueuedCall
+from rl4sys_zmq.rpc.call_queue import CallbackRun, CallRefusedByCallback, Handler, QueuedCall
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
@@ -25,7 +25,7 @@ class CallExecutor:
     def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
 
-    def run(self, job: Job) -> list[list[Frame]]:
+    def run(self, job: CallbackRun) -> list[list[Frame]]:
         """Run a job, and return the frames of the reply to each of its calls. Calls whose timeout has passed do not run."""
         requests, now = job.requests, time.monotonic()
         try:

@@ -27,7 +27,7 @@ from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc.call_queue import CallQueue, CallRefusedByCallback, Handler, Job, ServerMethod
+from rl4sys_zmq.rpc.call_queue import CallbackRun, CallQueue, CallRefusedByCallback, Handler, ServerMethod
 from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
@@ -141,7 +141,7 @@ class Server(Resource):
         self._wakeup = Wakeup()
         self._poller = Poller()
         self._beacon, self._look = SilenceTimer(BEACON_S), SilenceTimer(CLOSE_CHECK_S)  # a new leader goes on with them
-        self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
+        self._finished: deque[tuple[CallbackRun, list[list[Frame]]]] = deque()
         self._router: Socket | None = None
         self._xpub: Socket | None = None
         self._address: Address | None = None
@@ -439,7 +439,7 @@ class Server(Resource):
         except ProtocolError as exc:
             raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 
-    def _run_job(self, job: Job, router: Socket) -> bool:
+    def _run_job(self, job: CallbackRun, router: Socket) -> bool:
         """Run a job and send the replies. Return False if another thread leads now; that thread sends the replies."""
         group, name = job.method.concurrency_group, job.method.name
         what = group if name == group else f"{group} ({name})"
@@ -451,7 +451,7 @@ class Server(Resource):
         self._finish(router, job, answers)
         return True
 
-    def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
+    def _finish(self, router: Socket, job: CallbackRun, answers: list[list[Frame]]) -> None:
         self._call_queue.finish(job, answers, time.monotonic())
         for request, answer in zip(job.requests, answers, strict=True):
             self._send(router, request.peer, answer)

@@ -71,7 +71,7 @@ class TokenBucket:
         return True
 
 
-class UserBuckets:
+class UserRateLimits:
     """The rate limits of one user, as token buckets. None: no limit."""
 
     __slots__ = ("fetches", "messages", "nbytes")

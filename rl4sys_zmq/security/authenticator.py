@@ -20,7 +20,7 @@ from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.security.access import USERS_FILE, AccessList, load_access
 from rl4sys_zmq.security.keys import LEARNER_SECRET, KeyPair, curve_server, new_key_pair, read_server_keys
-from rl4sys_zmq.security.zap import Denied, register_domain
+from rl4sys_zmq.security.zap import Denial, register_domain
 from rl4sys_zmq.transports import Secure
 from rl4sys_zmq.transports.network import Keys
 
@@ -49,12 +49,12 @@ class AccessListWatcher(Worker):
         self.warnings: list[str] = []  # a text for each file or folder that other accounts can change, with the remedy
         self._warn()
 
-    def check(self, key: str) -> str | Denied:
+    def check(self, key: str) -> str | Denial:
         """Return the public key of a connecting peer if it is in the access list, else the denial. The ZAP thread calls this."""
         user = self.access.by_key.get(key)
         if user is None:
-            return Denied("unlisted")
-        return Denied("expired") if user.expired(time.time()) else key
+            return Denial("unlisted")
+        return Denial("expired") if user.expired(time.time()) else key
 
     def run(self) -> None:
         """Look at the file ten times a second, and read it when it has changed. Return after `stop`."""
@@ -153,7 +153,7 @@ def _signature(path: Path) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
-class WorkerAccess(Resource):
+class RemoteWorkerAuthenticator(Resource):
     """The right of one remote worker to connect to two sockets of a learner, by a key pair that is accepted nowhere else.
 
     Call `close` after the sockets are closed.
@@ -174,10 +174,10 @@ class WorkerAccess(Resource):
         # sets the CURVE options on a socket that is about to be bound, so that only this worker can connect to it
         self.secure: Secure = curve_server(own, name)
 
-    def _check(self, key: str) -> str | Denied:
+    def _check(self, key: str) -> str | Denial:
         if key != self.keys[0]:
-            return Denied("foreign")
-        return Denied("revoked") if self._revoked else key
+            return Denial("foreign")
+        return Denial("revoked") if self._revoked else key
 
     def revoke(self) -> None:
         """Accept no new connection of the worker. Connections that exist stay open."""

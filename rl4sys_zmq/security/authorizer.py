@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.security.access import AccessList, User, UserBuckets
+from rl4sys_zmq.security.access import AccessList, User, UserRateLimits
 from rl4sys_zmq.wire.messages import Hello
 
 READ_ROLE = "read_weights"
@@ -30,7 +30,7 @@ class Authorizer:
     def __init__(self, access: AccessList | None) -> None:
         """Create the object. Without an access list, the server uses no keys, and every peer has all rights."""
         self._access = access
-        self._meters: dict[str, UserBuckets] = {}
+        self._meters: dict[str, UserRateLimits] = {}
         self._lapsed: set[str] = set()
 
     def replace(self, access: AccessList) -> set[str]:
@@ -158,9 +158,9 @@ class Authorizer:
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(RefusalReason.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
-    def _meter_of(self, user: User, now: float) -> UserBuckets:
+    def _meter_of(self, user: User, now: float) -> UserRateLimits:
         if (meter := self._meters.get(user.key)) is None:
-            meter = self._meters[user.key] = UserBuckets(user.quota, now)
+            meter = self._meters[user.key] = UserRateLimits(user.quota, now)
         return meter
 
 

@@ -22,7 +22,7 @@ MAX_SOCKETS = 8192
 _NO_OWNER = -1
 
 
-class TrackedResource(Resource):
+class ThreadOwnedResource(Resource):
     """A resource of one thread, a socket or a sidecar. The end of the process closes it, and a fork disables it in the child."""
 
     def __init__(self, role: str, where: str = "") -> None:
@@ -82,7 +82,7 @@ class _ProcessSockets:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self.open: set[TrackedResource] = set()
+        self.open: set[ThreadOwnedResource] = set()
 
 
 _process = _ProcessSockets()
@@ -114,7 +114,7 @@ def raise_descriptor_limit(wanted: int) -> int:
     return raised
 
 
-def tracked() -> list[TrackedResource]:
+def tracked() -> list[ThreadOwnedResource]:
     """Return the open sockets of this process."""
     with _process.lock:
         return list(_process.open)

@@ -19,7 +19,7 @@ from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportErr
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.context import TrackedResource
+from rl4sys_zmq.transports.context import ThreadOwnedResource
 from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames, frame_bytes
 from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.network import Keys, Limits, SocketFactory
@@ -45,7 +45,7 @@ _KEY_BYTES = 40
 _MODULE = "rl4sys_zmq.transports.sidecar_process"
 
 
-class SidecarSocketFactory(TrackedResource, SocketFactory):
+class SidecarSocketFactory(ThreadOwnedResource, SocketFactory):
     """A `SocketFactory` whose sockets are in a sidecar: it starts the process, exchanges commands with it, and ends it.
 
     `close` ends the sidecar within about a second, by force if necessary. After the sidecar has ended, all methods of the

@@ -41,13 +41,13 @@ _ODD_FLAGS = [
 
 
 @dataclass(slots=True)
-class ColumnView:
+class ColumnRows:
     """The rows of one column of all segments that have the same layout.
 
     Attributes:
         together: The rows of the segments without a frame of their own, one segment after the other, ``[rows, *row]``.
         starts: Index in `together` of the first row of each segment, and at the end the number of rows.
-        large: The rows of each segment with a frame of its own, by the segment's index in its `LayoutGroup`.
+        large: The rows of each segment with a frame of its own, by the segment's index in its `SameLayoutSegments`.
         coded: The rows of each segment that came as image files, by the same index. `decode` adds the pixels to `large`.
     """
 
@@ -95,14 +95,14 @@ class RowCounts:
         self.most = max(each, default=0)
 
 
-class LayoutGroup:
+class SameLayoutSegments:
     """The segments of a message that have the same layout. `members` are their indices in the message, ascending."""
 
     __slots__ = ("_rows", "columns", "layout", "members")
 
     def __init__(self, layout: SegmentLayout, members: list[int], steps: list[int], flags: list[int]) -> None:
         self.layout, self.members = layout, members
-        self.columns: list[ColumnView] = []
+        self.columns: list[ColumnRows] = []
         terminated, versions = SegmentFlag.TERMINATED, SegmentFlag.VERSIONS
         per_step = RowCounts(steps)
         per_observation = RowCounts([count if flag & terminated else count + 1 for count, flag in zip(steps, flags, strict=True)])
@@ -151,7 +151,7 @@ class LayoutGroup:
             together = np.frombuffer(blob, dtype, values, at) if values else np.empty(0, dtype)
             at += size + (-size % ALIGN)
             self.columns.append(
-                ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
+                ColumnRows(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
             )
         return at
 
@@ -167,20 +167,20 @@ class LayoutGroup:
 
 def _read_body(
     heads: NDArray[Any], steps: list[int], layouts: list[SegmentLayout], body: Sequence[BodyFrame]
-) -> list[LayoutGroup]:
+) -> list[SameLayoutSegments]:
     """Return the segments by layout. The large columns are in the order of segments, and within a segment of columns."""
     places: list[int] = heads["layout"].tolist()
     if max(places) >= len(layouts):
         raise ProtocolError(RefusalReason.MALFORMED, f"a segment of layout {max(places)}; the message has {len(layouts)}")
     flags: list[int] = heads["flags"].tolist()
     if len(layouts) == 1:
-        groups = [LayoutGroup(layouts[0], list(range(len(places))), steps, flags)]
+        groups = [SameLayoutSegments(layouts[0], list(range(len(places))), steps, flags)]
     else:
         members: list[list[int]] = [[] for _ in layouts]
         for place, index in enumerate(places):
             members[index].append(place)
         groups = [
-            LayoutGroup(layout, own, [steps[place] for place in own], [flags[place] for place in own])
+            SameLayoutSegments(layout, own, [steps[place] for place in own], [flags[place] for place in own])
             for layout, own in zip(layouts, members, strict=True)
         ]
     blob, *large = body
@@ -339,7 +339,7 @@ class SegmentBatchReader:
             out.update(zip(group.members, self._segments(group, (every[place] for place in group.members)), strict=True))
         return [out[place] for place in range(len(self))]
 
-    def _segments(self, group: LayoutGroup, heads: Iterator[tuple[Any, ...]]) -> list[Segment]:
+    def _segments(self, group: SameLayoutSegments, heads: Iterator[tuple[Any, ...]]) -> list[Segment]:
         count, layout = len(group.members), group.layout
         leaves, end = layout.leaves, layout.leaves + layout.actions
         known = self.schema
@@ -378,7 +378,7 @@ class SegmentBatchReader:
             )
         return out
 
-    def _extras(self, group: LayoutGroup, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
+    def _extras(self, group: SameLayoutSegments, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
         """Return the extra columns with a letter, ``x`` or ``i``, of each segment, by name."""
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
@@ -391,7 +391,7 @@ class SegmentBatchReader:
             columns = [[one[0, ...] for one in each] for each in columns]
         return [dict(zip(named, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
+    def _versions(self, group: SameLayoutSegments) -> list[NDArray[np.uint64]]:
         """Return the policy version of each step, one array for each segment. A head has it if it is the same for all steps."""
         heads = self.heads[group.members] if len(self._groups) > 1 else self.heads
         every = heads["version"].repeat(heads["steps"])
@@ -403,7 +403,7 @@ class SegmentBatchReader:
         return views
 
 
-def _sent_versions(group: LayoutGroup) -> list[tuple[int, NDArray[np.uint64]]]:
+def _sent_versions(group: SameLayoutSegments) -> list[tuple[int, NDArray[np.uint64]]]:
     """Return the version column of each segment that has one, with the segment's index in the group."""
     views = group.columns[group.layout.leaves + group.layout.actions + 2]
     if not views.together.size and not views.large:
@@ -411,7 +411,7 @@ def _sent_versions(group: LayoutGroup) -> list[tuple[int, NDArray[np.uint64]]]:
     return [(place, sent) for place, sent in enumerate(views.each()) if sent.size]
 
 
-def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
+def _trees(columns: Sequence[ColumnRows], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
     each = [views.each() for views in columns]
     structure: Structure = (tuple, (), (None,) * len(each)) if len(each) > 1 else None
     if leaves is not None and len(leaves.spaces) == len(each):

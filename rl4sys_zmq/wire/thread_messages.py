@@ -375,7 +375,7 @@ class GatewayAlive(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaceWorker(ToRemoteWorker):
+class EndRemoteWorker(ToRemoteWorker):
     """A request to a remote worker to end at once, without a checkpoint: another worker has its client, or none has."""
 
     KIND: ClassVar[int] = 65
@@ -559,7 +559,7 @@ ThreadMessage = (
     | QuarantinedSegment
     | OperatorAlarm
     | GatewayAlive
-    | ReplaceWorker
+    | EndRemoteWorker
     | CheckpointFound
     | CheckpointPartReply
     | CheckpointStored

@@ -12,9 +12,9 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.binding import SocketBinding
-from rl4sys_zmq.transports.context import TrackedResource
+from rl4sys_zmq.transports.context import ThreadOwnedResource
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
-from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
+from rl4sys_zmq.transports.monitor import MAX_EVENTS, ConnectionEventReader, MonitorEvent
 from rl4sys_zmq.transports.peers import (
     SubscriptionControl,
     connections,
@@ -31,7 +31,7 @@ from rl4sys_zmq.transports.peers import (
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-class Endpoint(TrackedResource):
+class OpenSocket(ThreadOwnedResource):
     """An open socket that sends and receives frames in the thread that created it.
 
     `close` discards messages that are still queued, except on a push socket that was created with a time to linger.
@@ -49,7 +49,7 @@ class Endpoint(TrackedResource):
         self.authenticated = False  # libzmq checks the keys of all peers: on a bound tcp or ipc socket with a ZAP domain
         self._first: zmq.Frame | None = None
         self._heard: dict[int, int] = {}
-        self._monitor: Monitor | None = None
+        self._monitor: ConnectionEventReader | None = None
         self._grants: SubscriptionControl | None = None
         self._timeout_ms = -1
         self._linger_ms = 0

@@ -114,7 +114,7 @@ class MemoryLimitThread(Worker):
                 self.look(resident_bytes(statm), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Compare the used memory with the limit. Over the limit, close connections, or end the process."""
+        """Compare the used memory with the limit. Over the limit, close connections, or raise `MemoryExceeded` in the end."""
         if used_bytes <= self._limit_bytes:
             self._over_since, self._cut_all = None, False
             return
@@ -141,5 +141,5 @@ class MemoryLimitThread(Worker):
         super().raise_if_dead()
 
     def on_death(self, error: BaseException) -> None:
-        """Stop the learner or relay, because this thread ended with an exception."""
+        """Stop the learner or relay, because an exception has ended this thread."""
         self._on_end()

@@ -28,7 +28,7 @@ def is_name(value: object) -> bool:
 
 
 def check_name(value: object, key: str) -> str:
-    """Return a name unchanged if it is valid."""
+    """Return a name unchanged if it is valid. Otherwise raise ConfigError for the configuration key `key`."""
     if not is_name(value):
         raise ConfigError(f"{key} {value!r:.60} is not a valid name; expected {NAME_RULE}", key=key)
     return str(value)

@@ -210,7 +210,7 @@ class AgentConfig(PolicyOptions, ProcessConfig):
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Create a configuration from a mapping, as `ProcessConfig` describes."""
+        """Create a configuration from a mapping with the keys of a configuration file (`ProcessConfig.from_mapping`)."""
         with with_source(source):
             values = _canonical(given)
         over = _canonical(overrides)

@@ -23,7 +23,7 @@ from rl4sys_zmq.loopback import is_local
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerAndRelayOptions(ConfigSection):
-    """The options that a learner and a relay share. Its *peers* are the actors and relays that connect to it."""
+    """The options that a learner and a relay share. The *peers* are the actors and relays that connect to it."""
 
     _BOUND: ClassVar[tuple[str, ...]] = ("bind", "pub")
 

@@ -78,9 +78,10 @@ class Server(Resource):
     Register methods, then call `start` or `run`. `stop` ends the threads and joins them.
 
     Attributes:
-        counters: The counters of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not
-            be sent because the connection had ended, ``takeovers`` (another thread took over the sockets because a callback
-            took long), ``notices`` (publications).
+        counters: Numbers of events: ``calls``, ``jobs`` (runs of callbacks), ``again`` (copies of calls), ``failed`` (callbacks
+            that raised), ``refused.CODE`` for refused calls and messages, ``gone`` for replies that could not be sent because
+            the connection had ended, ``takeovers`` (another thread took over the sockets because a callback took long),
+            ``notices`` (publications).
     """
 
     def __init__(
@@ -440,7 +441,7 @@ class Server(Resource):
             raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 
     def _run_job(self, job: CallbackRun, router: Socket) -> bool:
-        """Run a job and send the replies. Return False if another thread leads now; that thread sends the replies."""
+        """Run a callback and send the replies. Return False if another thread leads now; that thread sends the replies."""
         group, name = job.method.concurrency_group, job.method.name
         what = group if name == group else f"{group} ({name})"
         answers, leads = self._pool.run(what, self._executor.run, job, long=job.long)

@@ -122,7 +122,7 @@ class Authenticator(Resource):
         self.watcher.start()
 
     def report(self) -> dict[str, object]:
-        """Return numbers for a server's status: users, accepted connections and denied connections."""
+        """Return the part of a server's status about keys: numbers of users, accepted connections and denied connections."""
         return {
             "listed": len(self.watcher.access.by_name),
             "loads": self.watcher.loads,
@@ -154,13 +154,14 @@ def _signature(path: Path) -> tuple[int, ...]:
 
 
 class RemoteWorkerAuthenticator(Resource):
-    """The right of one remote worker to connect to two sockets of a learner, by a key pair that is accepted nowhere else.
+    """The authenticator of one remote worker: two sockets of the learner accept only this worker's key.
 
     Call `close` after the sockets are closed.
     """
 
     def __init__(self, own: KeyPair) -> None:
-        """Create a key pair for the worker, and accept it from now on. `own` is the learner's key pair for all workers of a run.
+        """Create a key pair for the worker, and accept its public key from now on. `own` is the learner's key pair for all
+        workers of a run.
 
         Raises:
             TransportError: If libzmq's authentication requests cannot be answered in this process.
@@ -184,5 +185,5 @@ class RemoteWorkerAuthenticator(Resource):
         self._revoked = True
 
     def close(self) -> None:
-        """Stop answering libzmq's authentication requests for the two sockets."""
+        """Stop authenticating connections to the two sockets. New ones are then denied."""
         self._domain.close()

@@ -36,7 +36,7 @@ class Authorizer:
     def replace(self, access: AccessList) -> set[str]:
         """Use a new access list from now on, and reset all rate limits.
 
-        Return the users that may receive the weights of fewer clients than before.
+        Return the names of the users that may receive the weights of fewer clients than before.
         """
         old, self._access = self._access, access
         self._meters.clear()
@@ -79,7 +79,7 @@ class Authorizer:
 
     @staticmethod
     def limited_status(user: User | None) -> dict[str, Any]:
-        """Return the reply to a status request of a user without the role ``admin``: only its rights. ``{}`` for other users."""
+        """Return the only status that a user without the role ``admin`` gets: the user's rights. ``{}`` for others."""
         if user is None or "admin" in user.roles:
             return {}
         client_ids = None if user.client_ids is None else sorted(user.client_ids)

@@ -39,7 +39,7 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer."""
+    """The result of a function that denies a connecting peer. The reason is counted, and not sent to the peer."""
 
     reason: str  # 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
 
@@ -53,7 +53,7 @@ peer. The function runs in the handler's thread, for one peer at a time, so it m
 
 
 class ZapDomain(Resource):
-    """A registered ZAP domain. Close it after its sockets are closed. No peer can then connect to a socket of this domain."""
+    """A name of sockets whose peers one function checks. After `close`, no peer can connect. Close the sockets first."""
 
     def __init__(self, name: str, check: Check, handler: _ZapThread) -> None:
         self.name = name

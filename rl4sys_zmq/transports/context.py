@@ -23,10 +23,10 @@ _NO_OWNER = -1
 
 
 class ThreadOwnedResource(Resource):
-    """A resource of one thread, a socket or a sidecar. The end of the process closes it, and a fork disables it in the child."""
+    """A socket or a sidecar that only one thread uses. The end of the process closes it. A forked child cannot use it."""
 
     def __init__(self, role: str, where: str = "") -> None:
-        """Register the open resource. The reference also keeps the garbage collector from closing it in another thread."""
+        """Add the resource to the open ones of the process, so that the garbage collector never closes it in another thread."""
         self.role = role  # ``router``, ``dealer``, ``xpub``, ``sub``, ``push``, ``pull`` or ``sidecar``
         self.owner = threading.get_ident()  # the identifier of the only thread that can use the resource
         self.closed = False

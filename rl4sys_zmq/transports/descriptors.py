@@ -29,11 +29,12 @@ WARN_S = 60.0
 
 
 class ConnectionLimitThread(Worker):
-    """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
+    """A thread that closes connections to this process's sockets while few file descriptors are free (fewer than 256, or a
+    quarter of the limit if that is less).
 
-    It first closes connections that have completed no message, those that were silent for longest first. It closes others only
-    if all connections together use half of the limit. The peers reconnect, and lose nothing. The counter is
-    ``connections.shed``.
+    It first closes connections that have completed no message, those that were silent for longest first. It closes connections
+    that have completed one only while all connections together use half of the limit on descriptors. The peers reconnect, and
+    lose nothing. The counter ``connections.shed`` counts the closed connections.
     """
 
     def __init__(self, counters: Counters) -> None:

@@ -191,9 +191,9 @@ class OpenSocket(ThreadOwnedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return a sort key for connections, of which the lowest is closed first.
+        """Return the key that sorts the connections by which one to close: the lowest is closed first.
 
-        The parts: True if the connection has sent a message or a subscription; the seconds without any data, negative.
+        The key is a pair: True if the connection has sent a message or a subscription, and the seconds without data, negative.
         """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
@@ -265,7 +265,7 @@ class OpenSocket(ThreadOwnedResource):
 
 
 def _shared(frame: Frame) -> Frame | zmq.Frame:
-    """Return the libzmq message of a view of a whole received frame, to avoid a copy; else the frame itself."""
+    """Return the received libzmq frame of which `frame` is a whole view, to avoid a copy; else return `frame` itself."""
     if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
         return frame.obj
     return frame

@@ -85,7 +85,7 @@ class SidecarSocketFactory(ThreadOwnedResource, SocketFactory):
         return line
 
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Queue a command for the socket with the number `line` in the sidecar, and write what the socketpair accepts."""
+        """Queue a command for the socket with the number `line` in the sidecar, and write what fits without blocking."""
         self.pipe.put(command, line, frames)
         try:
             self.pipe.flush()

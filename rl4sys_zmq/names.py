@@ -17,7 +17,7 @@ _FROM_LIBRARIES = {"TRPO": "sb3:TRPO"}
 
 
 def is_name(value: object) -> bool:
-    """Return True if a value is a string that follows `NAME_RULE`."""
+    """Return True if a value is a valid name: 1 to 200 printable characters without ``/``, ``:`` and the like."""
     return (
         isinstance(value, str)
         and 1 <= len(value) <= MAX_NAME

@@ -111,7 +111,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes], links: Iterable[Path] = ()) -> None:
-    """Create a folder with the given files, and flush the files to disk.
+    """Create a folder with the files `contents` and hard links to the files `links`, and flush all to disk.
 
     The entry of the folder in its parent is not flushed, so a loss of power can still remove the folder.
     """

@@ -67,12 +67,12 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
 
 
 def nullable(check: Check[T], *, names: tuple[str, ...] = (), doc: str = "") -> T | None:
-    """Declare one field of a configuration dataclass, as `option` does, whose default is None (null in a file)."""
+    """Declare one field of a configuration dataclass whose default is None (null in a file), with the arguments of `option`."""
     return option(optional(check), names=names, doc=doc)
 
 
 def text(value: object) -> str:
-    """Return a value unchanged if it is text of 1 to `MAX_TEXT` printable characters, else raise `InvalidValue`."""
+    """Return a value unchanged if it is text of 1 to 256 printable characters, else raise `InvalidValue`."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
         raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value

@@ -51,7 +51,7 @@ class ServerConnection(Resource):
                 self.session.not_sent(pending, now)
 
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
-        """Run one call, as `Caller.call` describes. Raise Closed when `closed` is set."""
+        """Call a method and return the reply's payload. Raise the errors of `Caller.call`, also when `closed` is set."""
         session = self.session
         now = time.monotonic()
         pending = session.start_call(method, payload, now, timeout_s, once=bool(once))
@@ -188,7 +188,7 @@ class AsyncCallThread(Worker, Resource):
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
-        """Start a call, as `Caller.submit` describes. Any thread can call this."""
+        """Start a call without waiting, and return a future for its result. Any thread can call this."""
         future: Future[Tree] = Future()
 
         def tell(pending: CallHandle) -> None:
@@ -205,7 +205,7 @@ class AsyncCallThread(Worker, Resource):
         return future
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Start a subscription, as `Caller.subscribe` describes. Any thread can call this."""
+        """Run `callback` for publications of a topic, in a new thread, until the result's `stop`. Any thread can call this."""
         subscription = Subscription(topic, callback, self._session)
         with self._lock:
             self._check_open()
@@ -335,8 +335,7 @@ class AsyncCallThread(Worker, Resource):
         self._dial_publisher(poller)
 
     def _dial_publisher(self, poller: Poller) -> None:
-        """Connect to the address for publications if a reply to ``$hello`` has changed it, or the bytes that topics end with.
-        """
+        """Connect to the address for publications if a reply to ``$hello`` has changed it, or has ended the subscriptions."""
         welcome = self._session.welcome
         if welcome is None:
             return

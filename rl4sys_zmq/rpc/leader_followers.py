@@ -1,8 +1,8 @@
 """A leader/followers thread pool: quick jobs run without a thread switch, and a long job does not block other jobs.
 
 One thread, the *leader*, uses the sockets of a server and runs each job itself. Another thread, the *follower*, stands by. If a
-job is expected to be long, or has run for `TAKEOVER_S` seconds, the follower becomes the leader, and a new follower starts. A
-lock protects this change of the leader. The former leader ends when its job is done. The last thread to end closes the sockets.
+job is expected to be long, or has run for 50 ms, the follower becomes the leader, and a new follower starts. A lock protects
+this change of the leader. The former leader ends when its job is done. The last thread to end closes the sockets.
 
 The pattern is described in Schmidt et al., Pattern-Oriented Software Architecture, volume 2 (Leader/Followers).
 """

@@ -218,7 +218,7 @@ class CallerSession:
         return CallHandle(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
     def _sendable(self) -> Iterable[CallHandle]:
-        """Return the calls that may be sent at present: ``$hello``, and after its reply the oldest `WINDOW` calls."""
+        """Return the calls that may be sent at present: ``$hello``, and after its reply the oldest 256 calls."""
         if self._hello is not None:
             return (self._hello,)
         if self.welcome is None:

@@ -104,7 +104,7 @@ class Authorizer:
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user with this public key may subscribe to the weights of this client, or of any client."""
+        """Return True if the user with this public key may receive the weights of this client (None: of any client)."""
         if self._access is None:
             return True
         user = self._access.by_key.get(key)

@@ -105,7 +105,7 @@ def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_server_keys`."""
+    """Write a learner's public key to a file that all accounts can read. Raise ConfigError if the file exists."""
     _write(Path(path), {"public": public}, 0o644)
 
 
@@ -113,7 +113,7 @@ def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> 
     """Write the name and the keys of a user to a file, usually ``NAME.keys``.
 
     Raises:
-        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_server_keys` does.
+        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``, or the file exists or cannot be written.
     """
     if not _PLAIN.fullmatch(name):
         raise ConfigError(
@@ -165,7 +165,7 @@ def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
     """Return the name and the keys of a user from a file, usually ``NAME.keys``.
 
     Raises:
-        ConfigError: As `read_server_keys` does, or if the name is missing or invalid.
+        ConfigError: If the file is missing, damaged or accessible to other accounts, or the name is missing or invalid.
     """
     source = str(path)
     table = _read(Path(path), secret=True)

@@ -100,8 +100,8 @@ class OpenSocket(ThreadOwnedResource):
         return result
 
     def send_wait(self, frames: Frames, timeout_s: float | None) -> SendResult:
-        """Send one message as `send` does, but wait while the queue is full. Not on a router, which cannot wait for a single
-        peer.
+        """Send one message as `send` does, but wait up to `timeout_s` seconds (None: no limit) while the queue is full. Not on
+        a router, which cannot wait for a single peer.
         """
         if self.role == "router":
             raise TransportError("a router cannot wait for one peer; use send, and try again later")
@@ -117,8 +117,8 @@ class OpenSocket(ThreadOwnedResource):
         """Receive one message without blocking. Return None if no message is waiting.
 
         Returns:
-            The frames. A frame of at least `LARGE_FRAME_BYTES` is a read-only view of libzmq's buffer, a smaller one is
-            ``bytes``. On a router, the first frame is the routing id of the sender. On an xpub, the message is a subscription
+            The frames. A frame of at least 64 KiB is a read-only view of libzmq's buffer, a smaller one is ``bytes``. On a
+            router, the first frame is the routing id of the sender. On an xpub, the message is a subscription
             (`read_subscription`).
 
         Raises:

@@ -136,9 +136,7 @@ class SidecarSocketFactory(ThreadOwnedResource, SocketFactory):
         self._process.returncode = 0  # the parent waits for the process
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Send `PING` after `PING_S` without `progress` (data from the sidecar), and kill the sidecar if it does not answer in
-        time.
-        """
+        """Ask the sidecar for an answer after 5 s without `progress` (data from the sidecar). Kill it if none comes in time."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
@@ -190,9 +188,9 @@ def _start() -> tuple[SidecarPipe, ChildProcess]:
 class SidecarSocket(Resource):
     """A handle of a ZeroMQ socket in a sidecar. Its methods behave as those of `Socket`.
 
-    `send` returns `FULL` when `SEND_WINDOW_BYTES` of messages were sent to the sidecar and the ZeroMQ socket has not accepted
-    them. `recv` raises `ProtocolError` for a message of more than `MAX_MESSAGE_BYTES`. Messages between host and ZeroMQ socket
-    are lost when the socket is closed or the sidecar ends.
+    `send` returns `FULL` when 64 MiB of messages were sent to the sidecar and the ZeroMQ socket has not accepted them. `recv`
+    raises `ProtocolError` for a message of more than 512 MiB. Messages between host and ZeroMQ socket are lost when the socket
+    is closed or the sidecar ends.
     """
 
     def __init__(self, factory: SidecarSocketFactory, number: int, role: str, address: Address) -> None:

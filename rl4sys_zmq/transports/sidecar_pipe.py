@@ -43,7 +43,7 @@ _MAX_CHUNKS = 64
 
 
 class SidecarCommandKind(IntEnum):
-    """The kinds of commands between a host and its sidecar. The comment at each kind gives the sender and the frames."""
+    """The kinds of commands between a host and its sidecar, such as ``OPEN``: the host asks for a new socket."""
 
     OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
     SUBSCRIBE = 2  # from the host: prefix

@@ -91,8 +91,8 @@ class Socket(OpenSocket):
         """Create a bound XPUB: a publisher that receives the subscriptions of its peers as messages (`read_subscription`).
 
         If `hwm` messages are queued for a subscriber, it misses further messages, without an error. Other subscribers are not
-        affected. With `grants`, a subscription has no effect until `grant` allows it. A connection with more than
-        `MAX_UNGRANTED` subscriptions that were not granted is closed.
+        affected. With `grants`, a subscription has no effect until `grant` allows it. A connection with more than 64
+        subscriptions that were not granted is closed.
         """
         options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
         if grants:

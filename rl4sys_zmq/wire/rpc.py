@@ -114,7 +114,7 @@ def check_size(frames: Sequence[Frame], limit: int) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Return True for a valid name of a method or topic: 1 to `MAX_NAME` characters that UTF-8 can encode."""
+    """Return True for a valid name of a method or topic: 1 to 256 characters that UTF-8 can encode."""
     if type(value) is not str or not 0 < len(value) <= MAX_NAME:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)

@@ -88,7 +88,7 @@ def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
     """Return the tensors of a policy from a list of lists ``[name, shape, dtype, exact]``, whose last two can be left out.
 
     Raises:
-        ProtocolError: If the list does not have this form, or has more than `MAX_TENSORS` entries.
+        ProtocolError: If the list does not have this form, or has more than 4096 entries.
     """
     try:
         if len(form) > MAX_TENSORS:

@@ -106,7 +106,7 @@ SANS_IO = {
 LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|REDIAL|PING|LEASE)(_\w+)?_M?S")
 """The names of constants for heartbeats, silences, resends and reconnections. Their numbers are in liveness.py."""
 IO = {
-    *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
+    *(f"rl4sys_zmq.transports.{name}" for name in ("OpenSocket", "Poller", "Socket", "Wakeup")),
     *(
         f"rl4sys_zmq.learner.{name}"
         for name in ("run.checkpoints", "gateway.gateway", "training.train_loop", "training.learner_thread")

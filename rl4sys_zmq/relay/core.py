@@ -200,9 +200,10 @@ class RelayCore:
             self.counters.add(f"replies_dropped.{sent.value}")
 
     def may_subscribe(self, topic: bytes, key: str | None) -> bool:
-        """Return True if a client has this topic, and a user with this `key` may read its weights.
+        """Return True if a client has this topic, and the user with this public key (None: no keys) may read the client's
+        weights.
 
-        If the topic is for beacons, the last beacon is repeated soon, once for all new subscribers.
+        If the topic is for beacons, the last beacon is published again soon, once for all new subscribers.
         """
         known = (c for c in self._clients.values() if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) and c.topic == topic[1:])
         client = next(known, None)
@@ -290,7 +291,7 @@ class RelayCore:
         self._turn_away(client)
 
     def _turn_away(self, client: FollowedClient) -> None:
-        """Refuse the children that wait for this client's first version."""
+        """Refuse the requests of the children that wait for this client's first version."""
         waiting, client.waiting = client.waiting, set()
         for peer in waiting:
             self._refuse(peer, RefusalReason.UPSTREAM, client.refusal or self._silence_text(), client.client_id)
@@ -312,7 +313,7 @@ class RelayCore:
             self.counters.add(f"refused.{exc.code.value}")
 
     def _on_update(self, client: FollowedClient | None, header: Frame, payload: Frame, tag: bytes, now: float) -> None:
-        """Verify an update, and pass it on. `client` is None for a fetched update, whose header names the policy."""
+        """Verify an update, and publish it. `client` is None for a requested update, whose header names the policy."""
         head = WeightsHeader.unpack(header)
         if client is None:
             ours = (c for c in self._clients.values() if c.source is not None and c.source.policy_id == head.policy_id)

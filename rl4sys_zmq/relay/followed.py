@@ -72,7 +72,7 @@ class FollowedClient:
         self.topic = os.urandom(8)
 
     def adopt(self, source: WeightsSource) -> None:
-        """Use the upstream's answer. With another policy or generation, the versions that are held are discarded."""
+        """Use the upstream's answer about this client. If its policy or generation is another one, discard all versions."""
         before, tensors = self.source, tensors_from_document(source.tensors)
         nbytes = other_bytes(tensors)
         if nbytes > MAX_WEIGHT_BYTES:
@@ -114,7 +114,7 @@ class FollowedClient:
         return True
 
     def take_beacon(self, beacon: Beacon, frames: list[Frame]) -> bool:
-        """Record the tag of a beacon. Return True if the beacon names the newest version here, so that it can be passed on."""
+        """Return True if a beacon names the newest version here. Then keep the beacon, to pass it on, and its tag."""
         if not self.has_weights or (beacon.generation, beacon.version, beacon.digest) != (*self.held, self.history.digest):
             return False
         self.history.set_tag(beacon.tag)

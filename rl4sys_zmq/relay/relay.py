@@ -28,7 +28,7 @@ from rl4sys_zmq.transports import (
     Poller,
     SendResult,
     Socket,
-    ThreadCalls,
+    ThreadCallQueue,
     TooManyFrames,
     explain,
     subscribed_topics,
@@ -58,7 +58,7 @@ class RelayThread(Worker):
         self._upstream = Address.parse(config.upstream)
         keys = config.upstream_keys
         self._secure_upstream = curve_client(read_user_keys(keys)[1]) if keys is not None else None
-        self._calls = ThreadCalls("relay")
+        self._calls = ThreadCallQueue("relay")
         self._started_at = time.monotonic()
         self._sub: Socket | None = None
         self._poller = Poller()
@@ -156,7 +156,7 @@ class RelayThread(Worker):
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
     def _received(self, socket: Socket | None, max_frames: int = MAX_FRAMES) -> Iterator[list[Frame]]:
-        """Yield the waiting messages, at most `BURST`. One with too many frames is only counted."""
+        """Yield the waiting messages, at most 256. A message with too many frames is only counted."""
         if socket is None:
             return
         for _ in range(BURST):
@@ -347,7 +347,7 @@ class Relay(Resource):
         """Return the state of the relay as a JSON document: its upstream, its clients and its counters.
 
         Raises:
-            LearnerUnavailable: If the relay's thread does not answer within `CALL_TIMEOUT_S` seconds.
+            LearnerUnavailable: If the relay's thread does not answer within 5 s.
             Closed: If the relay is not running.
         """
         return self._running.status()

@@ -35,8 +35,8 @@ from rl4sys_zmq.wire.thread_messages import (
     CheckpointFound,
     CheckpointPartReply,
     CheckpointStored,
+    EndRemoteWorker,
     GatewayAlive,
-    ReplaceWorker,
     StopThread,
     ThreadFailed,
     ThreadMessage,
@@ -62,7 +62,7 @@ MAX_LOG_CHARS = 16_000
 _RETRY_S = 0.005
 _PAUSED_S = 2.0
 _ANSWERS = (CheckpointFound, CheckpointPartReply, CheckpointStored, TrainingRecorded)
-_OWN = frozenset({cls.KIND for cls in (GatewayAlive, ReplaceWorker, *_ANSWERS)})
+_OWN = frozenset({cls.KIND for cls in (GatewayAlive, EndRemoteWorker, *_ANSWERS)})
 
 
 def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._exit) -> str:
@@ -255,7 +255,7 @@ class _GatewayConnection(Worker):
             lost = message.sent + 1 - self._arrived
             if lost:
                 self._give_up(f"{lost} messages of the gateway were lost on the way; is the network unstable?")
-        elif isinstance(message, ReplaceWorker):
+        elif isinstance(message, EndRemoteWorker):
             self._give_up("another worker has replaced this one, or its client was removed")
         elif isinstance(message, _ANSWERS):
             self._storage.deliver(message)

@@ -33,9 +33,9 @@ class Caller(Resource):
     """An object that calls the methods of one `Server` and subscribes to its topics. Several threads can use it at once.
 
     Attributes:
-        counters: The counters of `CallerSession`, and ``notices`` (publications that a callback got), ``skipped`` (publications
-            that a newer one replaced before the callback got them), ``callback_failed`` (exceptions of callbacks for
-            publications).
+        counters: The counters of the calls, such as ``again`` (calls sent again), and ``notices`` (publications that a callback
+            got), ``skipped`` (publications that a newer one replaced before the callback got them), ``callback_failed``
+            (exceptions of callbacks for publications).
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Caller(Resource):
             caller_thread.close()
 
     def new_session(self) -> CallerSession:
-        """Return the protocol state for one more connection to the server."""
+        """Return a new `CallerSession`, for one more connection to the server."""
         return CallerSession(self._address.uri, self.counters, self._terms)
 
     def _limit_s(self, timeout_s: float | None) -> float:

@@ -29,7 +29,7 @@ CALL_CHECK_S = 0.5
 
 
 class ServerConnection(Resource):
-    """A connection to a server. One thread at a time uses it. The socket is created when it is first needed."""
+    """A caller's connection to a server. One thread at a time uses it. Its socket is created at the first use."""
 
     def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
         self.address, self.session, self.secure = address, session, secure
@@ -51,7 +51,7 @@ class ServerConnection(Resource):
                 self.session.not_sent(pending, now)
 
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
-        """Run one call, as `Caller.call` describes. Raise Closed when `closed` is set."""
+        """Call a method and return the reply's payload. Raise the errors of `Caller.call`, also when `closed` is set."""
         session = self.session
         now = time.monotonic()
         pending = session.start_call(method, payload, now, timeout_s, once=bool(once))
@@ -92,7 +92,7 @@ class ServerConnection(Resource):
 
 
 def receive(socket: Socket, timeout_s: float = 0.0) -> list[Frame] | None:
-    """Return the frames of a message; `[]` if it had too many, which no reply has; None if none arrives in time."""
+    """Receive a message. Return its frames, ``[]`` if they are more than a reply can have, or None if none arrives in time."""
     try:
         return socket.recv_wait(timeout_s, MAX_TREE_FRAMES + 2) if timeout_s else socket.recv(MAX_TREE_FRAMES + 2)
     except TooManyFrames:
@@ -188,7 +188,7 @@ class AsyncCallThread(Worker, Resource):
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
-        """Start a call, as `Caller.submit` describes. Any thread can call this."""
+        """Start a call without waiting, and return a future for its result. Any thread can call this."""
         future: Future[Tree] = Future()
 
         def tell(pending: CallHandle) -> None:
@@ -205,7 +205,7 @@ class AsyncCallThread(Worker, Resource):
         return future
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Start a subscription, as `Caller.subscribe` describes. Any thread can call this."""
+        """Run `callback` for publications of a topic, in a new thread, until the result's `stop`. Any thread can call this."""
         subscription = Subscription(topic, callback, self._session)
         with self._lock:
             self._check_open()
@@ -289,7 +289,7 @@ class AsyncCallThread(Worker, Resource):
         self._wakeup.close()
 
     def _run_callbacks(self) -> None:
-        """Report each completed call to its function `tell`. No lock is held, because `tell` can call methods of this object."""
+        """Pass each ended call to its function `tell`. No lock is held, because `tell` can call methods of this object."""
         while self._session.over:
             pending = self._session.over.popleft()
             if pending.tell is not None:
@@ -336,7 +336,7 @@ class AsyncCallThread(Worker, Resource):
         self._dial_publisher(poller)
 
     def _dial_publisher(self, poller: Poller) -> None:
-        """Connect to the publisher if its address or channel, from the reply to ``$hello``, has changed."""
+        """Connect to the address for publications if a reply to ``$hello`` has changed it, or has ended the subscriptions."""
         welcome = self._session.welcome
         if welcome is None:
             return
@@ -360,7 +360,7 @@ class AsyncCallThread(Worker, Resource):
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
-        """Return the address for publications. Its tcp host is that of the address for calls: the announced host can be ``*``."""
+        """Return the address for publications. For tcp, its host is that of `address`: the server can announce ``*``."""
         address = Address.parse(pub)
         if address.scheme == "tcp" and self._address.scheme == "tcp":
             return self._address.with_port(address.port)

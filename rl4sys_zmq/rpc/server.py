@@ -27,7 +27,7 @@ from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc.call_queue import CallQueue, CallRefusedByCallback, Handler, Job, ServerMethod
+from rl4sys_zmq.rpc.call_queue import CallbackRun, CallQueue, CallRefusedByCallback, Handler, ServerMethod
 from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
@@ -78,9 +78,10 @@ class Server(Resource):
     Register methods, then call `start` or `run`. `stop` ends the threads and joins them.
 
     Attributes:
-        counters: The counters of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not
-            be sent because the connection had ended, ``takeovers`` (another thread took over the sockets because a callback
-            took long), ``notices`` (publications).
+        counters: Numbers of events: ``calls``, ``jobs`` (runs of callbacks), ``again`` (copies of calls), ``failed`` (callbacks
+            that raised), ``refused.CODE`` for refused calls and messages, ``gone`` for replies that could not be sent because
+            the connection had ended, ``takeovers`` (another thread took over the sockets because a callback took long),
+            ``notices`` (publications).
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Server(Resource):
         self._wakeup = Wakeup()
         self._poller = Poller()
         self._beacon, self._look = SilenceTimer(BEACON_S), SilenceTimer(CLOSE_CHECK_S)  # a new leader goes on with them
-        self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
+        self._finished: deque[tuple[CallbackRun, list[list[Frame]]]] = deque()
         self._router: Socket | None = None
         self._xpub: Socket | None = None
         self._address: Address | None = None
@@ -439,8 +440,8 @@ class Server(Resource):
         except ProtocolError as exc:
             raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 
-    def _run_job(self, job: Job, router: Socket) -> bool:
-        """Run a job and send the replies. Return False if another thread leads now; that thread sends the replies."""
+    def _run_job(self, job: CallbackRun, router: Socket) -> bool:
+        """Run a callback and send the replies. Return False if another thread leads now; that thread sends the replies."""
         group, name = job.method.concurrency_group, job.method.name
         what = group if name == group else f"{group} ({name})"
         answers, leads = self._pool.run(what, self._executor.run, job, long=job.long)
@@ -451,7 +452,7 @@ class Server(Resource):
         self._finish(router, job, answers)
         return True
 
-    def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
+    def _finish(self, router: Socket, job: CallbackRun, answers: list[list[Frame]]) -> None:
         self._call_queue.finish(job, answers, time.monotonic())
         for request, answer in zip(job.requests, answers, strict=True):
             self._send(router, request.peer, answer)

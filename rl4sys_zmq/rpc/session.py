@@ -38,7 +38,7 @@ _rng = random.SystemRandom()
 
 @dataclass(slots=True)
 class CallHandle:
-    """A call of a `CallerSession`, which waits for its reply or is over and has a result."""
+    """A call of a `CallerSession`: it waits for its reply, or it is done and has an answer or an error."""
 
     method: str
     number: int
@@ -61,8 +61,8 @@ class CallerSession:
     A session does no I/O. The code that uses it passes the time in seconds, always from the same clock.
 
     The session first sends the call ``$hello``, which opens the session at the server, and sends it again after the server was
-    restarted. The other calls wait for the reply, so that no queue of messages builds up while there is no server. If the
-    server has other `terms`, all calls fail.
+    restarted. The other calls wait for the reply to ``$hello``, so that no queue of messages builds up while there is no
+    server. If the server has other `terms`, all calls fail.
 
     The server keeps a record of the calls of a session, so that a resent call does not run twice. It can lose this record, for
     example by a restart. Therefore its reply to ``$hello`` has the number of the call with which the record began. If that
@@ -96,7 +96,10 @@ class CallerSession:
         once: bool = False,
         tell: Callable[[CallHandle], None] | None = None,  # to call when the call is over; see `CallerSession.over`
     ) -> CallHandle:
-        """Start a call. From then on, `due` returns it whenever its message must be sent. At its end, `tell` is called."""
+        """Start a call. From then on, `due` returns the call whenever its message must be sent.
+
+        If `tell` is given, the ended call is put into `over`, and the owner of the session passes it to `tell`.
+        """
         if not self.under_way:
             self._received_s = now
         pending = self._make(method, payload, now, timeout_s, once, tell)
@@ -124,13 +127,13 @@ class CallerSession:
         return out
 
     def not_sent(self, pending: CallHandle, now: float) -> None:
-        """Record that the socket's queue had no room for a call."""
+        """Record that the socket's queue had no room for a call, so that `due` returns the call again soon."""
         self.counters.add("full")
         pending.sent -= 1
         pending.due_s = now + FULL_S
 
     def should_reconnect(self, now: float) -> bool:
-        """Return True if a call must be sent again, and nothing was received for longer than the silence timeout."""
+        """Return True if the socket must be replaced: a call is to be resent, and nothing has arrived for too long."""
         # A connection can break without either side noticing, and TCP takes many minutes to detect that. Calls keep their
         # numbers, so the reply of one that runs arrives on the new connection after the next resend.
         if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
@@ -143,7 +146,7 @@ class CallerSession:
         return True
 
     def on_reconnected(self, now: float) -> None:
-        """Send all unfinished calls again: the messages in the old socket's queue are lost."""
+        """Make all unfinished calls due again, because the messages in the old socket's queue are lost."""
         for pending in self._sendable():
             pending.due_s = now
 
@@ -215,7 +218,7 @@ class CallerSession:
         return CallHandle(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
     def _sendable(self) -> Iterable[CallHandle]:
-        """Return the calls that may be sent at present: ``$hello``, and after its reply the oldest `WINDOW` calls."""
+        """Return the calls that may be sent at present: ``$hello``, and after its reply the oldest 256 calls."""
         if self._hello is not None:
             return (self._hello,)
         if self.welcome is None:

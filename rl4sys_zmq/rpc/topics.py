@@ -19,7 +19,7 @@ MAX_TOPICS = 1024
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
-    """Return the first frame of a topic's messages, which subscribers use as their filter."""
+    """Return the first frame of a topic's publications: the topic, and the random bytes `channel`. Subscribers filter by it."""
     # Without the zero byte, a filter for the topic `a` would also match the topic `ab`.
     return topic.encode() + b"\0" + channel
 
@@ -67,7 +67,7 @@ class TopicPublisher:
         return {topic: number for topic, (number, _) in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:
-        """Return the newest publication of a topic as a dict; with number 0 if there is none."""
+        """Return a dict with the newest publication of a topic: `server`, `number` (0 if there is none) and `payload`."""
         number, frames = self._newest.get(topic, _NONE) if isinstance(topic, str) else _NONE
         payload = decode_call(frames).payload if number else None
         return {"server": self._server, "number": number, "payload": payload}
@@ -78,7 +78,7 @@ class TopicPublisher:
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic][1]])
 
     def change_channel(self) -> None:
-        """End all subscriptions, because a user has lost the right to subscribe. Other users subscribe again."""
+        """End all subscriptions, because a user has lost the right to subscribe. Users with the right subscribe again."""
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:

@@ -52,7 +52,7 @@ class Quota:
 
 
 class TokenBucket:
-    """A rate limit: at most `rate` per second on average, and in a burst the amount of `BURST_S` seconds (at least 1)."""
+    """A rate limit: at most `rate` per second on average, and in a burst the amount of two seconds (at least 1)."""
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 
@@ -71,8 +71,8 @@ class TokenBucket:
         return True
 
 
-class UserBuckets:
-    """The rate limits of one user, as token buckets. None: no limit."""
+class UserRateLimits:
+    """The rate limits of one user, on messages, bytes and requests for weights. None: no limit."""
 
     __slots__ = ("fetches", "messages", "nbytes")
 

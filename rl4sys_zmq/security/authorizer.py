@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.security.access import AccessList, User, UserBuckets
+from rl4sys_zmq.security.access import AccessList, User, UserRateLimits
 from rl4sys_zmq.wire.messages import Hello
 
 READ_ROLE = "read_weights"
@@ -30,13 +30,13 @@ class Authorizer:
     def __init__(self, access: AccessList | None) -> None:
         """Create the object. Without an access list, the server uses no keys, and every peer has all rights."""
         self._access = access
-        self._meters: dict[str, UserBuckets] = {}
+        self._meters: dict[str, UserRateLimits] = {}
         self._lapsed: set[str] = set()
 
     def replace(self, access: AccessList) -> set[str]:
         """Use a new access list from now on, and reset all rate limits.
 
-        Return the users that may receive the weights of fewer clients than before.
+        Return the names of the users that may receive the weights of fewer clients than before.
         """
         old, self._access = self._access, access
         self._meters.clear()
@@ -79,7 +79,7 @@ class Authorizer:
 
     @staticmethod
     def limited_status(user: User | None) -> dict[str, Any]:
-        """Return the reply to a status request of a user without the role ``admin``: only its rights. ``{}`` for other users."""
+        """Return the only status that a user without the role ``admin`` gets: the user's rights. ``{}`` for others."""
         if user is None or "admin" in user.roles:
             return {}
         client_ids = None if user.client_ids is None else sorted(user.client_ids)
@@ -104,7 +104,7 @@ class Authorizer:
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user with this public key may subscribe to the weights of this client, or of any client."""
+        """Return True if the user with this public key may receive the weights of this client (None: of any client)."""
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
@@ -158,9 +158,9 @@ class Authorizer:
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(RefusalReason.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
-    def _meter_of(self, user: User, now: float) -> UserBuckets:
+    def _meter_of(self, user: User, now: float) -> UserRateLimits:
         if (meter := self._meters.get(user.key)) is None:
-            meter = self._meters[user.key] = UserBuckets(user.quota, now)
+            meter = self._meters[user.key] = UserRateLimits(user.quota, now)
         return meter
 
 

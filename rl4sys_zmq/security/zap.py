@@ -38,22 +38,22 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
-    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer."""
+class Denial:
+    """The result of a function that denies a connecting peer. The reason is counted, and not sent to the peer."""
 
     reason: str  # 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
 
 
-Check = Callable[[str], "str | Denied"]
+Check = Callable[[str], "str | Denial"]
 """A function that accepts or denies a connecting peer, by its public key, for which it has proved that it has the secret key.
 
-It returns a `Denied`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the
+It returns a `Denial`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the
 peer. The function runs in the handler's thread, for one peer at a time, so it must not block.
 """
 
 
 class ZapDomain(Resource):
-    """A registered ZAP domain. Close it after its sockets are closed. No peer can then connect to a socket of this domain."""
+    """A name of sockets whose peers one function checks. After `close`, no peer can connect. Close the sockets first."""
 
     def __init__(self, name: str, check: Check, handler: _ZapThread) -> None:
         self.name = name
@@ -191,7 +191,7 @@ class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an excep
             log.exception("the check of ZAP domain %r failed; the peer is denied", domain.name)
             domain.counters.add("denied.error")
             return _FAULT, b""
-        if isinstance(user, Denied):
+        if isinstance(user, Denial):
             domain.counters.add(f"denied.{user.reason}")
             return _DENIED, b""
         if self.domains.get(domain.name) is not domain:  # closed while the check ran
@@ -200,14 +200,14 @@ class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an excep
         return _OK, user
 
 
-def _user_id(verdict: object) -> bytes | Denied:
+def _user_id(verdict: object) -> bytes | Denial:
     # An empty id is invalid, because libzmq does not distinguish it from a missing id.
-    if isinstance(verdict, Denied):
+    if isinstance(verdict, Denial):
         if not _REASON.fullmatch(verdict.reason):
             raise ValueError(f"{verdict.reason!r} is not a valid reason; use at most 32 lower-case letters and underscores")
         return verdict
     if not isinstance(verdict, str):
-        raise TypeError(f"a check must return a user id or Denied, not {type(verdict).__name__}")
+        raise TypeError(f"a check must return a user id or Denial, not {type(verdict).__name__}")
     user = verdict.encode("utf-8")
     if not 0 < len(user) <= MAX_USER_ID_BYTES or b"\0" in user:
         raise ValueError(f"the user id has {len(user)} bytes; expected 1 to {MAX_USER_ID_BYTES} bytes, none of them zero")

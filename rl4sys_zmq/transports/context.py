@@ -22,11 +22,11 @@ MAX_SOCKETS = 8192
 _NO_OWNER = -1
 
 
-class TrackedResource(Resource):
-    """A resource of one thread, a socket or a sidecar. The end of the process closes it, and a fork disables it in the child."""
+class ThreadOwnedResource(Resource):
+    """A socket or a sidecar that only one thread uses. The end of the process closes it. A forked child cannot use it."""
 
     def __init__(self, role: str, where: str = "") -> None:
-        """Register the open resource. The reference also keeps the garbage collector from closing it in another thread."""
+        """Add the resource to the open ones of the process, so that the garbage collector never closes it in another thread."""
         self.role = role  # ``router``, ``dealer``, ``xpub``, ``sub``, ``push``, ``pull`` or ``sidecar``
         self.owner = threading.get_ident()  # the identifier of the only thread that can use the resource
         self.closed = False
@@ -82,7 +82,7 @@ class _ProcessSockets:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self.open: set[TrackedResource] = set()
+        self.open: set[ThreadOwnedResource] = set()
 
 
 _process = _ProcessSockets()
@@ -114,7 +114,7 @@ def raise_descriptor_limit(wanted: int) -> int:
     return raised
 
 
-def tracked() -> list[TrackedResource]:
+def tracked() -> list[ThreadOwnedResource]:
     """Return the open sockets of this process."""
     with _process.lock:
         return list(_process.open)

@@ -84,7 +84,7 @@ class MonitorEvent:
         return self.name == "handshake_failed.auth" or (self.name, self.detail) == ("handshake_failed.protocol", MECHANISM)
 
 
-class Monitor(Resource):
+class ConnectionEventReader(Resource):
     """The reader of the connection events of one socket.
 
     Create it before the socket binds or connects, and close it before the socket is closed.

@@ -24,7 +24,8 @@ Limits = tuple[int, int, int]
 
 
 class SocketFactory(Resource):
-    """A factory of connecting sockets in this process, and of pollers for them. Its subclass has the sockets in a sidecar.
+    """A factory of connecting sockets in this process, and of pollers for them. The subclass `SidecarSocketFactory` creates
+    them in a sidecar.
 
     Create, use and close the factory, its sockets and its pollers in one thread.
     """
@@ -38,13 +39,13 @@ class SocketFactory(Resource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> ConnectingSocket:
-        """Create a connecting DEALER, as `Socket.dealer` does. With `keys`, the connection uses CURVE. The caller closes it."""
+        """Create a connecting DEALER, as `Socket.dealer` does, encrypted if `keys` is given. The caller closes it."""
         return self._open("dealer", connect, (send_hwm, recv_hwm, max_frame_bytes), keys)
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> ConnectingSocket:
-        """Create a connecting SUB, as `Socket.sub` does. With `keys`, the connection uses CURVE. The caller closes it."""
+        """Create a connecting SUB, as `Socket.sub` does, encrypted if `keys` is given. The caller closes it."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> Poller:
@@ -68,7 +69,7 @@ def connecting_socket(role: str, connect: Address | str, limits: Limits, keys: K
 
 
 def curve(keys: Keys) -> Secure:
-    """Return a function that sets CURVE keys on a connecting socket. Raise TransportError if a key is not valid Z85 text."""
+    """Return a function that sets keys on a connecting socket. It raises TransportError if a key is not valid Z85 text."""
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

@@ -40,7 +40,7 @@ class SubscriptionControl:
         self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
-        """Put an unsubscription into effect at once, and keep a subscription for `grant`."""
+        """Put an unsubscription into effect at once. Keep a subscription until `grant` allows it, and refuse the one before."""
         if self._asked is not None:
             self._refuse(self._asked)
         notice = frame.bytes
@@ -49,7 +49,7 @@ class SubscriptionControl:
             self._raw.setsockopt(zmq.UNSUBSCRIBE, notice[1:])
 
     def grant(self, topic: bytes) -> None:
-        """Allow the subscription in the last message."""
+        """Allow the subscription in the last message. Raise TransportError if it is not a subscription to `topic`."""
         if self._asked is None or topic != self._asked.bytes[1:]:
             raise TransportError("only the topic of the last subscription message can be granted, once and before the next recv")
         self._asked = None
@@ -163,7 +163,10 @@ def descriptor_of(frame: zmq.Frame) -> int:
 
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
-    """Decode a subscription message: True for a subscription or False for an unsubscription, and the topic prefix; else None."""
+    """Decode a message that an XPUB has received. Return None if it is neither a subscription nor an unsubscription.
+
+    Otherwise return True for a subscription, False for an unsubscription, and the topic prefix.
+    """
     if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
         return None
     notice = bytes(frames[0])

@@ -19,7 +19,7 @@ from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportErr
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.context import TrackedResource
+from rl4sys_zmq.transports.context import ThreadOwnedResource
 from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames, frame_bytes
 from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.network import Keys, Limits, SocketFactory
@@ -45,7 +45,7 @@ _KEY_BYTES = 40
 _MODULE = "rl4sys_zmq.transports.sidecar_process"
 
 
-class SidecarSocketFactory(TrackedResource, SocketFactory):
+class SidecarSocketFactory(ThreadOwnedResource, SocketFactory):
     """A `SocketFactory` whose sockets are in a sidecar: it starts the process, exchanges commands with it, and ends it.
 
     `close` ends the sidecar within about a second, by force if necessary. After the sidecar has ended, all methods of the
@@ -85,7 +85,7 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
         return line
 
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Queue a command for the socket with the number `line` in the sidecar, and write what the socketpair accepts."""
+        """Queue a command for the socket with the number `line` in the sidecar, and write what fits without blocking."""
         self.pipe.put(command, line, frames)
         try:
             self.pipe.flush()
@@ -136,9 +136,7 @@ class SidecarSocketFactory(TrackedResource, SocketFactory):
         self._process.returncode = 0  # the parent waits for the process
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Send `PING` after `PING_S` without `progress` (data from the sidecar), and kill the sidecar if it does not answer in
-        time.
-        """
+        """Ask the sidecar for an answer after 5 s without `progress` (data from the sidecar). Kill it if none comes in time."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
@@ -190,9 +188,9 @@ def _start() -> tuple[SidecarPipe, ChildProcess]:
 class SidecarSocket(Resource):
     """A handle of a ZeroMQ socket in a sidecar. Its methods behave as those of `Socket`.
 
-    `send` returns `FULL` when `SEND_WINDOW_BYTES` of messages were sent to the sidecar and the ZeroMQ socket has not accepted
-    them. `recv` raises `ProtocolError` for a message of more than `MAX_MESSAGE_BYTES`. Messages between host and ZeroMQ socket
-    are lost when the socket is closed or the sidecar ends.
+    `send` returns `FULL` when 64 MiB of messages were sent to the sidecar and the ZeroMQ socket has not accepted them. `recv`
+    raises `ProtocolError` for a message of more than 512 MiB. Messages between host and ZeroMQ socket are lost when the socket
+    is closed or the sidecar ends.
     """
 
     def __init__(self, factory: SidecarSocketFactory, number: int, role: str, address: Address) -> None:

@@ -43,7 +43,7 @@ _MAX_CHUNKS = 64
 
 
 class SidecarCommandKind(IntEnum):
-    """The kinds of commands between a host and its sidecar. The comment at each kind gives the sender and the frames."""
+    """The kinds of commands between a host and its sidecar, such as ``OPEN``: the host asks for a new socket."""
 
     OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
     SUBSCRIBE = 2  # from the host: prefix
@@ -67,7 +67,7 @@ class SidecarCommand(NamedTuple):
 
 
 def cost_bytes(frames: Frames) -> int:
-    """Return the bytes that a message counts for in the windows: the size of its frames, and a fixed number."""
+    """Return the bytes that a message takes of the window for unread messages: those of its frames, and a fixed number."""
     return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
 
 
@@ -83,9 +83,9 @@ def size_fault(sizes: Sequence[int]) -> str | None:
 
 
 class SidecarPipe(Resource):
-    """One end of the socketpair: the commands that wait until it has room, and the bytes of commands received only in part.
+    """One end of the socketpair between a host and its sidecar: it queues, writes and reads commands.
 
-    Received commands are copied out of one shared buffer, the stage. One that does not fit into it gets a buffer of its own.
+    Received bytes wait in one shared buffer until their command is complete. A larger command gets a buffer of its own.
     """
 
     def __init__(self, pair: socket.socket) -> None:

@@ -79,7 +79,7 @@ class _SidecarLoop:
                 self._close(line)
 
     def _update_interest(self) -> None:
-        """Set which sockets the poller watches. A socket is not read while the host cannot take its messages."""
+        """Set which sockets the poller watches. It does not watch a socket for messages while the host has no room for them."""
         self._poller.register(self._pipe, read=True, write=bool(self._pipe.unsent_bytes))
         for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
@@ -141,7 +141,7 @@ class _SidecarLoop:
         self._connections[command.line] = _SidecarSocket(command.line, made)
 
     def _count_accepted(self, line: _SidecarSocket, frames: list[Frame]) -> None:
-        """Count the bytes of a message that the ZeroMQ socket has accepted, and report them after each half of the window."""
+        """Add the bytes of a message that the ZeroMQ socket has accepted. Report the sum to the host each half of a window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes

@@ -73,7 +73,7 @@ def _fields_of(cls: type[Any]) -> _MessageFields:
 
 
 def kinds_of(union: object) -> dict[int, type[Any]]:
-    """Return the message class for each kind: the classes of a union by their attribute ``KIND``."""
+    """Return the classes of a union of messages, by the number of each class (``KIND``)."""
     return {cls.KIND: cls for cls in get_args(union)}
 
 
@@ -103,13 +103,13 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
         verify: False if this process has already checked the checksum.
 
     Raises:
-        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
+        ProtocolError: If the message is invalid. No other exception is raised.
     """
     return decode_as(_KINDS, frames, max_bytes, verify)
 
 
 def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool) -> M:
-    """Decode and check a message whose kind is in `kinds`, as `decode` does."""
+    """Decode and check a message of one of the classes in `kinds`. Arguments and errors are those of `decode`."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)

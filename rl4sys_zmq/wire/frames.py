@@ -87,7 +87,7 @@ def pack_frames(
     flags: int = 0,
     minor: int = MINOR,
 ) -> list[Frame]:
-    """Return the frames of a message with a packed header. `digests` has known xxh3-64 of body frames, or None."""
+    """Return the frames of a message with an encoded header. `digests` has the xxh3-64 of each body frame, None if unknown."""
     if len(body) > MAX_BODY_FRAMES:
         raise ProtocolError(RefusalReason.FRAMES, f"{len(body)} body frames; the limit is {MAX_BODY_FRAMES}")
     size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body]) if body else 0
@@ -100,7 +100,7 @@ def pack_frames(
 
 
 def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, int, int, int]:
-    """Check a prefix, and the checksum if `verify` is True. Return kind, seq, count and minor."""
+    """Check the prefix of a message, and with `verify` its checksum. Return the prefix's fields kind, seq, count and minor."""
     head = frames[0]
     if len(head) < PREFIX_BYTES:
         raise ProtocolError(RefusalReason.MAGIC, f"a first frame of {len(head)} bytes is shorter than the prefix")
@@ -157,8 +157,9 @@ def unpack_header(data: bytes | memoryview, limits: HeaderLimits = HEADER) -> An
 def unpack_plain(
     data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None, limits: HeaderLimits = HEADER
 ) -> Any:
-    """Decode one msgpack value of limited size. A map that stands for an array stays a map. `pairs` makes maps from lists of
-    items.
+    """Decode one msgpack value within `limits`. A map that stands for an array stays a map.
+
+    If `pairs` is given, it makes each map from the list of the map's (key, value) pairs.
     """
     if len(data) > limits.nbytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {limits.nbytes}")
@@ -227,7 +228,7 @@ def _decode(value: Any, depth: int) -> Any:
 
 
 def _array(form: dict[Any, Any]) -> Any:
-    """Return the array or scalar that a map of msgpack-numpy describes. No dtype is built from the sender's text."""
+    """Return the array or scalar that a map of msgpack-numpy describes. Only the dtypes of this library are accepted."""
     dtype, data = form.get(b"type"), form.get(b"data")
     if type(dtype) is not str or dtype not in DTYPES:
         raise ProtocolError(RefusalReason.DTYPE, f"an array has the unsupported dtype {dtype!r:.60}")

@@ -1,4 +1,4 @@
-"""The columns of a segment: its layout, and the schema of a client, which says the layouts that segments can have.
+"""The columns of a segment: its layout, and the schema of a client, which has the layouts that its segments can have.
 
 A layout is one short text with the letter, dtype and row shape of each column, such as ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. The
 dimensions of a row follow a colon, joined by ``x``. The columns are, in this order:
@@ -43,10 +43,11 @@ _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 @immutable
 class ColumnLayout:
-    """One column of a segment.
+    """The form of one column of a segment.
 
     Attributes:
-        letter: One of `LETTERS`, or ``x`` or ``i`` for an extra column.
+        letter: The contents: ``o`` observations, ``a`` actions, ``r`` rewards, ``l`` log-probabilities, ``v`` policy versions,
+            ``m`` masks, ``x`` or ``i`` an extra column.
         row: Shape of a row; ``()`` for a number.
         row_bytes: Size of a row in bytes, at least 1.
     """
@@ -59,15 +60,15 @@ class ColumnLayout:
 
 @immutable
 class SegmentLayout:
-    """The columns of a segment. Many segments share one layout.
+    """The form of a segment: which columns it has, each with its dtype and the shape of a row. Many segments share one layout.
 
     Attributes:
-        text: The layout as text.
-        columns: In the order ``o a r l v m x i``.
+        text: The layout as text, such as ``o<f4:8 a<i8 r<f4 l<f4 v<u8``.
+        columns: The columns. Their letters are in the order ``o a r l v m x i``.
         leaves: Number of columns of observations.
         actions: Number of columns of actions.
-        standard: Number of columns before the extra columns.
-        source: `Segment.source`.
+        standard: Number of columns before the extra columns, which a policy can add.
+        source: The source of the actions, such as ``human``, if the host overrode the policy's; else empty.
     """
 
     text: str
@@ -79,7 +80,7 @@ class SegmentLayout:
     source: str = ""
 
     def names(self, schema: SegmentSchema | None = None) -> list[str]:
-        """Return the name of each column, from a schema where it fits the layout."""
+        """Return the name of each column: that of `schema`, or if the schema does not fit, one such as ``observations[0]``."""
         known = ((), (), ()) if schema is None else (schema.leaves.names, schema.actions.leaves.names, schema.extra_names)
         leaves, actions, extras = known
         observed = leaves if len(leaves) == self.leaves else _indexed("observations", self.leaves)
@@ -96,7 +97,7 @@ def _indexed(name: str, count: int) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> SegmentLayout:
-    """Return the layout that a text from an untrusted peer describes."""
+    """Return the layout that a text from an untrusted peer describes. Raise ProtocolError if the text is invalid."""
     columns, mark, source = text.partition(" @")
     if mark and not is_source(source):
         raise ProtocolError(RefusalReason.MALFORMED, f"the source of overridden actions is {source!r:.60}; {SOURCE_RULE}")
@@ -131,7 +132,7 @@ def _column(match: re.Match[str]) -> ColumnLayout:
 
 @functools.lru_cache(maxsize=256)
 def describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], source: str) -> str:
-    """Return the layout of columns as text, from the letter, and the dtype and row shape of each. `source` as in `Segment`."""
+    """Return a layout as text, from the letter, dtype and row shape of each column. `source` is `SegmentLayout.source`."""
     parts = []
     for letter, (dtype, row) in zip(letters, columns, strict=True):
         if dtype.str not in DTYPES or dtype.fields is not None:
@@ -152,7 +153,7 @@ class SegmentSchema:
 
     Attributes:
         extras: The extra columns: first those with a row per step, then those with one row per segment.
-        discrete: Spaces of the columns with discrete actions or observations, by name.
+        discrete: The spaces of discrete actions and observations, by the name of their column.
         layouts: The allowed layouts as texts: one without masks and, if actions have a discrete part, another with masks.
     """
 

@@ -67,7 +67,8 @@ class Publication(NamedTuple):
     """A message of a service to all subscribers of a topic.
 
     Attributes:
-        number: Number of the publication in its topic, from 1 since the server's start; 0 if it only reports `latest`.
+        number: Number of the publication in its topic, from 1 since the server's start; 0 for a message without payload, which
+            only reports `latest`.
         server: Random number of this start of the server.
         latest: Number of the topic's newest publication.
     """
@@ -98,13 +99,13 @@ def encode_publication(publication: Publication) -> list[Frame]:
 
 
 def check_topic(topic: object) -> None:
-    """Raise `PayloadError` if a topic is invalid. A zero byte would end the topic in a subscription."""
+    """Raise `PayloadError` if a topic is not a valid name (`is_name`), or has a zero byte, which marks the end of a topic."""
     if not is_name(topic) or "\0" in str(topic):
         raise PayloadError("topic", f"{topic!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters and no zero byte")
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
-    """Raise `PayloadError` if a frame has more than `limit` bytes, at which the receiver would disconnect."""
+    """Raise `PayloadError` if a frame has more than `limit` bytes. The receiver would close the connection at such a frame."""
     if len(frames) == 1 and len(frames[0]) <= limit:
         return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
@@ -113,7 +114,7 @@ def check_size(frames: Sequence[Frame], limit: int) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Return True for a valid name of a method or topic: 1 to `MAX_NAME` characters that UTF-8 can encode."""
+    """Return True for a valid name of a method or topic: 1 to 256 characters that UTF-8 can encode."""
     if type(value) is not str or not 0 < len(value) <= MAX_NAME:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)

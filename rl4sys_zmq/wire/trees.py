@@ -46,7 +46,7 @@ _ALIGN = 8
 
 
 class _IntegerKeyError(Exception):
-    """Raised inside `_TreePacker` by a dict with an integer key, which must be encoded as two lists."""
+    """Raised inside `_TreePacker` for a dict with an integer key, which must be encoded as two lists."""
 
 
 class _TreePacker:
@@ -185,7 +185,7 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared first frame, or long ones as a new frame. Return the frame's index, the offset and the
+        """Add bytes to the first frame, or if they are long as a new frame. Return the frame's index, the offset and the
         length.
         """
         if size < OWN_FRAME_BYTES:
@@ -208,8 +208,9 @@ class _TreePacker:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Return the skeleton of a tree, and the frames with its large parts. With `copy`, frames are copies of the caller's
-    memory.
+    """Return the skeleton of a tree (all but the large parts), and the frames with its large parts.
+
+    With `copy`, the frames are copies. Without it, they can be the caller's memory, which must then not change.
     """
     packer = _TreePacker(copy)
     try:
@@ -255,7 +256,7 @@ def drop_unsupported(value: Any, path: str, depth: int = 0, seen: set[int] | Non
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
-    """Return the tree that `pack_tree` encoded. Skeleton and frames can come from an untrusted peer."""
+    """Return the tree that `pack_tree` encoded. Its skeleton and frames can come from an untrusted peer."""
     return _TreeReader(frames).read(skeleton, 0)
 
 

@@ -55,7 +55,7 @@ def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
 
     def replace(learner: Learner) -> None:
         with monkeypatch.context() as patch:
-            for notice in () if knows else ("StopThread", "ReplaceWorker"):
+            for notice in () if knows else ("StopThread", "EndRemoteWorker"):
                 patch.setattr(worker_link, notice, lambda: StreamEnded("nobody", 0))
             learner.restart("lab")
 

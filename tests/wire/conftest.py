@@ -169,7 +169,7 @@ def build() -> dict[str, m.Message | t.ThreadMessage]:
         t.QuarantinedSegment("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
         t.OperatorAlarm("update_undone", "1 segment is quarantined", 2),
         t.GatewayAlive(41, 97),
-        t.ReplaceWorker(),
+        t.EndRemoteWorker(),
         t.CheckpointFound(12, 14, {"manifest.json": 700, "state.safetensors": 9000}, ["00000013"], True, "", (b"{}", b"R4TM")),
         t.CheckpointPartReply(12, "state.safetensors", 8 << 20, (b"part",)),
         t.CheckpointStored(14, True, ""),

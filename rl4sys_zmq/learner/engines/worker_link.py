@@ -20,7 +20,7 @@ from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, Checkpoint
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.security.authenticator import WorkerAccess
+from rl4sys_zmq.security.authenticator import RemoteWorkerAuthenticator
 from rl4sys_zmq.security.keys import KeyPair, new_key_pair
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import encode
@@ -29,11 +29,11 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointPart,
     CheckpointStored,
+    EndRemoteWorker,
     FetchCheckpointPart,
     FindCheckpoint,
     GatewayAlive,
     RecordTraining,
-    ReplaceWorker,
     StopThread,
     ThreadFailed,
     WorkerAlive,
@@ -61,7 +61,9 @@ class WorkerLink(Resource):
         finished: Any thread can set it to True after the end of the worker. The gateway then closes the connection.
     """
 
-    def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, links: WorkerLinks) -> None:
+    def __init__(
+        self, assignment: WorkerAssignment, bind: str, advertise: str, access: RemoteWorkerAuthenticator, links: WorkerLinks
+    ) -> None:
         self.sign: WorkerAlive | None = None
         self.sign_at = 0.0
         self.failed = self.finished = False
@@ -98,7 +100,7 @@ class WorkerLink(Resource):
         """Queue a message. Return False if the queue is full, the worker is not connected, or `end` was called."""
         return not self._ended and self.flush() and self._try(frames)
 
-    def control(self, message: StorageAnswer | ReplaceWorker | StopThread) -> None:
+    def control(self, message: StorageAnswer | EndRemoteWorker | StopThread) -> None:
         """Queue a message of the connection itself, such as a storage answer. Later messages of `send` leave after it."""
         self._control.append(encode(message))
         self.flush()
@@ -114,7 +116,7 @@ class WorkerLink(Resource):
         if replaced and self._push is not None:
             self._access.revoke()
             self._control.clear()
-            self.control(ReplaceWorker())
+            self.control(EndRemoteWorker())
             self._push.close()  # libzmq still sends what is queued
             self._push = None
 
@@ -217,7 +219,7 @@ class WorkerLinks:
             keys = new_key_pair()
             self.storage.start()  # if this raises, the next call tries again
             self._keys = keys
-        access = WorkerAccess(self._keys)
+        access = RemoteWorkerAuthenticator(self._keys)
         try:
             link = WorkerLink(assignment, bind, advertise, access, self)
         except BaseException:

@@ -39,7 +39,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security.access import AccessList
 from rl4sys_zmq.security.authenticator import Authenticator
 from rl4sys_zmq.security.authorizer import Authorizer
-from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, Socket, ThreadCalls, subscribed_topics
+from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, Socket, ThreadCallQueue, subscribed_topics
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
@@ -91,7 +91,7 @@ class Gateway(Worker):
         self._service: InferenceService | None = None
         self._config, self._restored, self._authenticator = config, restored, authenticator
         self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
-        self._calls = ThreadCalls("learner")
+        self._calls = ThreadCallQueue("learner")
         self._open = threading.Event()
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()

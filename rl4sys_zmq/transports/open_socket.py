@@ -12,9 +12,9 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.binding import SocketBinding
-from rl4sys_zmq.transports.context import TrackedResource
+from rl4sys_zmq.transports.context import ThreadOwnedResource
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
-from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
+from rl4sys_zmq.transports.monitor import MAX_EVENTS, ConnectionEventReader, MonitorEvent
 from rl4sys_zmq.transports.peers import (
     SubscriptionControl,
     connections,
@@ -31,7 +31,7 @@ from rl4sys_zmq.transports.peers import (
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-class Endpoint(TrackedResource):
+class OpenSocket(ThreadOwnedResource):
     """An open socket that sends and receives frames in the thread that created it.
 
     `close` discards messages that are still queued, except on a push socket that was created with a time to linger.
@@ -49,7 +49,7 @@ class Endpoint(TrackedResource):
         self.authenticated = False  # libzmq checks the keys of all peers: on a bound tcp or ipc socket with a ZAP domain
         self._first: zmq.Frame | None = None
         self._heard: dict[int, int] = {}
-        self._monitor: Monitor | None = None
+        self._monitor: ConnectionEventReader | None = None
         self._grants: SubscriptionControl | None = None
         self._timeout_ms = -1
         self._linger_ms = 0
@@ -100,8 +100,8 @@ class Endpoint(TrackedResource):
         return result
 
     def send_wait(self, frames: Frames, timeout_s: float | None) -> SendResult:
-        """Send one message as `send` does, but wait while the queue is full. Not on a router, which cannot wait for a single
-        peer.
+        """Send one message as `send` does, but wait up to `timeout_s` seconds (None: no limit) while the queue is full. Not on
+        a router, which cannot wait for a single peer.
         """
         if self.role == "router":
             raise TransportError("a router cannot wait for one peer; use send, and try again later")
@@ -117,8 +117,8 @@ class Endpoint(TrackedResource):
         """Receive one message without blocking. Return None if no message is waiting.
 
         Returns:
-            The frames. A frame of at least `LARGE_FRAME_BYTES` is a read-only view of libzmq's buffer, a smaller one is
-            ``bytes``. On a router, the first frame is the routing id of the sender. On an xpub, the message is a subscription
+            The frames. A frame of at least 64 KiB is a read-only view of libzmq's buffer, a smaller one is ``bytes``. On a
+            router, the first frame is the routing id of the sender. On an xpub, the message is a subscription
             (`read_subscription`).
 
         Raises:
@@ -191,9 +191,9 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return a sort key for connections, of which the lowest is closed first.
+        """Return the key that sorts the connections by which one to close: the lowest is closed first.
 
-        The parts: True if the connection has sent a message or a subscription; the seconds without any data, negative.
+        The key is a pair: True if the connection has sent a message or a subscription, and the seconds without data, negative.
         """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
@@ -265,7 +265,7 @@ class Endpoint(TrackedResource):
 
 
 def _shared(frame: Frame) -> Frame | zmq.Frame:
-    """Return the libzmq message of a view of a whole received frame, to avoid a copy; else the frame itself."""
+    """Return the received libzmq frame of which `frame` is a whole view, to avoid a copy; else return `frame` itself."""
     if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
         return frame.obj
     return frame

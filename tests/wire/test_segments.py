@@ -44,6 +44,7 @@ from rl4sys_zmq.wire import (
     spec_to_document,
     with_images,
 )
+from rl4sys_zmq.wire.messages import AnyBytes
 from rl4sys_zmq.wire.segments import HEAD, LARGE_BYTES, MAX_LAYOUTS
 
 from .conftest import refusal
@@ -465,7 +466,7 @@ def test_a_segment_without_steps_is_refused_alone(make_segment: Any) -> None:
     message = join_submit(0, 0, [pack_segment(make_segment(1))])
     heads = np.frombuffer(message.heads, HEAD).copy()
     heads["steps"] = 0
-    empty = dataclasses.replace(message, heads=heads.tobytes(), body=(b"",), digests=())
+    empty = dataclasses.replace(message, heads=AnyBytes(heads.tobytes()), body=(b"",), digests=())
     assert SegmentBatchReader(empty).errors(SCHEMA)[0].code is RefusalReason.RANGE
 
 

@@ -20,7 +20,7 @@ from rl4sys_zmq.delivery.journal import (
     DeleteCoveredEntries,
     DropClient,
     DropStream,
-    JournalCalls,
+    JournalBase,
     JournalContent,
     JournalEntry,
     JournalHealth,
@@ -35,7 +35,7 @@ from rl4sys_zmq.delivery.journal_file import (
     Connect,
     Fsync,
     JournalLock,
-    JournalLossPolicy,
+    JournalLossRules,
     JournalOpenOptions,
     connect,
     open_journal_file,
@@ -145,7 +145,7 @@ class JournalQueue:
         self._operations = deque(operation for operation in operations if id(operation) not in gone)
 
 
-class DiskJournal(Worker, JournalCalls):
+class DiskJournal(Worker, JournalBase):
     """A journal in one SQLite file, which one thread writes.
 
     Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order, and
@@ -175,7 +175,7 @@ class DiskJournal(Worker, JournalCalls):
         wake: Callable[[], None],
         retry_s: float = 0.5,
         connect: Connect = connect,
-        recovery: JournalLossPolicy = NO_RECOVERY,
+        recovery: JournalLossRules = NO_RECOVERY,
     ) -> None:
         """Create the journal. Call `open` to start it.
 

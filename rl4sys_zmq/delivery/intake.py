@@ -66,21 +66,21 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayPart:
+class JournalReplayPart:
     """The part of a journal entry that is sent again to a learner thread after a rollback."""
 
     skip: int  # number of segments at the start of the stored message that the learner thread must ignore
     load: DataAmount  # amount of data in the part, without refused segments
 
 
-def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ReplayPart | None:
+def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> JournalReplayPart | None:
     """Prepare a journal entry for a learner thread that was rolled back. Return None if the checkpoint covers the whole entry."""
     known = stream.replay(entry.first_seq, entry.end_seq)
     if known is None:
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return ReplayPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
+        return JournalReplayPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
     batch = read_segments(entry.frames)
     refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
     for place in refused:
@@ -88,4 +88,4 @@ def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEnt
     steps = batch.steps
     fresh = sum(steps[skip:]) - sum(steps[place] for place in refused)
     load = DataAmount(fresh, len(batch) - skip - len(refused), entry.nbytes)
-    return ReplayPart(skip, load)
+    return JournalReplayPart(skip, load)

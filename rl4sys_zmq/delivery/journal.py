@@ -195,7 +195,7 @@ Write = (
 Operation = Write | PageRequest
 
 
-class JournalCalls(ABC):
+class JournalBase(ABC):
     """The calls of `Journal` that write or read one row. Each becomes an operation."""
 
     @abstractmethod
@@ -229,7 +229,7 @@ class JournalCalls(ABC):
         self._enqueue(PageRequest(client_id, token, after_row, max_bytes))
 
 
-class MemoryJournal(JournalCalls):
+class MemoryJournal(JournalBase):
     """A journal for a learner without a run directory. It reports every entry as committed at once, and stores nothing."""
 
     durable = False

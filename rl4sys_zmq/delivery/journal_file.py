@@ -95,7 +95,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalLossPolicy:
+class JournalLossRules:
     """The rules for opening a journal that lacks data."""
 
     # True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
@@ -106,7 +106,7 @@ class JournalLossPolicy:
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
-NO_RECOVERY = JournalLossPolicy()
+NO_RECOVERY = JournalLossRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class JournalOpenOptions:
     path: Path
     fsync: Fsync = "normal"
     connect: Connect = connect
-    recovery: JournalLossPolicy = NO_RECOVERY
+    recovery: JournalLossRules = NO_RECOVERY
 
 
 def open_journal_file(opening: JournalOpenOptions) -> tuple[JournalFile, JournalInspection]:

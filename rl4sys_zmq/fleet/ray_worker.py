@@ -14,13 +14,13 @@ from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine, actor_environm
 from rl4sys_zmq.version import package_version
 
 FOLLOW_S = 0.5
-"""Longest time for which `RayWorker.follow` waits for news, and by which a stop reaches the actor late, in seconds."""
+"""Longest time for which `RayFleetActor.follow` waits for news, and by which a stop reaches the actor late, in seconds."""
 POLL_S = 0.05
 MAX_LINES, MAX_LINE = 20, 500
 """The largest number of lines of output in one result, and of characters in each. Older lines are dropped."""
 
 
-class RayWorker:
+class RayFleetActor:
     """The object inside a Ray actor, which runs one actor of a fleet. Its methods are called one after the other."""
 
     def __init__(self) -> None:

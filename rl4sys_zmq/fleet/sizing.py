@@ -44,7 +44,7 @@ class SizeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SizingState:
+class SizingMemory:
     """The values that `next_size` keeps from one window to the next."""
 
     # the load before the fleet last grew. None if its last change was not a growth, or the growth has paid
@@ -53,13 +53,13 @@ class SizingState:
     ceiling_windows: int = 0  # the number of windows for which `ceiling` holds. 0: there is no limit
 
 
-def next_size(load: FleetLoad, memory: SizingState, limits: SizeLimits) -> tuple[int, SizingState]:
+def next_size(load: FleetLoad, memory: SizingMemory, limits: SizeLimits) -> tuple[int, SizingMemory]:
     """Return the number of actors that the fleet should have after a window, and the memory for the next call."""
     memory = replace(memory, ceiling_windows=max(0, memory.ceiling_windows - 1))
     actors, before = load.actors, memory.before_growth
     if load.waiting < GROW_BELOW and before is not None and not _paid(before, load):
         size = _bounded(before.actors, limits)
-        return size, SizingState(ceiling=size, ceiling_windows=CEILING_WINDOWS)
+        return size, SizingMemory(ceiling=size, ceiling_windows=CEILING_WINDOWS)
     memory = replace(memory, before_growth=None)
     if load.waiting > SHRINK_ABOVE:
         needed = math.ceil(actors * (1.0 - load.waiting) / (1.0 - TARGET))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, REPORT_S, ActorEngine, ActorHandle, ActorReport
-from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingState, next_size
+from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingMemory, next_size
 from rl4sys_zmq.resource import Resource
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
@@ -132,7 +132,7 @@ class Fleet(Resource):
         self._ended_steps = self._ended_episodes = 0
         self._rate: deque[tuple[float, int]] = deque()
         self._window: tuple[float, dict[int, ActorReport]] | None = None
-        self._memory = SizingState()
+        self._memory = SizingMemory()
         self._waiting: float | None = None
 
     @property

@@ -44,7 +44,7 @@ than that, it takes one crash more to find the cause.
 T = TypeVar("T", bound=ToRemoteWorker)
 
 
-class GatewayStorage:
+class RemoteWorkerStorage:
     """The storage of one worker on another machine. It implements `WorkerStorage`.
 
     The learner thread uses it. The thread of the connection calls `deliver` and `give_up`.
@@ -100,7 +100,7 @@ class GatewayStorage:
 class _GatewayCheckpoints:
     """The checkpoints of one client on the gateway's machine. It implements `CheckpointStorage`."""
 
-    def __init__(self, storage: GatewayStorage, found: CheckpointFound, folder: Path) -> None:
+    def __init__(self, storage: RemoteWorkerStorage, found: CheckpointFound, folder: Path) -> None:
         self.damaged = [str(problem) for problem in found.damaged]
         self._storage, self._found, self._folder = storage, found, folder
         self._next_number = found.next_number
@@ -179,7 +179,7 @@ class _GatewaySuspects:
     otherwise end before the record has left it.
     """
 
-    def __init__(self, storage: GatewayStorage, found: CheckpointFound) -> None:
+    def __init__(self, storage: RemoteWorkerStorage, found: CheckpointFound) -> None:
         self._storage, self._found = storage, found
         self._careful_until = time.monotonic() + CAREFUL_S if found.careful else 0.0
         self._ranges = bytearray()

@@ -54,7 +54,7 @@ def error_line(exc: BaseException) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Placement:
+class PlacedRayActor:
     """One Ray actor, from the request to place it until its end."""
 
     number: int  # by which the other process names it
@@ -65,7 +65,7 @@ class Placement:
     since: float = 0.0  # when the actor was created
 
 
-P = TypeVar("P", bound=Placement)
+P = TypeVar("P", bound=PlacedRayActor)
 
 
 class Driver(ABC, Generic[P]):

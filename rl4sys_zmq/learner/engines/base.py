@@ -21,7 +21,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+    from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLink
 
 __all__ = ["EngineEntry", "GatewayEndpoints", "WorkerAssignment"]
 
@@ -66,7 +66,7 @@ class GatewayEndpoints:
     resumed: Collection[str]
     up: str
     listen: Callable[[str], str]
-    connect_worker: Callable[[WorkerAssignment, str, str], WorkerLink]
+    connect_worker: Callable[[WorkerAssignment, str, str], RemoteWorkerLink]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ REPLACED_KILL_S = 5.0
 ABORT_WAIT_S = 2.0
 
 
-class WatchedWorker(Worker):
+class WorkerProcessHandle(Worker):
     """A handle to a worker process, and the thread that starts the process and waits for its end. `stop` kills the process.
 
     It has a part of the methods of `WorkerHandle`. Any thread can call them.

@@ -95,7 +95,7 @@ class _Incoming:
         return content
 
 
-class WorkerFiles:
+class RemoteWorkerFiles:
     """The files of one worker's client in the run directory. Only the checkpoint thread uses this object, except for `fenced`."""
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
@@ -227,9 +227,9 @@ class CheckpointThread(Worker):
         super().__init__("rl4sys-checkpoints")
         self._wake = wake
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
+        self._answers: deque[tuple[RemoteWorkerFiles, StorageAnswer]] = deque()
 
-    def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
+    def request(self, files: RemoteWorkerFiles, message: StorageRequest) -> bool:
         """Queue a request of a worker. Return False if `MAX_WAITING` requests of this worker are in the queue already."""
         if isinstance(message, RecordTraining):
             files.records.append(message)
@@ -242,13 +242,13 @@ class CheckpointThread(Worker):
         self._requests.put(partial(self._answer, files, partial(files.handle, message)))
         return True
 
-    def finish(self, files: WorkerFiles) -> None:
+    def finish(self, files: RemoteWorkerFiles) -> None:
         """Discard the unfinished work for an ended worker, and wait for that. Do not call this in the checkpoint thread."""
         self._requests.put(files.finish)
         while not files.closed.wait(_LOOK_S) and self.alive:
             pass
 
-    def excuse(self, files: WorkerFiles) -> None:
+    def excuse(self, files: RemoteWorkerFiles) -> None:
         self._requests.put(files.excuse)
 
     def deliver_answers(self) -> None:
@@ -262,7 +262,7 @@ class CheckpointThread(Worker):
         while (request := self._requests.get()) is not None:
             request()
 
-    def _answer(self, files: WorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
+    def _answer(self, files: RemoteWorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
         if not files.closed.is_set() and (answer := handle()) is not None:
             self._answers.append((files, answer))
             self._wake()

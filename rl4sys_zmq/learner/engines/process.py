@@ -30,7 +30,13 @@ from rl4sys_zmq.child_process import end_text, module_path, start_error_text, st
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines import packets
-from rl4sys_zmq.learner.engines.base import REPLACED_KILL_S, EngineEntry, GatewayEndpoints, WatchedWorker, WorkerAssignment
+from rl4sys_zmq.learner.engines.base import (
+    REPLACED_KILL_S,
+    EngineEntry,
+    GatewayEndpoints,
+    WorkerAssignment,
+    WorkerProcessHandle,
+)
 from rl4sys_zmq.learner.engines.remote_start import ProcessStart
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
@@ -62,8 +68,8 @@ class ProcessEngine:
             self.close()
             raise
 
-    def start(self, assignment: WorkerAssignment) -> LearnerProcess:
-        return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
+    def start(self, assignment: WorkerAssignment) -> LocalWorkerHandle:
+        return LocalWorkerHandle(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
 
     def wait_ready(self) -> None:
         """Return at once: a process can be started now."""
@@ -77,7 +83,7 @@ ENTRY = EngineEntry(
 )
 
 
-class LearnerProcess(WatchedWorker):
+class LocalWorkerHandle(WorkerProcessHandle):
     """A handle to a worker process, which trains one client. It implements `WorkerHandle`.
 
     Its PUSH socket sends messages to the process; only the gateway uses it. Its thread starts the process, reads its packets,

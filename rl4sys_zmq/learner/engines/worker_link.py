@@ -16,7 +16,13 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
-from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
+from rl4sys_zmq.learner.engines.checkpoint_thread import (
+    MAX_WAITING,
+    CheckpointThread,
+    RemoteWorkerFiles,
+    StorageAnswer,
+    StorageRequest,
+)
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
 from rl4sys_zmq.resource import Resource
@@ -49,7 +55,7 @@ _OWN = frozenset(
 )
 
 
-class WorkerLink(Resource):
+class RemoteWorkerLink(Resource):
     """The gateway's connection to one worker. Only the gateway thread uses it, except for methods that say otherwise.
 
     Attributes:
@@ -61,7 +67,9 @@ class WorkerLink(Resource):
         finished: Any thread can set it to True after the end of the worker. The gateway then closes the connection.
     """
 
-    def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, links: WorkerLinks) -> None:
+    def __init__(
+        self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, links: RemoteWorkerLinks
+    ) -> None:
         self.sign: WorkerAlive | None = None
         self.sign_at = 0.0
         self.failed = self.finished = False
@@ -73,7 +81,7 @@ class WorkerLink(Resource):
         self._control: deque[list[Frame]] = deque()
         self._ended = False
         assign = assignment.assign
-        self._files = WorkerFiles(assign, self.control) if assign.checkpoints else None
+        self._files = RemoteWorkerFiles(assign, self.control) if assign.checkpoints else None
         self._push: Socket | None = Socket.push(
             bind=bind, hwm=QUEUE_MESSAGES, linger_s=LINGER_S, secure=access.secure, watch=True
         )
@@ -201,7 +209,7 @@ class WorkerLink(Resource):
         self._access.close()
 
 
-class WorkerLinks:
+class RemoteWorkerLinks:
     """All connections of one gateway. Only the gateway thread uses this object, except for `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
@@ -209,9 +217,9 @@ class WorkerLinks:
         self.storage = CheckpointThread(wake)
         self._poller = poller
         self._keys: KeyPair | None = None  # until the first worker
-        self._links: list[WorkerLink] = []
+        self._links: list[RemoteWorkerLink] = []
 
-    def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> WorkerLink:
+    def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> RemoteWorkerLink:
         """Bind the two sockets of a worker, with a fresh key pair. See `GatewayEndpoints.connect_worker`."""
         if self._keys is None:
             keys = new_key_pair()
@@ -219,7 +227,7 @@ class WorkerLinks:
             self._keys = keys
         access = WorkerAccess(self._keys)
         try:
-            link = WorkerLink(assignment, bind, advertise, access, self)
+            link = RemoteWorkerLink(assignment, bind, advertise, access, self)
         except BaseException:
             access.close()
             raise

@@ -16,11 +16,11 @@ from rl4sys_zmq.learner.gateway.admission import ClientSettings
 from rl4sys_zmq.learner.gateway.client_parts import (
     CheckpointRecord,
     ClientPublishing,
-    ReplayProgress,
+    JournalReplayProgress,
     SegmentCounts,
     TrainingFigures,
 )
-from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
+from rl4sys_zmq.learner.gateway.client_worker import ClientWorkers
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
@@ -78,11 +78,11 @@ class ClientState:
         self.settings = settings
         self._monotonic = callbacks.monotonic
         self.table = table
-        self.worker = ClientWorker(policy_id, callbacks.monotonic)
+        self.worker = ClientWorkers(policy_id, callbacks.monotonic)
         self.publishing = ClientPublishing(policy_id, generation)
         self.books = SegmentCounts()
         self.checkpoints = CheckpointRecord(checkpoints)
-        self.replay = ReplayProgress()
+        self.replay = JournalReplayProgress()
         self.pool = CreditAllocator()
         self.training = TrainingFigures(callbacks.monotonic, callbacks.unix)
         self.alarms = Alarms(callbacks.monotonic, callbacks.unix)

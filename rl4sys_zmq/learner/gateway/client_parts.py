@@ -168,7 +168,7 @@ class CheckpointRecord:
 
 
 @dataclass(slots=True)
-class ReplayProgress:
+class JournalReplayProgress:
     """The state of the replay of journal entries to a learner thread that has loaded a checkpoint.
 
     Attributes:

@@ -19,7 +19,7 @@ MAX_FAILED_STARTS = 5
 """Number of workers in a row that can crash before they are ready. After that, the client has failed."""
 
 
-class ClientWorker:
+class ClientWorkers:
     """The current worker of a client, and the earlier ones until they have ended.
 
     Attributes:

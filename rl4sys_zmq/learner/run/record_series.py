@@ -48,7 +48,7 @@ class SeriesPart:
     nbytes: int
 
 
-class RecordFormat(ABC):
+class FileSeriesFormat(ABC):
     """The format of the files of a series: prefix and suffix of their names, bytes before the first record, and the records."""
 
     prefix = ""
@@ -74,7 +74,7 @@ def thin(records: Sequence[FileSeriesRecord], limit: int) -> list[FileSeriesReco
     return kept
 
 
-def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
+def list_parts(folder: Path, form: FileSeriesFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
     """Return the parts in a folder, oldest first, and the superfluous parts that a crash has left."""
     present: list[SeriesPart] = []
     try:
@@ -94,10 +94,10 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
     return parts, within
 
 
-class RecordSeries(Resource):
+class FileSeriesWriter(Resource):
     """The writer of a series. One thread uses it. `dropped` counts the records that were removed to save space."""
 
-    def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
+    def __init__(self, folder: Path, form: FileSeriesFormat, max_bytes: int, *, active: Path | None = None) -> None:
         """Create the writer, without I/O. With `active`, new records go to this file, which moves to `folder` when it is full."""
         self.dropped = 0
         self._folder, self._form, self._active = folder, form, active

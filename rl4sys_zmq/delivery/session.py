@@ -125,14 +125,14 @@ class Reconnect:
 
 @immutable
 class StreamRestarted:
-    """Event: the learner discarded its record of this actor, so segments are numbered anew. Those in doubt are not sent again."""
+    """Event: the learner has discarded the actor's stream, so a new one begins. Segments in doubt are not sent again."""
 
     in_doubt: int
 
 
 @immutable
 class ReplaceSockets:
-    """Action: replace the sockets, because this start took a higher incarnation. So no reply to the lower one can arrive."""
+    """Action: replace the sockets, because the actor took a higher incarnation. Replies to the lower one then get lost."""
 
     incarnation: int
 
@@ -205,7 +205,7 @@ class ActorSession:
         return self.state is SessionState.JOINED and self._taken_bytes < self._credit_bytes and self.has_room(0, 0)
 
     def has_room(self, items: int, steps: int) -> bool:
-        """Return True if the learner permits one more segment after `items` others, which have `steps` steps."""
+        """Return True if the learner permits one more segment after `items` segments with `steps` steps that wait."""
         credit = self.leaving or self.sent_steps + steps < self.credit_steps
         return credit and self._next_seq + items < self._credit_items
 
@@ -264,7 +264,7 @@ class ActorSession:
         return []
 
     def next_deadline(self) -> float:
-        """Return the time at which `tick` must be called next, at the latest."""
+        """Return the latest time for the next call of `tick`, on the clock of `now`, in seconds."""
         if self.state is not SessionState.JOINED:
             return self._next_hello
         deadline = min(self._heartbeat.deadline, self._silence.deadline)

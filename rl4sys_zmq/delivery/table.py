@@ -1,6 +1,4 @@
 """The learner's table of the actors of one client and of their streams.
-
-Fencing refuses a start of an actor (`RefusalReason.FENCED`) if a newer start of the same actor is on record.
 """
 
 from __future__ import annotations
@@ -77,8 +75,9 @@ class StreamTable:
                 self._begin_lease(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll all streams back to a checkpoint. `marks` has the mark and the verdicts by key; streams without a mark go back
-        to 0.
+        """Return all streams to their state in a checkpoint.
+
+        `marks` has the mark and the verdicts of each stream, by its key. Other streams return to their beginning.
         """
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
@@ -117,7 +116,7 @@ class StreamTable:
         return OpenedSession(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
-        """Raise ProtocolError if a HELLO does not come from the latest start of its actor."""
+        """Raise ProtocolError if a HELLO, an actor's request for a session, does not come from the actor's latest start."""
         # Each start takes its incarnation from its clock, and clocks can be wrong. So a number below the one on record has two
         # possible reasons:
         # - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
@@ -177,7 +176,7 @@ class StreamTable:
         return len(self._peers) >= self._max_actors
 
     def _evict(self, limit: str, *, spooled: bool = False) -> SegmentStream:
-        """Discard the empty stream whose actor has been silent for longest, with `spooled` of the actors with a spool."""
+        """Discard the empty stream whose actor was silent for longest. With `spooled`, consider only actors with a spool."""
         stream = next((stream for stream in self._empty.values() if stream.spooled or not spooled), None)
         if stream is None:
             raise ProtocolError(RefusalReason.QUOTA, f"client {self.client_id!r} has {limit}")
@@ -266,7 +265,7 @@ class StreamTable:
             self._begin_lease(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[SegmentStream]:
-        """Return the streams of the live actors that sent no message for longer than the silence timeout."""
+        """Return the streams of the live actors that sent no message for longer than `silence_s` (see the constructor)."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:
@@ -274,7 +273,7 @@ class StreamTable:
 
         These are the current streams without a spool whose leases are over, and earlier streams, except the `EARLIER_SPOOLS`
         latest ones with a spool. A stream stays while it has pending segments, or while `trimmed` is false for it: the journal
-        then has entries that a rollback would replay.
+        then has entries that are delivered again after a return to a checkpoint.
         """
         gone, kept = [], self._earlier_spools()
         for stream in self.all():

@@ -96,7 +96,10 @@ class _Incoming:
 
 
 class RemoteWorkerFiles:
-    """The files of one worker's client in the run directory. Only the checkpoint thread uses this object, except for `fenced`."""
+    """The files that the learner keeps for one remote worker: the checkpoints and the record of segments in training.
+
+    Only the checkpoint thread uses this object; any thread can set `fenced`.
+    """
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
         self.closed = threading.Event()  # set when the thread has finished all work for this worker
@@ -117,7 +120,7 @@ class RemoteWorkerFiles:
             self._store_mark(encode_mark(0, b"", excused=True))
 
     def handle(self, message: _CheckpointRequest) -> StorageAnswer:
-        """Return the answer to one request. An exception becomes an answer, so that it does not end the thread of all workers."""
+        """Do one request of the worker, and return the answer. If the request fails, the answer has the error."""
         try:
             match message:
                 case FindCheckpoint():
@@ -199,7 +202,7 @@ class RemoteWorkerFiles:
         self._store.install(incoming.folder, incoming.number, lambda: not self.fenced)
 
     def record(self) -> TrainingRecorded | None:
-        """Store the newest segments in training, and return the answer; None if no record waits."""
+        """Store the worker's newest list of segments in training, and return the answer; None if no list has arrived."""
         suspects, mark, count = b"", b"", 0
         while self.records:
             message = self.records.popleft()
@@ -243,7 +246,7 @@ class CheckpointThread(Worker):
         return True
 
     def finish(self, files: RemoteWorkerFiles) -> None:
-        """Discard the unfinished work for an ended worker, and wait for that. Do not call this in the checkpoint thread."""
+        """Discard the requests and the unfinished checkpoint of an ended worker, and wait until this thread has done so."""
         self._requests.put(files.finish)
         while not files.closed.wait(_LOOK_S) and self.alive:
             pass

@@ -84,11 +84,11 @@ ENTRY = EngineEntry(
 
 
 class LocalWorkerHandle(WorkerProcessHandle):
-    """A handle to a worker process, which trains one client. It implements `WorkerHandle`.
+    """A handle to a worker process on the learner's machine. It implements `WorkerHandle`.
 
-    Its PUSH socket sends messages to the process; only the gateway uses it. Its thread starts the process, reads its packets,
-    and waits for its end. On Linux, the process is killed if this thread ends before it, for example together with the whole
-    learner. After the end of the process, what it has started in its process group is killed too.
+    Only the gateway uses the PUSH socket, which sends messages to the process. The thread of this object starts the process,
+    reads its packets, and waits for its end. On Linux, the kernel kills the process if this thread ends first, for example
+    with the learner. After the end of the process, the thread kills the rest of its process group.
     """
 
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
@@ -135,7 +135,7 @@ class LocalWorkerHandle(WorkerProcessHandle):
         return {"engine": ENTRY.name, "pid": self._pid, **signs}
 
     def _tell(self, command: str) -> None:
-        """Send a command to the process, also after its end."""
+        """Send a command to the process. Do nothing if it has ended."""
         with self._lock:
             if self._pair is not None:
                 try:

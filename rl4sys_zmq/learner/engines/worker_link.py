@@ -56,7 +56,7 @@ _OWN = frozenset(
 
 
 class RemoteWorkerLink(Resource):
-    """The gateway's connection to one worker. Only the gateway thread uses it, except for methods that say otherwise.
+    """The gateway's connection to one remote worker. Only the gateway thread uses it, unless a method says otherwise.
 
     Attributes:
         sign: The last sign of life of the worker; None before the first. Any thread can read the attributes.
@@ -107,7 +107,7 @@ class RemoteWorkerLink(Resource):
         return not self._ended and self.flush() and self._try(frames)
 
     def control(self, message: StorageAnswer | ReplaceWorker | StopThread) -> None:
-        """Queue a message of the connection itself, such as a storage answer. Later messages of `send` leave after it."""
+        """Queue a message that is not for the learner thread, such as an answer about a checkpoint."""
         self._control.append(encode(message))
         self.flush()
 
@@ -127,7 +127,7 @@ class RemoteWorkerLink(Resource):
             self._push = None
 
     def flush(self) -> bool:
-        """Send the waiting messages of the connection. Return True if none is left."""
+        """Send the messages that `control` has queued, as far as the socket takes them. Return True if none is left."""
         while self._control:
             if not self._try(self._control[0]):
                 return False
@@ -141,7 +141,10 @@ class RemoteWorkerLink(Resource):
         return sent
 
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
-        """Yield the messages of the learner thread that have arrived, a few or `all_of_them`, and handle all other messages."""
+        """Yield the arrived messages of the worker's learner thread, and handle its other messages here.
+
+        One call reads at most `MESSAGES_PER_TURN` messages, unless `all_of_them` is True.
+        """
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)
@@ -196,7 +199,7 @@ class RemoteWorkerLink(Resource):
             self._try(encode(GatewayAlive(self._received, self._sent)))
 
     def finish(self) -> None:
-        """Discard what the ended worker has left unfinished on the disk, and wait. Do not call this in the gateway thread."""
+        """Remove the unfinished checkpoint of an ended worker from the disk. Do not call this in the gateway thread."""
         if self._files is not None:
             self._storage.finish(self._files)
 
@@ -210,7 +213,7 @@ class RemoteWorkerLink(Resource):
 
 
 class RemoteWorkerLinks:
-    """All connections of one gateway. Only the gateway thread uses this object, except for `join`."""
+    """The connections of one gateway to its remote workers. Only the gateway thread uses this object, except for `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
         self.counters = counters

@@ -20,7 +20,7 @@ MAX_FAILED_STARTS = 5
 
 
 class ClientWorkers:
-    """The current worker of a client, and the earlier ones until they have ended.
+    """The workers of one client: the current one, and earlier ones until they have ended.
 
     Attributes:
         key: The first frame of each message of the current worker. It has random bytes, so that no process of an earlier learner

@@ -127,7 +127,7 @@ class JournalQueue:
         return frees[:GROUP_ITEMS]
 
     def _given_up(self) -> list[Operation]:
-        """Return the earlier writes of a client, and then the first operation that deletes all its entries; or [] if none is queued."""
+        """Return a client's writes up to the first operation that deletes all its entries; [] if none is queued."""
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient):
                 before = islice(self._operations, place)

@@ -1,4 +1,4 @@
-"""The acceptance of segments: this module detects duplicates, checks the order, and validates the structure of new ones.
+"""The acceptance of segments by the learner: the check of duplicates, of the order, and of the structure of new segments.
 
 A `Submit` is the message in which an actor sends segments.
 """

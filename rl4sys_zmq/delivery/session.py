@@ -111,7 +111,7 @@ class SessionRefused:
 
 @immutable
 class SessionTemporarilyRefused:
-    """Event: the learner refuses this actor for a time. The session retries by itself."""
+    """Event: the learner refuses this actor for a time. The session requests acceptance again by itself."""
 
     refused: Refused
 
@@ -132,7 +132,7 @@ class StreamRestarted:
 
 @immutable
 class ReplaceSockets:
-    """Action: replace the sockets, because the actor took a higher incarnation. Replies to the lower one then get lost."""
+    """Action: replace the sockets, because the actor took a higher incarnation. No reply to the lower one arrives then."""
 
     incarnation: int
 
@@ -432,9 +432,7 @@ class ActorSession:
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Take an incarnation above `known`, the incarnation that the learner has on record. The segments keep their sequence
-        numbers.
-        """
+        """Take an incarnation above `known`, the one that the learner has on record. Segments keep their numbers."""
         hello = self._hello
         if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
             return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
@@ -447,9 +445,7 @@ class ActorSession:
         return [ReplaceSockets(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start the numbering again with the next incarnation, because the learner has discarded its record of the old
-        incarnation.
-        """
+        """Begin a new stream with a higher incarnation, because the learner has discarded the old stream."""
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")
@@ -478,7 +474,7 @@ class ActorSession:
             self._verdicts[verdict] = 0
 
     def _on_gap(self, now: float, expected: int) -> list[Action]:
-        """Resend the segments from `expected` on, once for each such number. The resend timer handles further losses."""
+        """Resend the segments from number `expected` on, once for each such number. The timer handles further losses."""
         first = self._window[0].seq if self._window else self._next_seq
         if expected > self._next_seq:
             self._counters.add("ignored.gap")

@@ -1,5 +1,4 @@
-"""The learner's table of the actors of one client and of their streams.
-"""
+"""The learner's table of the actors of one client and of their streams."""
 
 from __future__ import annotations
 

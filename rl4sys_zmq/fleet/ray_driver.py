@@ -31,7 +31,7 @@ class _Actor(PlacedRayActor):
 
 
 class FleetDriver(Driver[_Actor]):
-    """The connection of a fleet to Ray, and its Ray actors. When one is killed, its child process ends with its stdin."""
+    """The driver of a fleet. Each of its Ray actors runs one actor of the fleet as a child process."""
 
     ENDED_WELL = {"exit_code": KILLED, "text": ""}
     _reported = ""

@@ -47,8 +47,9 @@ class RayFleetActor:
         return {"node": ray.get_runtime_context().get_node_id(), "host": ray.util.get_node_ip_address(), "error": error}
 
     def follow(self, grace_s: float | None) -> dict[str, Any]:
-        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds. With `grace_s`, first begin to end the
-        actor.
+        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds, and return them.
+
+        If `grace_s` is a number, first begin to end the actor, as `ActorHandle.stop` does.
         """
         process, engine = self._process, self._engine
         assert process is not None and engine is not None, "start comes first"

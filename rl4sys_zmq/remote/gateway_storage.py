@@ -45,9 +45,9 @@ T = TypeVar("T", bound=ToRemoteWorker)
 
 
 class RemoteWorkerStorage:
-    """The storage of one worker on another machine. It implements `WorkerStorage`.
+    """The object through which a remote worker keeps its files on the gateway's machine. It implements `WorkerStorage`.
 
-    The learner thread uses it. The thread of the connection calls `deliver` and `give_up`.
+    The learner thread uses it. The worker's network thread calls `deliver` and `give_up`.
     """
 
     def __init__(self, post: Callable[[StorageRequest], None]) -> None:
@@ -152,7 +152,7 @@ class _GatewayCheckpoints:
         return written
 
     def _taken(self, number: int) -> bool:
-        """Wait for an answer to a part. Return True if the whole checkpoint is stored."""
+        """Wait for the answer to a part of checkpoint `number`. Return True if the whole checkpoint is stored."""
         while True:
             answer = self._storage.wait(CheckpointStored)
             if answer.number != number:

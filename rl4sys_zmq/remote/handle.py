@@ -51,8 +51,8 @@ class RemoteProcess(Protocol):
 class RemoteWorker(WorkerProcessHandle):
     """A handle to a worker on another machine. It implements `WorkerHandle`.
 
-    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`. Its thread starts the worker,
-    writes its log records to the log, and waits for its end.
+    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`. The thread of this object
+    starts the worker, writes the worker's log records to the log, and waits for the worker's end.
     """
 
     def __init__(

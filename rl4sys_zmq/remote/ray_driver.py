@@ -31,7 +31,7 @@ class _Worker(PlacedRayActor):
 
 
 class RayDriver(Driver[_Worker]):
-    """The connection of a learner to Ray, and the Ray actors that it has created. Killed, they write no other checkpoint."""
+    """The driver of a learner. Its Ray actors are workers: each trains one client."""
 
     ENDED_WELL = {"end": "", "error": ""}
 

@@ -90,7 +90,7 @@ def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._
 
 
 class _GatewayConnection(Worker):
-    """The connection of this worker to the gateway, in a thread of its own."""
+    """The network thread of a remote worker, with the two sockets to the gateway."""
 
     def __init__(self, start: RemoteWorkerStart, end_process: Callable[[int], object]) -> None:
         super().__init__("rl4sys-gateway-link")
@@ -218,7 +218,7 @@ class _GatewayConnection(Worker):
                     self._sign_due = self._ending = True
 
     def _alive(self) -> WorkerAlive:
-        """Return a sign of life. Send it before any further message, because it has the number of messages sent so far."""
+        """Return a sign of life, which has the number of messages sent so far. Send it before any further message."""
         self._sign_due = False
         return WorkerAlive(platform.node(), os.getpid(), self._learner.busy_s, self._ending, self._sent)
 

@@ -58,7 +58,7 @@ class ClientState:
         pool: The division of credit for the current learner thread among the actors.
         dirty: The ids of the actors that need an acknowledgement.
         next_ack_at: The earliest time for the next acknowledgements, on the monotonic clock, in seconds.
-        waiting: The HELLOs that arrived while the learner thread was starting, by routing id, each with the name of its user
+        waiting: Actors' requests for sessions while the learner thread starts, by routing id, each with the name of its user
             and the relays for its actor.
         known: True if the journal has a record of this client.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.

@@ -91,7 +91,7 @@ class LearnerCore:
 
     @contextmanager
     def _failing(self, client: ClientState, cause: str) -> Iterator[None]:
-        """If the ``with`` block raises an exception, stop this client, and not the learner. `cause` is for the error text."""
+        """If the ``with`` block raises an exception, stop this client, and not the learner. The log names the `cause`."""
         try:
             yield
         except Exception as exc:
@@ -233,7 +233,7 @@ class LearnerCore:
         client.checkpoints.give_up(message.error)
 
     def turn(self) -> None:
-        """Continue the operators' commands, grant credit, send acknowledgements, and log alarms. Call this in each turn of the loop."""
+        """Continue operators' commands, grant credit, acknowledge, and log alarms. Call this in each turn of the loop."""
         self.operator.turn()
         room_bytes = self.dispatcher.room_bytes()
         for client in self.registry:

@@ -102,7 +102,7 @@ class SegmentDispatcher:
         )
 
     def check(self, now: float) -> None:
-        """Find clients that can make no progress, and wrong counts of waiting segments. Note an alarm for each fault."""
+        """Correct wrong counts of waiting segments, and find clients that can make no progress. Note an alarm for each."""
         failing = bool(self._journal.state().error)
         busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
         self.dispatch()  # for entries that were committed before `queued` was read

@@ -33,7 +33,7 @@ _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 class TensorBoardFileFormat(FileSeriesFormat):
-    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is the set of its tags.
+    """The format of TensorBoard's files of metrics: TFRecords, each with one `Event`. A record's kind is the set of its tags.
 
     Raises:
         ConfigError: If TensorBoard is not installed.

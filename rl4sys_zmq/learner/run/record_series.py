@@ -30,7 +30,10 @@ _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
 
 @dataclass(frozen=True, slots=True)
 class FileSeriesRecord:
-    """One record. If space is short, a record with `lasting` is kept as long as these records take at most half of the space."""
+    """One record of a file series, such as a line of the log.
+
+    If space is short, records with `lasting` are kept as long as they take at most half of the space.
+    """
 
     kind: str
     content: bytes
@@ -49,7 +52,7 @@ class SeriesPart:
 
 
 class FileSeriesFormat(ABC):
-    """The format of the files of a series: prefix and suffix of their names, bytes before the first record, and the records."""
+    """The base class of formats of files: the names of the files, the bytes before the first record, and the records."""
 
     prefix = ""
     suffix = ""
@@ -95,7 +98,7 @@ def list_parts(folder: Path, form: FileSeriesFormat) -> tuple[list[SeriesPart], 
 
 
 class FileSeriesWriter(Resource):
-    """The writer of a series. One thread uses it. `dropped` counts the records that were removed to save space."""
+    """The writer of a series of files. One thread uses it. `dropped` counts the records that were removed to save space."""
 
     def __init__(self, folder: Path, form: FileSeriesFormat, max_bytes: int, *, active: Path | None = None) -> None:
         """Create the writer, without I/O. With `active`, new records go to this file, which moves to `folder` when it is full."""

@@ -140,7 +140,7 @@ def log_event(name: str, fields: Mapping[str, Any]) -> None:
 
 
 class NullEventSink:
-    """An event sink without a run directory: it only logs events with `logging`."""
+    """The event sink of a learner without a run directory. It passes events to `logging`, and drops metrics."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Do nothing."""

@@ -42,7 +42,7 @@ def _counts(verdicts: Mapping[str, int]) -> dict[str, int]:
 
 
 class CheckpointMarks:
-    """The mark and the verdicts of each stream, as of the last barrier.
+    """The marks and verdicts of a client's streams that the next checkpoint stores: those of the last barrier.
 
     A *barrier* is a moment when every received segment has a verdict, for example right after an update. A checkpoint stores
     the marks of the last barrier. Segments received after the barrier wait for the next update of an on-policy algorithm and

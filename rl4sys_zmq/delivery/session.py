@@ -224,8 +224,8 @@ class ActorSession:
     def recover(self, packed: Sequence[PackedSegment]) -> None:
         """Keep segments from the spool that the learner has received, but that the learner's journal can still lack.
 
-        Call this once, after the first `Welcome` of this start of the actor, with the last segments below `received`. An
-        earlier start sent them. The session keeps them until they are in the journal.
+        Call this once, after the learner has first accepted a session of this start of the actor, with the last segments below
+        `received`. An earlier start sent them. The session keeps them until they are in the journal.
         """
         self._next_seq = self.received - len(packed)
         for p in packed:
@@ -294,7 +294,7 @@ class ActorSession:
         self._next_hello = now + REFUSED_RETRY_S
 
     def close(self, now: float) -> list[Action]:
-        """Close the session. Return the action that sends `Bye`, if the learner has accepted the session."""
+        """Close the session. Return the action that tells the learner so, if the learner has accepted the session."""
         joined = self.state is SessionState.JOINED
         self.state = SessionState.CLOSED
         return [self._send(now, Bye())] if joined else []

@@ -28,7 +28,7 @@ MAX_GAP = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """The result of `StreamTable.open`: the session of the actor whose HELLO was accepted."""
+    """The result of `StreamTable.open`: the session of an actor whose request was accepted."""
 
     stream: SegmentStream
     previous_peer: bytes | None  # the routing id of the actor's previous connection, if there was another one
@@ -83,7 +83,7 @@ class StreamTable:
             stream.rewind(mark, verdicts)
 
     def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
-        """Open a session for the actor that sent a HELLO from this routing id. Continue its stream, or create a new one.
+        """Open a session for an actor that has requested one (`hello`) from this routing id. Continue or create its stream.
 
         Raises:
             ProtocolError: ``FENCED`` if a later start of the actor is on record, ``CONFLICT`` while another start of the actor
@@ -298,7 +298,7 @@ class StreamTable:
             del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
-        """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
+        """Return the keys of the earlier streams with a spool that are kept: of each actor, the latest `EARLIER_SPOOLS`."""
         earlier: dict[str, list[SegmentStream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:

@@ -45,7 +45,7 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True)
 class SizingMemory:
-    """What the rule `next_size` remembers from one window to the next: the last growth, and a limit on the size."""
+    """The memory of the rule `next_size` from one window to the next: the last growth, and a limit on the size."""
 
     # the load before the fleet last grew. None if its last change was not a growth, or the growth has paid
     before_growth: FleetLoad | None = None

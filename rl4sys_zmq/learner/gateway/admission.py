@@ -64,7 +64,7 @@ class ClientSettings:
         algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
         parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
             among them.
-        actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
+        actor_weights: The part of `weights` that the client's first actor asked for.
         init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. This
             setting is not saved.
         changed: Parameters that were changed after the client was created, by name. They override `parameters`.

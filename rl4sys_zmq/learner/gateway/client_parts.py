@@ -22,7 +22,7 @@ from rl4sys_zmq.wire.thread_messages import CheckpointResult, ThreadReady, Train
 
 
 class ClientPublishing:
-    """What the gateway needs to publish one client's weights.
+    """The data that the gateway needs to publish one client's weights.
 
     Attributes:
         policy_id: The id of the policy in messages, 8 bytes.

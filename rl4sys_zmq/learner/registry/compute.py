@@ -84,7 +84,7 @@ class Ranks(Protocol):
         """
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`. The other ranks get the state with the next work."""
+        """Record that rank 0's state has changed outside of `leading`. The other ranks get the state with the next work."""
 
 
 class OneRank:

@@ -175,7 +175,7 @@ class JournalReplayProgress:
         token: The number of the replay in progress, which the pages of the journal repeat; 0 if there is none. During a replay,
             the learner thread receives new segments through the pages too.
         page_after: The row after which the next page begins; None if no page has to be requested.
-        segments: The number of segments that were replayed.
+        segments: The number of segments that were delivered again.
         rollback_asked: True if an operator has asked to give up accepted segments; False again after the replay.
     """
 

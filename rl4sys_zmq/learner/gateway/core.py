@@ -91,7 +91,7 @@ class LearnerCore:
 
     @contextmanager
     def _failing(self, client: ClientState, cause: str) -> Iterator[None]:
-        """If the ``with`` block raises an exception, stop this client, and not the learner. The log names the `cause`."""
+        """Stop this client, and not the learner, if the ``with`` block raises an exception. The log names the `cause`."""
         try:
             yield
         except Exception as exc:

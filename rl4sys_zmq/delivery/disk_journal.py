@@ -20,7 +20,7 @@ from rl4sys_zmq.delivery.journal import (
     DeleteCoveredEntries,
     DropClient,
     DropStream,
-    JournalCalls,
+    JournalBase,
     JournalContent,
     JournalEntry,
     JournalHealth,
@@ -35,7 +35,7 @@ from rl4sys_zmq.delivery.journal_file import (
     Connect,
     Fsync,
     JournalLock,
-    JournalLossPolicy,
+    JournalLossRules,
     JournalOpenOptions,
     connect,
     open_journal_file,
@@ -58,7 +58,7 @@ GROUP_BYTES = 8 << 20
 
 
 class JournalQueue:
-    """The queued operations of a journal, in the order of the calls. An operation stays in the queue until it is done."""
+    """The operations that a journal has to do, in the order of the calls of `Journal`. Each stays until it is done."""
 
     def __init__(self) -> None:
         self._operations: deque[Operation] = deque()
@@ -73,8 +73,9 @@ class JournalQueue:
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
-        """Return the next transaction: the writes at the front of the queue that fit into `max_bytes`, or one read; [] if the
-        first write does not fit.
+        """Return the operations of the next transaction: one read, or all writes at the front of the queue that fit.
+
+        The result is [] if the first write would make the stored entries larger than `max_bytes`.
         """
         group: list[Operation] = []
         size = 0
@@ -91,7 +92,7 @@ class JournalQueue:
         return group
 
     def relief(self) -> list[Operation]:
-        """Return operations that can be done although entries before them do not fit: one read, or operations that free room.
+        """Return operations that can be done while the journal is full: one read, or writes that need no further room.
 
         - The removal of all entries of a client comes first, together with the client's operations queued before it. Together
           they need no additional room.
@@ -126,7 +127,7 @@ class JournalQueue:
         return frees[:GROUP_ITEMS]
 
     def _given_up(self) -> list[Operation]:
-        """Return the first operation that deletes all entries of a client, after the earlier writes of that client; or []."""
+        """Return a client's writes up to the first operation that deletes all its entries; [] if none is queued."""
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient):
                 before = islice(self._operations, place)
@@ -145,7 +146,7 @@ class JournalQueue:
         self._operations = deque(operation for operation in operations if id(operation) not in gone)
 
 
-class DiskJournal(Worker, JournalCalls):
+class DiskJournal(Worker, JournalBase):
     """A journal in one SQLite file, which one thread writes.
 
     Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order, and
@@ -175,7 +176,7 @@ class DiskJournal(Worker, JournalCalls):
         wake: Callable[[], None],
         retry_s: float = 0.5,
         connect: Connect = connect,
-        recovery: JournalLossPolicy = NO_RECOVERY,
+        recovery: JournalLossRules = NO_RECOVERY,
     ) -> None:
         """Create the journal. Call `open` to start it.
 
@@ -294,7 +295,7 @@ class DiskJournal(Worker, JournalCalls):
                 return
 
     def _gather(self) -> bool:
-        """Wait for an operation, the next check or the next retry, and take over the new operations. Return True after `stop`."""
+        """Wait for an operation or the time of a check, and move new operations into the queue. Return True after `stop`."""
         with self._condition:
             if self._health.error:
                 self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
@@ -306,7 +307,7 @@ class DiskJournal(Worker, JournalCalls):
             return self._stopping
 
     def _work(self) -> bool:
-        """Commit one group of operations. After a failure, first do operations that free room. Return True on success."""
+        """Commit one transaction. If the journal is full, first do writes that need no room. Return True on success."""
         group: list[Operation] = []
         health = self._health
         try:

@@ -44,7 +44,7 @@ class JournalEntry:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of the entry in a file, in bytes."""
+        """The size of the frames and their lengths in the journal's file, in bytes."""
         return self.nbytes + 4 + 8 * len(self.frames)
 
 
@@ -81,7 +81,7 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """The content of a journal when it was opened, without its entries."""
+    """The clients and streams that a journal had when it was opened."""
 
     journal_id: int
     clients: tuple[ClientRow, ...]
@@ -90,7 +90,7 @@ class JournalContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """A part of a client's journal entries, as one `Journal.read` returns it."""
+    """Some consecutive journal entries of one client: the answer to one `Journal.read`."""
 
     client_id: str
     token: int  # token that was passed to `read`
@@ -137,7 +137,7 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """An operation that removes all entries of a client, its streams and the client."""
+    """An operation that removes a client with its streams and entries; with `entries_only`, the entries alone."""
 
     client_id: str
     entries_only: bool = False  # True to keep the client, with its totals and the sequence numbers of its actors
@@ -145,7 +145,7 @@ class DropClient:
 
 @dataclass(frozen=True, slots=True)
 class RetireActorStreams:
-    """An operation that releases the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
+    """An operation that lets any later start of an actor use the actor's id (`Journal.retire_actor`)."""
 
     client_id: str
     actor_id: str
@@ -153,7 +153,7 @@ class RetireActorStreams:
 
 @dataclass(frozen=True, slots=True)
 class CountSegmentsLostByJournal:
-    """An operation that counts segments as accepted although this journal does not have them (`Journal.add_gap`)."""
+    """An operation that counts segments which an earlier journal acknowledged and this one lacks (`Journal.add_gap`)."""
 
     client_id: str
     count: int
@@ -162,9 +162,9 @@ class CountSegmentsLostByJournal:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCoveredEntries:
-    """An operation that removes the entries that a checkpoint covers.
+    """An operation that removes the entries whose segments a checkpoint includes (`Journal.trim`).
 
-    `marks` has pairs ((actor_id, origin), mark). An entry of the stream is covered if all its segments are below the mark.
+    `marks` has a pair ((actor_id, origin), mark) for each stream. An entry is removed if all its segments are below the mark.
     """
 
     client_id: str
@@ -195,8 +195,8 @@ Write = (
 Operation = Write | PageRequest
 
 
-class JournalCalls(ABC):
-    """The calls of `Journal` that write or read one row. Each becomes an operation."""
+class JournalBase(ABC):
+    """The base class of journals. Each call of `Journal` that changes or reads data becomes an object, an operation."""
 
     @abstractmethod
     def _enqueue(self, operation: Operation) -> None: ...
@@ -229,7 +229,7 @@ class JournalCalls(ABC):
         self._enqueue(PageRequest(client_id, token, after_row, max_bytes))
 
 
-class MemoryJournal(JournalCalls):
+class MemoryJournal(JournalBase):
     """A journal for a learner without a run directory. It reports every entry as committed at once, and stores nothing."""
 
     durable = False

@@ -45,14 +45,14 @@ class JournalLock(Resource):
         call_in_child(self, JournalLock.abandon)
 
     def renew(self) -> None:
-        """Acquire the lock again, on a new lock file, if the old file was removed or replaced."""
+        """Take the lock again, on a new lock file, if the old file was removed or replaced."""
         if identity_of(f"{self._path}.lock") != identity_of(self._file):
             file = self._acquire()
             self.close()
             self._file = file
 
     def abandon(self) -> None:
-        """Close the descriptor in a forked child. The parent keeps the lock, and its end releases it although the child runs."""
+        """Close the lock file in a forked child. The parent process keeps the lock, and only its end releases the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -95,8 +95,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalLossPolicy:
-    """The rules for opening a journal that lacks data."""
+class JournalLossRules:
+    """The rules for opening a journal: how a loss of data is found, and whether it is accepted."""
 
     # True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
     accept_loss: bool = False
@@ -106,17 +106,17 @@ class JournalLossPolicy:
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
-NO_RECOVERY = JournalLossPolicy()
+NO_RECOVERY = JournalLossRules()
 
 
 @dataclass(frozen=True, slots=True)
 class JournalOpenOptions:
-    """The parameters for opening a journal. They have the meaning of `DiskJournal`'s parameters."""
+    """The parameters for opening a journal's file: those of `DiskJournal`."""
 
     path: Path
     fsync: Fsync = "normal"
     connect: Connect = connect
-    recovery: JournalLossPolicy = NO_RECOVERY
+    recovery: JournalLossRules = NO_RECOVERY
 
 
 def open_journal_file(opening: JournalOpenOptions) -> tuple[JournalFile, JournalInspection]:
@@ -137,7 +137,7 @@ def open_journal_file(opening: JournalOpenOptions) -> tuple[JournalFile, Journal
 
 
 def damaged(path: Path, error: object) -> JournalError:
-    """Return the error for a file that cannot be read and whose content is recorded nowhere else."""
+    """Return the error for a journal's file that is damaged and that ``journal.marks`` cannot repair."""
     remedy = "move it and its -wal file away to start a new journal, or restore a copy"
     return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
 

@@ -39,7 +39,7 @@ stream_fields = attrgetter(*(f.name for f in fields(StreamRow)))
 
 @dataclass(slots=True)
 class ClientAndStreamRows:
-    """The rows of a journal, or of ``journal.marks``, about its clients and streams."""
+    """The records of a journal, or of ``journal.marks``, about the clients and the streams. They have no segments."""
 
     journal_id: int = 0  # 0 if unknown
     # ids of the journals whose data an operator has given up with ``--resume accept-loss``
@@ -53,7 +53,7 @@ class ClientAndStreamRows:
 
 @dataclass(slots=True)
 class JournalRowChanges:
-    """The changes of one transaction to the rows of a journal."""
+    """The changes that one transaction makes to the records of clients and streams."""
 
     # new content of each added or changed client row, by client id
     clients: dict[str, ClientRow] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def identity_of(file: Path | str | int) -> tuple[int, int] | None:
 
 
 def read_marks(path: Path) -> tuple[ClientAndStreamRows, int]:
-    """Return the rows in a marks file, and its number of lines with a wrong checksum. Without a readable line, the id is 0."""
+    """Return the records in a file ``journal.marks``, and its number of damaged lines. If all are damaged, the id is 0."""
     rows = ClientAndStreamRows()
     try:
         lines = path.read_bytes().rstrip(b"\0").split(b"\n")
@@ -219,7 +219,7 @@ def _write(file: int, data: bytes, at: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JournalStateInCheckpoint:
-    """The information about the journal in a client's checkpoint."""
+    """The part of a checkpoint by which the learner detects that its journal has lost data."""
 
     client_id: str
     journal_id: int  # journal that the learner used when it wrote the checkpoint
@@ -230,7 +230,7 @@ class JournalStateInCheckpoint:
 
 @dataclass(slots=True)
 class JournalLoss:
-    """The data that a journal lacks. It is false (as a bool) if no data is missing."""
+    """The data that a journal lacks. ``bool(loss)`` is False if no data is missing."""
 
     whole: bool = False  # True if there is no readable journal, although ``journal.marks`` has a record of one
     # number of accepted segments that the journal lacks, by client id

@@ -94,7 +94,10 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
 
 
 class JournalCache:
-    """The rows of one journal in memory. The methods change only `changes`, until `commit`. Sequence numbers never decrease."""
+    """A copy in memory of a journal's records of clients and streams.
+
+    The methods collect the changes of one transaction, and `commit` applies them. Sequence numbers never decrease.
+    """
 
     def __init__(self, rows: ClientAndStreamRows) -> None:
         self.rows = rows  # committed clients and streams
@@ -268,7 +271,7 @@ class JournalTables:
         self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
     def restore(self, known: ClientAndStreamRows, last_row: int) -> None:
-        """Prepare for writing to an existing file with these clients and streams, and entries up to `last_row`."""
+        """Begin to write to an existing file that has the clients and streams in `known`, and entries up to row `last_row`."""
         self.cache = JournalCache(known)
         self._next_row = last_row + 1
         self._put("meta", [("journal_id", known.journal_id)])  # fails at once if the file cannot be written
@@ -285,7 +288,7 @@ class JournalTables:
             log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Store entries from another file. Add to the totals of a stream those entries that the totals do not include so far."""
+        """Store entries from another file. Add those to the totals of their stream that the totals do not include."""
         for entry in entries:
             stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:
@@ -453,7 +456,7 @@ class JournalTables:
 
 
 class JournalFile:
-    """The open files of a journal: its tables, and ``journal.marks``. It detects that one of them was replaced."""
+    """The open files of a journal: the SQLite file with its tables, and ``journal.marks``."""
 
     def __init__(self, path: Path, tables: JournalTables, marks: JournalMarksFileWriter) -> None:
         self.tables, self.marks = tables, marks
@@ -462,7 +465,7 @@ class JournalFile:
         self.record_identities()
 
     def record_identities(self) -> None:
-        """Record which files these are, so that `missing` can detect that one was replaced."""
+        """Record the inodes of the open files, so that `missing` detects a replaced file."""
         self._folder = 0, 0, 0
         self._identities = {name: identity_of(name) for name in (str(self._path), f"{self._path}-wal")}
 

@@ -111,7 +111,7 @@ class SessionRefused:
 
 @immutable
 class SessionTemporarilyRefused:
-    """Event: the learner refuses this actor for a time. The session retries by itself."""
+    """Event: the learner refuses this actor for a time. The session requests acceptance again by itself."""
 
     refused: Refused
 
@@ -125,14 +125,14 @@ class Reconnect:
 
 @immutable
 class StreamRestarted:
-    """Event: the learner discarded its record of this actor, so segments are numbered anew. Those in doubt are not sent again."""
+    """Event: the learner has discarded the actor's stream, so a new one begins. Segments in doubt are not sent again."""
 
     in_doubt: int
 
 
 @immutable
 class ReplaceSockets:
-    """Action: replace the sockets, because this start took a higher incarnation. So no reply to the lower one can arrive."""
+    """Action: replace the sockets, because the actor took a higher incarnation. No reply to the lower one arrives then."""
 
     incarnation: int
 
@@ -205,7 +205,7 @@ class ActorSession:
         return self.state is SessionState.JOINED and self._taken_bytes < self._credit_bytes and self.has_room(0, 0)
 
     def has_room(self, items: int, steps: int) -> bool:
-        """Return True if the learner permits one more segment after `items` others, which have `steps` steps."""
+        """Return True if the learner permits one more segment after `items` segments with `steps` steps that wait."""
         credit = self.leaving or self.sent_steps + steps < self.credit_steps
         return credit and self._next_seq + items < self._credit_items
 
@@ -224,8 +224,8 @@ class ActorSession:
     def recover(self, packed: Sequence[PackedSegment]) -> None:
         """Keep segments from the spool that the learner has received, but that the learner's journal can still lack.
 
-        Call this once, after the first `Welcome` of this start of the actor, with the last segments below `received`. An
-        earlier start sent them. The session keeps them until they are in the journal.
+        Call this once, after the learner has first accepted a session of this start of the actor, with the last segments below
+        `received`. An earlier start sent them. The session keeps them until they are in the journal.
         """
         self._next_seq = self.received - len(packed)
         for p in packed:
@@ -264,7 +264,7 @@ class ActorSession:
         return []
 
     def next_deadline(self) -> float:
-        """Return the time at which `tick` must be called next, at the latest."""
+        """Return the latest time for the next call of `tick`, on the clock of `now`, in seconds."""
         if self.state is not SessionState.JOINED:
             return self._next_hello
         deadline = min(self._heartbeat.deadline, self._silence.deadline)
@@ -294,7 +294,7 @@ class ActorSession:
         self._next_hello = now + REFUSED_RETRY_S
 
     def close(self, now: float) -> list[Action]:
-        """Close the session. Return the action that sends `Bye`, if the learner has accepted the session."""
+        """Close the session. Return the action that tells the learner so, if the learner has accepted the session."""
         joined = self.state is SessionState.JOINED
         self.state = SessionState.CLOSED
         return [self._send(now, Bye())] if joined else []
@@ -432,9 +432,7 @@ class ActorSession:
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Take an incarnation above `known`, the incarnation that the learner has on record. The segments keep their sequence
-        numbers.
-        """
+        """Take an incarnation above `known`, the one that the learner has on record. Segments keep their numbers."""
         hello = self._hello
         if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
             return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
@@ -447,9 +445,7 @@ class ActorSession:
         return [ReplaceSockets(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start the numbering again with the next incarnation, because the learner has discarded its record of the old
-        incarnation.
-        """
+        """Begin a new stream with a higher incarnation, because the learner has discarded the old stream."""
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")
@@ -478,7 +474,7 @@ class ActorSession:
             self._verdicts[verdict] = 0
 
     def _on_gap(self, now: float, expected: int) -> list[Action]:
-        """Resend the segments from `expected` on, once for each such number. The resend timer handles further losses."""
+        """Resend the segments from number `expected` on, once for each such number. The timer handles further losses."""
         first = self._window[0].seq if self._window else self._next_seq
         if expected > self._next_seq:
             self._counters.add("ignored.gap")

@@ -1,7 +1,4 @@
-"""The learner's table of the actors of one client and of their streams.
-
-Fencing refuses a start of an actor (`RefusalReason.FENCED`) if a newer start of the same actor is on record.
-"""
+"""The learner's table of the actors of one client and of their streams."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ MAX_GAP = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """The result of `StreamTable.open`: the session of the actor whose HELLO was accepted."""
+    """The result of `StreamTable.open`: the session of an actor whose request was accepted."""
 
     stream: SegmentStream
     previous_peer: bytes | None  # the routing id of the actor's previous connection, if there was another one
@@ -77,15 +74,16 @@ class StreamTable:
                 self._begin_lease(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll all streams back to a checkpoint. `marks` has the mark and the verdicts by key; streams without a mark go back
-        to 0.
+        """Return all streams to their state in a checkpoint.
+
+        `marks` has the mark and the verdicts of each stream, by its key. Other streams return to their beginning.
         """
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
     def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
-        """Open a session for the actor that sent a HELLO from this routing id. Continue its stream, or create a new one.
+        """Open a session for an actor that has requested one (`hello`) from this routing id. Continue or create its stream.
 
         Raises:
             ProtocolError: ``FENCED`` if a later start of the actor is on record, ``CONFLICT`` while another start of the actor
@@ -117,7 +115,7 @@ class StreamTable:
         return OpenedSession(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
-        """Raise ProtocolError if a HELLO does not come from the latest start of its actor."""
+        """Raise ProtocolError if a HELLO, an actor's request for a session, does not come from the actor's latest start."""
         # Each start takes its incarnation from its clock, and clocks can be wrong. So a number below the one on record has two
         # possible reasons:
         # - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
@@ -177,7 +175,7 @@ class StreamTable:
         return len(self._peers) >= self._max_actors
 
     def _evict(self, limit: str, *, spooled: bool = False) -> SegmentStream:
-        """Discard the empty stream whose actor has been silent for longest, with `spooled` of the actors with a spool."""
+        """Discard the empty stream whose actor was silent for longest. With `spooled`, consider only actors with a spool."""
         stream = next((stream for stream in self._empty.values() if stream.spooled or not spooled), None)
         if stream is None:
             raise ProtocolError(RefusalReason.QUOTA, f"client {self.client_id!r} has {limit}")
@@ -266,7 +264,7 @@ class StreamTable:
             self._begin_lease(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[SegmentStream]:
-        """Return the streams of the live actors that sent no message for longer than the silence timeout."""
+        """Return the streams of the live actors that sent no message for longer than `silence_s` (see the constructor)."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:
@@ -274,7 +272,7 @@ class StreamTable:
 
         These are the current streams without a spool whose leases are over, and earlier streams, except the `EARLIER_SPOOLS`
         latest ones with a spool. A stream stays while it has pending segments, or while `trimmed` is false for it: the journal
-        then has entries that a rollback would replay.
+        then has entries that are delivered again after a return to a checkpoint.
         """
         gone, kept = [], self._earlier_spools()
         for stream in self.all():
@@ -300,7 +298,7 @@ class StreamTable:
             del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
-        """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
+        """Return the keys of the earlier streams with a spool that are kept: of each actor, the latest `EARLIER_SPOOLS`."""
         earlier: dict[str, list[SegmentStream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:

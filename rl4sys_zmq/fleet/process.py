@@ -111,7 +111,7 @@ class ActorProcess(ActorHandle):
 
 
 class ProcessEngine(ActorEngine):
-    """The engine for actor processes. Used in one thread."""
+    """The engine that starts each actor of a fleet as a process of this machine. Use it in one thread."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ import ray
 
 from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, TERMINATE_S
 from rl4sys_zmq.fleet.ray_engine import CPU, NEWS, START, STOP
-from rl4sys_zmq.fleet.ray_worker import FOLLOW_S, RayWorker
-from rl4sys_zmq.remote.ray_cluster import PENDING_S, Driver, Placement, run_driver
+from rl4sys_zmq.fleet.ray_worker import FOLLOW_S, RayFleetActor
+from rl4sys_zmq.remote.ray_cluster import PENDING_S, Driver, PlacedRayActor, run_driver
 from rl4sys_zmq.remote.ray_process import WAITING, nodes_text
 from rl4sys_zmq.version import package_version
 
@@ -25,13 +25,13 @@ LOST, KILLED = 1, -9
 
 
 @dataclass(slots=True, kw_only=True)
-class _Actor(Placement):
+class _Actor(PlacedRayActor):
     grace_s: float | None = None  # the grace with which the next call stops the actor. None: it does not
     kill_at: float = float("inf")
 
 
 class FleetDriver(Driver[_Actor]):
-    """The connection of a fleet to Ray, and its Ray actors. When one is killed, its child process ends with its stdin."""
+    """The driver of a fleet. Each of its Ray actors runs one actor of the fleet as a child process."""
 
     ENDED_WELL = {"exit_code": KILLED, "text": ""}
     _reported = ""
@@ -67,7 +67,7 @@ class FleetDriver(Driver[_Actor]):
 
     def _start(self, number: int, arguments: list[str], folder: str) -> None:
         actor = _Actor(number=number)
-        actor.call = self._create(actor, RayWorker, CPU).start.remote(arguments, folder, package_version())
+        actor.call = self._create(actor, RayFleetActor, CPU).start.remote(arguments, folder, package_version())
         self._placements[number] = actor
         self._looked = 0.0
 

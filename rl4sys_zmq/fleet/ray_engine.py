@@ -46,7 +46,7 @@ _PROGRAM = "from rl4sys_zmq.fleet.ray_driver import main; main()"
 
 
 class RayActorHandle(ActorHandle):
-    """One actor on a node of the cluster. `number` names it in packets."""
+    """A handle to one actor on a node of a Ray cluster. `number` names the actor in packets to and from the driver."""
 
     def __init__(self, index: int, number: int, start: bytes, send: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class RayActorHandle(ActorHandle):
         self._send(self._start)
 
     def stop(self, grace_s: float) -> None:
-        """Tell the driver to end the actor. The node does the later steps."""
+        """Tell the driver to end the actor, as `ActorHandle.stop` says. The actor's node does the later steps."""
         if not self.sent:
             self.exit_code = -signal.SIGTERM
         elif self.alive:
@@ -67,7 +67,10 @@ class RayActorHandle(ActorHandle):
 
 
 class RayActorEngine(ActorEngine):
-    """The engine for actors on the nodes of a Ray cluster. Each reserves one CPU. Used in one thread."""
+    """The engine that starts each actor of a fleet on a node of a Ray cluster. An actor reserves one CPU.
+
+    Use the engine in one thread.
+    """
 
     def __init__(
         self,
@@ -78,8 +81,8 @@ class RayActorEngine(ActorEngine):
     ) -> None:
         """Connect to the cluster within a minute.
 
-        `arguments` returns those of an actor's Python process, and `on_output` gets its output, as in `ProcessEngine`. `say`
-        gets messages for a person.
+        `arguments` returns the arguments of Python for an actor, given those of `start`. `on_output` gets the index of an actor
+        and a line of its output. `say` gets messages for a person.
         """
         self._arguments, self._on_output, self._say = arguments, on_output, say
         self._address = cluster_address(address)
@@ -140,7 +143,7 @@ class RayActorEngine(ActorEngine):
         return self._driver
 
     def _lose_driver(self, driver: DriverProcess) -> None:
-        """Wait for the end of the driver, and record the end of all its actors. `start` starts another driver."""
+        """Wait for the end of the driver, and record the end of all its actors. The next `start` starts another driver."""
         self._driver = None
         driver.close(CLOSE_S)
         self._problem = driver.problem

@@ -123,9 +123,9 @@ class PolicyEvaluator(Worker):
         self._busy_since: float | None = None
 
     def offer(self, policy: StoredPolicy) -> None:
-        """Evaluate a new version if it is the first one of its period, as soon as the evaluation of an earlier one is complete.
+        """Take a new version for evaluation if it is the first one of its period. The thread evaluates one version at a time.
 
-        A version that still waits then is skipped.
+        A version that still waits for its evaluation is replaced, and counts as skipped.
         """
         period = self._options.period(policy.snapshot.version, policy.origin.steps)
         if period == self._period or self._failures >= MAX_FAILURES or not self.alive:
@@ -172,7 +172,7 @@ class PolicyEvaluator(Worker):
                 self._try(self.best.abandon)
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Do a part of the work. No exception ends the evaluation without an alarm."""
+        """Call `action`. If it raises an exception, raise an alarm of the client."""
         try:
             action()
         except Closed:

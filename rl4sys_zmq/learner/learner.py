@@ -276,7 +276,7 @@ class Learner(Resource):
         """Replace the learner thread of a client that runs or has failed.
 
         With a run directory, the client continues from its newest checkpoint, and the segments accepted after that checkpoint
-        are replayed. Without one, training starts from the beginning, and segments not trained on so far are rolled back.
+        are trained on again. Without one, training begins anew, and segments not trained on so far are rolled back.
 
         Args:
             client_id: The client.

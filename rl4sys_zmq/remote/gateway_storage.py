@@ -44,10 +44,10 @@ than that, it takes one crash more to find the cause.
 T = TypeVar("T", bound=ToRemoteWorker)
 
 
-class GatewayStorage:
-    """The storage of one worker on another machine. It implements `WorkerStorage`.
+class RemoteWorkerStorage:
+    """The object through which a remote worker keeps its files on the gateway's machine. It implements `WorkerStorage`.
 
-    The learner thread uses it. The thread of the connection calls `deliver` and `give_up`.
+    The learner thread uses it. The worker's network thread calls `deliver` and `give_up`.
     """
 
     def __init__(self, post: Callable[[StorageRequest], None]) -> None:
@@ -100,7 +100,7 @@ class GatewayStorage:
 class _GatewayCheckpoints:
     """The checkpoints of one client on the gateway's machine. It implements `CheckpointStorage`."""
 
-    def __init__(self, storage: GatewayStorage, found: CheckpointFound, folder: Path) -> None:
+    def __init__(self, storage: RemoteWorkerStorage, found: CheckpointFound, folder: Path) -> None:
         self.damaged = [str(problem) for problem in found.damaged]
         self._storage, self._found, self._folder = storage, found, folder
         self._next_number = found.next_number
@@ -152,7 +152,7 @@ class _GatewayCheckpoints:
         return written
 
     def _taken(self, number: int) -> bool:
-        """Wait for an answer to a part. Return True if the whole checkpoint is stored."""
+        """Wait for the answer to a part of checkpoint `number`. Return True if the whole checkpoint is stored."""
         while True:
             answer = self._storage.wait(CheckpointStored)
             if answer.number != number:
@@ -179,7 +179,7 @@ class _GatewaySuspects:
     otherwise end before the record has left it.
     """
 
-    def __init__(self, storage: GatewayStorage, found: CheckpointFound) -> None:
+    def __init__(self, storage: RemoteWorkerStorage, found: CheckpointFound) -> None:
         self._storage, self._found = storage, found
         self._careful_until = time.monotonic() + CAREFUL_S if found.careful else 0.0
         self._ranges = bytearray()

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.engines.base import ABORT_WAIT_S, REPLACED_KILL_S, WatchedWorker, WorkerAssignment
+from rl4sys_zmq.learner.engines.base import ABORT_WAIT_S, REPLACED_KILL_S, WorkerAssignment, WorkerProcessHandle
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.thread_messages import ThreadFailed, WorkerMessage, frames_of
@@ -48,15 +48,15 @@ class RemoteProcess(Protocol):
         """Return what the learner's status shows of the process, as JSON, such as its node."""
 
 
-class RemoteWorker(WatchedWorker):
+class RemoteWorker(WorkerProcessHandle):
     """A handle to a worker on another machine. It implements `WorkerHandle`.
 
-    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`. Its thread starts the worker,
-    writes its log records to the log, and waits for its end.
+    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`. The thread of this object
+    starts the worker, writes the worker's log records to the log, and waits for the worker's end.
     """
 
     def __init__(
-        self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
+        self, assignment: WorkerAssignment, link: RemoteWorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
     ) -> None:
         """Start the worker without waiting for it.
 

@@ -54,8 +54,8 @@ def error_line(exc: BaseException) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Placement:
-    """One Ray actor, from the request to place it until its end."""
+class PlacedRayActor:
+    """The driver's record of one Ray actor, from the request to place the Ray actor on a node until its end."""
 
     number: int  # by which the other process names it
     actor: Any = None
@@ -65,11 +65,11 @@ class Placement:
     since: float = 0.0  # when the actor was created
 
 
-P = TypeVar("P", bound=Placement)
+P = TypeVar("P", bound=PlacedRayActor)
 
 
 class Driver(ABC, Generic[P]):
-    """A program that is connected to Ray and, by a socketpair, to the process that has started it. It follows its Ray actors."""
+    """The base class of drivers. A driver creates Ray actors, and exchanges packets with the process that has started it."""
 
     ENDED_WELL: ClassVar[Mapping[str, object]]
     """The fields of the packet ``ended`` for an actor that has ended as it should."""
@@ -121,15 +121,15 @@ class Driver(ABC, Generic[P]):
 
     @abstractmethod
     def _on_nodes(self, nodes: Sequence[Mapping[str, Any]], now: float) -> None:
-        """Place or report the actors that wait. Called once in `LOOK_EVERY_S` seconds with the nodes that are alive."""
+        """Place the Ray actors that wait, or report why they wait. `nodes` are alive. Called every `LOOK_EVERY_S` seconds."""
 
     @abstractmethod
     def _on_result(self, placement: P, result: Any) -> None:
-        """Handle the result of a call of an actor. After the first one, `host` is still empty."""
+        """Handle the result of a call of a Ray actor's method. At the first call of this method, `host` is still empty."""
 
     @abstractmethod
     def _fail(self, placement: P, problem: str, *, recurs: bool) -> None:
-        """End an actor whose call has raised, or whose process is lost. With `recurs`, another would fail too."""
+        """End a Ray actor whose call has raised, or whose process is lost. `recurs`: another Ray actor would fail too."""
 
     def send(self, kind: str, **fields: object) -> None:
         with contextlib.suppress(OSError):  # it has ended: `_read` returns False
@@ -168,7 +168,7 @@ class Driver(ABC, Generic[P]):
         return placement.actor
 
     def _follow_all(self) -> None:
-        """Handle the calls that have returned."""
+        """Handle the calls of Ray actors that have returned."""
         pending = [placement.call for placement in self._placements.values() if placement.call is not None]
         if pending and ray.wait(pending, timeout=LOOK_S)[0]:
             returned = set(ray.wait(pending, num_returns=len(pending), timeout=0)[0])  # of thousands

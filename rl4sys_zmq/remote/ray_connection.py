@@ -85,7 +85,7 @@ class RayProcess:
 
 
 class RayConnectionThread(Worker):
-    """The thread that runs a driver process, with which its workers and a local Ray end, and starts another when it ends."""
+    """The thread that runs a driver process, and starts another one when the driver ends. A driver's workers end with it."""
 
     def __init__(self, address: str) -> None:
         super().__init__("rl4sys-ray")

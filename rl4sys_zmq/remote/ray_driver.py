@@ -15,13 +15,13 @@ from typing import Any
 
 import ray
 
-from rl4sys_zmq.remote.ray_cluster import PENDING_S, Driver, Placement, alive_nodes, run_driver
+from rl4sys_zmq.remote.ray_cluster import PENDING_S, Driver, PlacedRayActor, alive_nodes, run_driver
 from rl4sys_zmq.remote.ray_process import BUILT_IN, KILL, PLACE, PLACED, WAITING, amounts_text, placement_problem
 from rl4sys_zmq.remote.ray_worker import RayWorker
 
 
 @dataclass(slots=True, kw_only=True)
-class _Worker(Placement):
+class _Worker(PlacedRayActor):
     client_id: str
     wanted: dict[str, float]  # the resources that it needs, by Ray's names
     start: str = field(repr=False)  # the start data, which contain secrets
@@ -31,7 +31,7 @@ class _Worker(Placement):
 
 
 class RayDriver(Driver[_Worker]):
-    """The connection of a learner to Ray, and the Ray actors that it has created. Killed, they write no other checkpoint."""
+    """The driver of a learner. Its Ray actors are workers: each trains one client."""
 
     ENDED_WELL = {"end": "", "error": ""}
 

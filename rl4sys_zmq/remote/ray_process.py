@@ -167,7 +167,7 @@ class DriverProcess:
                 self.outbox.popleft()
 
     def _receive(self) -> bytes | None:
-        """Return a packet, None if there is none now, or an empty text if the driver has ended."""
+        """Return a packet; None if there is none now; empty bytes if the driver has ended."""
         try:
             return self._pair.recv(MAX_PACKET_BYTES)
         except BlockingIOError:

@@ -24,7 +24,7 @@ from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WORKER_REPORT_S, SilenceTimer
 from rl4sys_zmq.logs import ForwardingHandler, get_logger
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.remote.gateway_storage import GatewayStorage
+from rl4sys_zmq.remote.gateway_storage import RemoteWorkerStorage
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.transports.network import curve
@@ -90,7 +90,7 @@ def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._
 
 
 class _GatewayConnection(Worker):
-    """The connection of this worker to the gateway, in a thread of its own."""
+    """The network thread of a remote worker, with the two sockets to the gateway."""
 
     def __init__(self, start: RemoteWorkerStart, end_process: Callable[[int], object]) -> None:
         super().__init__("rl4sys-gateway-link")
@@ -99,7 +99,7 @@ class _GatewayConnection(Worker):
         self._key = bytes.fromhex(start.key)
         inner = f"inproc://rl4sys-worker-{start.key}"
         self._inner_down, self._inner_up = f"{inner}-down", f"{inner}-up"
-        self._storage = GatewayStorage(self._post)
+        self._storage = RemoteWorkerStorage(self._post)
         self._learner = LearnerThread(
             f"rl4sys-learner-{start.client_id}",
             self._key,
@@ -218,7 +218,7 @@ class _GatewayConnection(Worker):
                     self._sign_due = self._ending = True
 
     def _alive(self) -> WorkerAlive:
-        """Return a sign of life. Send it before any further message, because it has the number of messages sent so far."""
+        """Return a sign of life, which has the number of messages sent so far. Send it before any further message."""
         self._sign_due = False
         return WorkerAlive(platform.node(), os.getpid(), self._learner.busy_s, self._ending, self._sent)
 

@@ -11,7 +11,7 @@ from kit import until
 
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
+from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossRules
 from rl4sys_zmq.delivery.journal_marks import (
     ClientAndStreamRows,
     JournalMarksFileWriter,
@@ -29,7 +29,7 @@ from .journal_bench import JournalBench
 class Bench(JournalBench):
     """A journal of one client in a folder."""
 
-    def __init__(self, folder: Path, recovery: JournalLossPolicy = NO_RECOVERY) -> None:
+    def __init__(self, folder: Path, recovery: JournalLossRules = NO_RECOVERY) -> None:
         super().__init__(folder / "journal.db", recovery=recovery)
 
     def append(self, first: int, end: int, actor: str = "a") -> None:
@@ -167,7 +167,7 @@ def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path
         Bench(tmp_path)
     assert caught.value.segments == {"c": 10}
     assert not (tmp_path / "journal.db").exists()
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == lineage
     assert bench.restored.clients == (ClientRow("c", 3, {"seed": 7}, 10, 0, 0),)
@@ -215,7 +215,7 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "journal.db").rename(tmp_path / "journal.db")
     with pytest.raises(JournalLost, match="is not the one of"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == theirs
     Bench(tmp_path).close()
@@ -228,15 +228,15 @@ def test_checkpoints_tell_too(tmp_path: Path) -> None:
         JournalStateInCheckpoint("c", lineage, 10, {("a", 1): 10}),
         JournalStateInCheckpoint("unknown", lineage, 0, {}),
     ):
-        Bench(tmp_path, JournalLossPolicy(witnesses=[harmless])).close()
+        Bench(tmp_path, JournalLossRules(witnesses=[harmless])).close()
     with pytest.raises(JournalLost, match="'c': 4 acknowledged segments"):
-        Bench(tmp_path, JournalLossPolicy(witnesses=[ahead]))
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True, witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})]))
+        Bench(tmp_path, JournalLossRules(witnesses=[ahead]))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True, witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})]))
     bench.close()
     assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
-    Bench(tmp_path, JournalLossPolicy(witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})])).close()  # loss accepted
+    Bench(tmp_path, JournalLossRules(witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})])).close()  # loss accepted
     with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and those accepted after"):
-        Bench(tmp_path, JournalLossPolicy(witnesses=[JournalStateInCheckpoint("third", 98, 3, {})]))
+        Bench(tmp_path, JournalLossRules(witnesses=[JournalStateInCheckpoint("third", 98, 3, {})]))
 
 
 def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path)
     with pytest.raises(JournalLost, match=r"is damaged .*'c': 10 acknowledged segments"):
         Bench(tmp_path)
     assert path.read_bytes() == raw
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.close()
     assert bench.restored.streams[0].received == 10
     assert (tmp_path / "journal.db.damaged").read_bytes() == raw
@@ -274,7 +274,7 @@ def test_a_damaged_index_costs_no_entry(tmp_path: Path, index: str, empty: bool)
     path.write_bytes(raw)
     with pytest.raises(JournalLost, match="is damaged"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     page = bench.page()
     bench.close()
     assert [(entry.first_seq, entry.end_seq) for entry in page.entries] == [(0, 10)]
@@ -286,7 +286,7 @@ def test_a_damaged_name_of_a_column_is_noticed_at_the_start(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes().replace(b"frames BLOB", b"grames BLOB"))
     with pytest.raises(JournalLost, match=r"is damaged \(its definition of TABLE entries is damaged"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.append(10, 12)
     bench.close()
     assert bench.restored.streams[0].received == 10

@@ -12,7 +12,7 @@ import rl4sys_zmq
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles
 from rl4sys_zmq.remote import gateway_storage
-from rl4sys_zmq.remote.gateway_storage import GatewayStorage
+from rl4sys_zmq.remote.gateway_storage import RemoteWorkerStorage
 from rl4sys_zmq.remote.worker import run_remote_worker
 from rl4sys_zmq.wire.thread_messages import CheckpointPart
 
@@ -24,16 +24,16 @@ def no_access(self: object, *args: object, **kwargs: object) -> None:
 
 def die_at_part(least: int) -> None:
     """Kill this process instead of sending part number `least` of the checkpoints."""
-    post, count = GatewayStorage.post, 0
+    post, count = RemoteWorkerStorage.post, 0
 
-    def wrapped(self: GatewayStorage, message: Any) -> None:
+    def wrapped(self: RemoteWorkerStorage, message: Any) -> None:
         nonlocal count
         count += isinstance(message, CheckpointPart)
         if count >= least:
             os.kill(os.getpid(), signal.SIGKILL)
         post(self, message)
 
-    GatewayStorage.post = wrapped  # type: ignore[method-assign]
+    RemoteWorkerStorage.post = wrapped  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from rl4sys_zmq.delivery.journal import (
     DeleteCoveredEntries,
     DropClient,
     DropStream,
-    JournalCalls,
+    JournalBase,
     JournalEntry,
     JournalHealth,
     JournalPage,
@@ -151,7 +151,7 @@ class SlowJournal(MemoryJournal):
         return done
 
 
-class SimJournal(JournalCalls):
+class SimJournal(JournalBase):
     """A journal on a `SimDisk`. A call writes the operations queued at the call before, or a part of them.
 
     The learner may die between two parts.

@@ -1,4 +1,4 @@
-"""The interface of an engine, which starts the workers that train clients, the registry of engines, and the base of handles.
+"""The registry of engines, the data with which an engine starts a worker, and the base class of handles to worker processes.
 
 A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway and a worker exchange encoded
 messages, but a thread gets segments as the gateway has read them.
@@ -21,7 +21,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+    from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLink
 
 __all__ = ["EngineEntry", "GatewayEndpoints", "WorkerAssignment"]
 
@@ -48,7 +48,7 @@ class WorkerAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEndpoints:
-    """The gateway, as an engine sees it. Only the gateway thread uses this object.
+    """The addresses and functions of the gateway that engines need. Only the gateway thread uses this object.
 
     Attributes:
         config: The learner's configuration.
@@ -66,7 +66,7 @@ class GatewayEndpoints:
     resumed: Collection[str]
     up: str
     listen: Callable[[str], str]
-    connect_worker: Callable[[WorkerAssignment, str, str], WorkerLink]
+    connect_worker: Callable[[WorkerAssignment, str, str], RemoteWorkerLink]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +97,10 @@ REPLACED_KILL_S = 5.0
 ABORT_WAIT_S = 2.0
 
 
-class WatchedWorker(Worker):
-    """A handle to a worker process, and the thread that starts the process and waits for its end. `stop` kills the process.
+class WorkerProcessHandle(Worker):
+    """The base class of handles to worker processes. A handle is also the thread that starts the process and waits for its end.
 
-    It has a part of the methods of `WorkerHandle`. Any thread can call them.
+    This class has a part of the methods of `WorkerHandle`, which any thread can call. `stop` kills the process.
 
     Attributes:
         over: True after the end of the process. `crash` and `failure` are then final.

@@ -95,8 +95,11 @@ class _Incoming:
         return content
 
 
-class WorkerFiles:
-    """The files of one worker's client in the run directory. Only the checkpoint thread uses this object, except for `fenced`."""
+class RemoteWorkerFiles:
+    """The files that the learner keeps for one remote worker: the checkpoints and the record of segments in training.
+
+    Only the checkpoint thread uses this object; any thread can set `fenced`.
+    """
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
         self.closed = threading.Event()  # set when the thread has finished all work for this worker
@@ -117,7 +120,7 @@ class WorkerFiles:
             self._store_mark(encode_mark(0, b"", excused=True))
 
     def handle(self, message: _CheckpointRequest) -> StorageAnswer:
-        """Return the answer to one request. An exception becomes an answer, so that it does not end the thread of all workers."""
+        """Do one request of the worker, and return the answer. If the request fails, the answer has the error."""
         try:
             match message:
                 case FindCheckpoint():
@@ -199,7 +202,7 @@ class WorkerFiles:
         self._store.install(incoming.folder, incoming.number, lambda: not self.fenced)
 
     def record(self) -> TrainingRecorded | None:
-        """Store the newest segments in training, and return the answer; None if no record waits."""
+        """Store the worker's newest list of segments in training, and return the answer; None if no list has arrived."""
         suspects, mark, count = b"", b"", 0
         while self.records:
             message = self.records.popleft()
@@ -227,9 +230,9 @@ class CheckpointThread(Worker):
         super().__init__("rl4sys-checkpoints")
         self._wake = wake
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
+        self._answers: deque[tuple[RemoteWorkerFiles, StorageAnswer]] = deque()
 
-    def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
+    def request(self, files: RemoteWorkerFiles, message: StorageRequest) -> bool:
         """Queue a request of a worker. Return False if `MAX_WAITING` requests of this worker are in the queue already."""
         if isinstance(message, RecordTraining):
             files.records.append(message)
@@ -242,13 +245,13 @@ class CheckpointThread(Worker):
         self._requests.put(partial(self._answer, files, partial(files.handle, message)))
         return True
 
-    def finish(self, files: WorkerFiles) -> None:
-        """Discard the unfinished work for an ended worker, and wait for that. Do not call this in the checkpoint thread."""
+    def finish(self, files: RemoteWorkerFiles) -> None:
+        """Discard the requests and the unfinished checkpoint of an ended worker, and wait until this thread has done so."""
         self._requests.put(files.finish)
         while not files.closed.wait(_LOOK_S) and self.alive:
             pass
 
-    def excuse(self, files: WorkerFiles) -> None:
+    def excuse(self, files: RemoteWorkerFiles) -> None:
         self._requests.put(files.excuse)
 
     def deliver_answers(self) -> None:
@@ -262,7 +265,7 @@ class CheckpointThread(Worker):
         while (request := self._requests.get()) is not None:
             request()
 
-    def _answer(self, files: WorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
+    def _answer(self, files: RemoteWorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
         if not files.closed.is_set() and (answer := handle()) is not None:
             self._answers.append((files, answer))
             self._wake()

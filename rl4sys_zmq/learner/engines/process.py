@@ -30,7 +30,13 @@ from rl4sys_zmq.child_process import end_text, module_path, start_error_text, st
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines import packets
-from rl4sys_zmq.learner.engines.base import REPLACED_KILL_S, EngineEntry, GatewayEndpoints, WatchedWorker, WorkerAssignment
+from rl4sys_zmq.learner.engines.base import (
+    REPLACED_KILL_S,
+    EngineEntry,
+    GatewayEndpoints,
+    WorkerAssignment,
+    WorkerProcessHandle,
+)
 from rl4sys_zmq.learner.engines.remote_start import ProcessStart
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
@@ -62,8 +68,8 @@ class ProcessEngine:
             self.close()
             raise
 
-    def start(self, assignment: WorkerAssignment) -> LearnerProcess:
-        return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
+    def start(self, assignment: WorkerAssignment) -> LocalWorkerHandle:
+        return LocalWorkerHandle(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
 
     def wait_ready(self) -> None:
         """Return at once: a process can be started now."""
@@ -77,12 +83,12 @@ ENTRY = EngineEntry(
 )
 
 
-class LearnerProcess(WatchedWorker):
-    """A handle to a worker process, which trains one client. It implements `WorkerHandle`.
+class LocalWorkerHandle(WorkerProcessHandle):
+    """A handle to a worker process on the learner's machine. It implements `WorkerHandle`.
 
-    Its PUSH socket sends messages to the process; only the gateway uses it. Its thread starts the process, reads its packets,
-    and waits for its end. On Linux, the process is killed if this thread ends before it, for example together with the whole
-    learner. After the end of the process, what it has started in its process group is killed too.
+    Only the gateway uses the PUSH socket, which sends messages to the process. The thread of this object starts the process,
+    reads its packets, and waits for its end. On Linux, the kernel kills the process if this thread ends first, for example
+    with the learner. After the end of the process, the thread kills the rest of its process group.
     """
 
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
@@ -129,7 +135,7 @@ class LearnerProcess(WatchedWorker):
         return {"engine": ENTRY.name, "pid": self._pid, **signs}
 
     def _tell(self, command: str) -> None:
-        """Send a command to the process, also after its end."""
+        """Send a command to the process. Do nothing if it has ended."""
         with self._lock:
             if self._pair is not None:
                 try:

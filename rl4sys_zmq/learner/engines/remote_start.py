@@ -46,7 +46,7 @@ class WorkerStart:
 
     @classmethod
     def of(cls, assignment: WorkerAssignment, **others: Any) -> Self:
-        """Return the start data of a worker of this process. `others` are the addresses, and the fields of the subclass."""
+        """Return the start data of a new worker. `others` has the fields that the assignment does not give."""
         level, plugins = logging.getLogger("rl4sys_zmq").getEffectiveLevel(), tuple(imported_plugins())
         return cls(client_id=assignment.client_id, key=assignment.key.hex(), plugins=plugins, log_level=level, **others)
 
@@ -62,7 +62,7 @@ class ProcessStart(WorkerStart):
 class RemoteWorkerStart(WorkerStart):
     """The start data of one worker on another machine.
 
-    The client's configuration is not part of them. It is the first message that the worker receives.
+    The client's configuration is no part of these data: it arrives as the worker's first message.
 
     Attributes:
         engine: Name of the engine.
@@ -112,7 +112,7 @@ class RemoteWorkerStart(WorkerStart):
 
     @property
     def version_error(self) -> str:
-        """The text of an error if the library or the wire format here is another than the learner's; empty if they agree."""
+        """An error message if this machine's version of the library or the wire format differs; empty if both agree."""
         same = (self.library, self.wire) == (package_version(), WIRE_VERSION)
         return "" if same else _difference(self.library, self.wire)
 

@@ -33,9 +33,9 @@ ENTRY = EngineEntry(name="thread", factory=ThreadEngine, summary="a thread of th
 
 
 class InProcessLearnerThread(LearnerThread):
-    """A learner thread of this process, with the PUSH socket that wakes it. It implements `WorkerHandle`.
+    """A learner thread in the learner's process, and the gateway's handle to it. It implements `WorkerHandle`.
 
-    Only the gateway uses it; any thread can call `alive`, `join` and `abort`.
+    A PUSH socket wakes the thread. Only the gateway calls the methods, but any thread can call `alive`, `join` and `abort`.
     """
 
     crash = ""  # if a thread crashes, the learner's process ends with it

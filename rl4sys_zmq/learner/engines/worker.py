@@ -38,7 +38,7 @@ MAX_LOG_CHARS = 10_000
 
 
 def _follow_commands(pair: socket.socket, learner: LearnerThread) -> None:
-    """Follow the commands of the learner's process, and send it signs of life. End this process when the learner ends."""
+    """Carry out the learner's commands, and send signs of life to the learner. End this process when the learner ends."""
     poll = select.poll()
     poll.register(pair, select.POLLIN)
     commands = {packets.END: learner.expect_end, packets.STOP: learner.stop, packets.REPLACE: learner.replace}

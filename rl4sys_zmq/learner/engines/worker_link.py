@@ -16,7 +16,13 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
-from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
+from rl4sys_zmq.learner.engines.checkpoint_thread import (
+    MAX_WAITING,
+    CheckpointThread,
+    RemoteWorkerFiles,
+    StorageAnswer,
+    StorageRequest,
+)
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
 from rl4sys_zmq.resource import Resource
@@ -49,8 +55,8 @@ _OWN = frozenset(
 )
 
 
-class WorkerLink(Resource):
-    """The gateway's connection to one worker. Only the gateway thread uses it, except for methods that say otherwise.
+class RemoteWorkerLink(Resource):
+    """The gateway's connection to one remote worker. Only the gateway thread uses it, unless a method says otherwise.
 
     Attributes:
         sign: The last sign of life of the worker; None before the first. Any thread can read the attributes.
@@ -62,7 +68,7 @@ class WorkerLink(Resource):
     """
 
     def __init__(
-        self, assignment: WorkerAssignment, bind: str, advertise: str, access: RemoteWorkerAuthenticator, links: WorkerLinks
+        self, assignment: WorkerAssignment, bind: str, advertise: str, access: RemoteWorkerAuthenticator, links: RemoteWorkerLinks
     ) -> None:
         self.sign: WorkerAlive | None = None
         self.sign_at = 0.0
@@ -75,7 +81,7 @@ class WorkerLink(Resource):
         self._control: deque[list[Frame]] = deque()
         self._ended = False
         assign = assignment.assign
-        self._files = WorkerFiles(assign, self.control) if assign.checkpoints else None
+        self._files = RemoteWorkerFiles(assign, self.control) if assign.checkpoints else None
         self._push: Socket | None = Socket.push(
             bind=bind, hwm=QUEUE_MESSAGES, linger_s=LINGER_S, secure=access.secure, watch=True
         )
@@ -101,7 +107,7 @@ class WorkerLink(Resource):
         return not self._ended and self.flush() and self._try(frames)
 
     def control(self, message: StorageAnswer | EndRemoteWorker | StopThread) -> None:
-        """Queue a message of the connection itself, such as a storage answer. Later messages of `send` leave after it."""
+        """Queue a message that is not for the learner thread, such as an answer about a checkpoint."""
         self._control.append(encode(message))
         self.flush()
 
@@ -121,7 +127,7 @@ class WorkerLink(Resource):
             self._push = None
 
     def flush(self) -> bool:
-        """Send the waiting messages of the connection. Return True if none is left."""
+        """Send the messages that `control` has queued, as far as the socket takes them. Return True if none is left."""
         while self._control:
             if not self._try(self._control[0]):
                 return False
@@ -135,7 +141,10 @@ class WorkerLink(Resource):
         return sent
 
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
-        """Yield the messages of the learner thread that have arrived, a few or `all_of_them`, and handle all other messages."""
+        """Yield the arrived messages of the worker's learner thread, and handle its other messages here.
+
+        One call reads at most `MESSAGES_PER_TURN` messages, unless `all_of_them` is True.
+        """
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)
@@ -190,7 +199,7 @@ class WorkerLink(Resource):
             self._try(encode(GatewayAlive(self._received, self._sent)))
 
     def finish(self) -> None:
-        """Discard what the ended worker has left unfinished on the disk, and wait. Do not call this in the gateway thread."""
+        """Remove the unfinished checkpoint of an ended worker from the disk. Do not call this in the gateway thread."""
         if self._files is not None:
             self._storage.finish(self._files)
 
@@ -203,17 +212,17 @@ class WorkerLink(Resource):
         self._access.close()
 
 
-class WorkerLinks:
-    """All connections of one gateway. Only the gateway thread uses this object, except for `join`."""
+class RemoteWorkerLinks:
+    """The connections of one gateway to its remote workers. Only the gateway thread uses this object, except for `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
         self.counters = counters
         self.storage = CheckpointThread(wake)
         self._poller = poller
         self._keys: KeyPair | None = None  # until the first worker
-        self._links: list[WorkerLink] = []
+        self._links: list[RemoteWorkerLink] = []
 
-    def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> WorkerLink:
+    def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> RemoteWorkerLink:
         """Bind the two sockets of a worker, with a fresh key pair. See `GatewayEndpoints.connect_worker`."""
         if self._keys is None:
             keys = new_key_pair()
@@ -221,7 +230,7 @@ class WorkerLinks:
             self._keys = keys
         access = RemoteWorkerAuthenticator(self._keys)
         try:
-            link = WorkerLink(assignment, bind, advertise, access, self)
+            link = RemoteWorkerLink(assignment, bind, advertise, access, self)
         except BaseException:
             access.close()
             raise

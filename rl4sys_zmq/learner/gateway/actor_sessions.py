@@ -82,7 +82,7 @@ second.
 
 
 class ActorSessionHandler:
-    """The learner's side of all sessions with actors.
+    """The object that handles the messages of all actors of a learner: it opens, serves and closes their sessions.
 
     Attributes:
         sessions: The client and the stream of each peer with a session, by routing id.
@@ -126,7 +126,7 @@ class ActorSessionHandler:
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
-        """Check the sender of a message before the message is decoded, and return the user of the sender's key."""
+        """Check the rights and the rate of a sender before its message is decoded. Return the user of the sender's key."""
         try:
             return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
@@ -176,7 +176,7 @@ class ActorSessionHandler:
         return None
 
     def _session_of(self, peer: bytes, sender: User | None, now: float) -> tuple[ClientState, SegmentStream]:
-        """Return the session of a peer, from which a message has arrived."""
+        """Return the client and the stream of the session of the peer from which a message has arrived."""
         session = self.sessions.get(peer)
         if session is None:
             raise ProtocolError(RefusalReason.NO_SESSION, "this connection has no session; send HELLO first")
@@ -221,7 +221,7 @@ class ActorSessionHandler:
         return client
 
     def _status_frames(self, sender: User | None) -> list[Frame]:
-        """Return the status for a user, encoded: the last one if building statuses took too much time lately."""
+        """Return the status that a user may see, as a message. If statuses took too much time lately, it is the last one."""
         if limited := self._authorizer.limited_status(sender):
             names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
             known = {"version": package_version(), "pub": self.pub_address, "clients": {name: {} for name in names}}
@@ -333,7 +333,7 @@ class ActorSessionHandler:
             self._refusals.note(hello, error.code, error.detail, "", now)
 
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
-        """Return the number of a user's actors with a session, except for the actor `replaces`, which opens a new session."""
+        """Return how many actors of a user have a session. The actor `replaces`, which opens a new one, is not counted."""
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 
@@ -433,7 +433,7 @@ class ActorSessionHandler:
             self.refuse(peer, RefusalReason.NO_SESSION, reason)
 
     def admit_waiting(self, client: ClientState, now: float) -> None:
-        """Answer the HELLOs that arrived while the learner thread of a client was starting."""
+        """Answer the requests for sessions that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user, relays) in waiting.items():
             try:

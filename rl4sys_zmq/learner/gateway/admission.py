@@ -1,4 +1,6 @@
-"""The settings of each client, the check of each actor's HELLO against them, and the log of refused HELLOs.
+"""The settings of each client, and the check of each actor's request for a session against them.
+
+An actor requests a session with the message HELLO, which describes the client that the actor expects.
 
 The sources of settings, highest precedence first: the client's entry in the learner's configuration, the HELLO of the client's
 first actor, and the learner's defaults.
@@ -62,7 +64,7 @@ class ClientSettings:
         algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
         parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
             among them.
-        actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
+        actor_weights: The part of `weights` that the client's first actor asked for.
         init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. This
             setting is not saved.
         changed: Parameters that were changed after the client was created, by name. They override `parameters`.
@@ -107,7 +109,7 @@ class ClientSettings:
         return new, changes_between(before, after)
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
-        """Return the options for encoding this client's weights."""
+        """Return the options with which this client's weights are encoded, such as the wire dtype."""
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
         dtype = WireDtype[complete.wire_dtype.upper()]
@@ -161,7 +163,7 @@ class ClientSettings:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check that a HELLO has valid names and finite algorithm parameters."""
+    """Check that an actor's request for a session has valid names and finite algorithm parameters."""
     check_name(hello.client_id, "client_id")
     check_name(hello.actor_id, "actor_id")
     check_value("algorithm_parameters", hello.algorithm_parameters, finite_parameters)
@@ -176,7 +178,7 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
 
 
 def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
-    """Return the settings of a new client, from the learner's configuration and the HELLO of the client's first actor."""
+    """Return the settings of a new client, from the learner's configuration and the first actor's request for a session."""
     entry = config.clients.get(hello.client_id, ClientConfig())
     ours = (config.default_algorithm, *config.algorithms, *(client.algorithm_name for client in config.clients.values()))
     if ALGORITHMS.locates(hello.algorithm_name) and algorithm_key(hello.algorithm_name) not in ours:
@@ -190,7 +192,7 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
 
 
 def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -> ClientSettings:
-    """Return the settings of a client: from its entry, else from the HELLO, else from the learner's own options."""
+    """Return the settings of a client: from `entry`, else from the first actor's request, else from the learner's options."""
     client_id = hello.client_id
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
@@ -236,7 +238,7 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:
-    """Check that the fields of a HELLO equal the client's settings, except empty fields."""
+    """Check that an actor's request for a session agrees with the client's settings. An empty field agrees with all."""
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
         pairs.append(("algorithm_name", algorithm_key(hello.algorithm_name), settings.algorithm_name))
@@ -256,7 +258,7 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
 
 
 def _parameter_pairs(settings: ClientSettings, theirs: Mapping[str, Any]) -> list[tuple[str, object, object]]:
-    """Pair the parameters in an actor's HELLO with the learner's values.
+    """Return ``(key, actor's value, learner's value)`` for each parameter in an actor's request for a session.
 
     If an operator has changed a parameter, an actor may still give the value with which the client was created.
     """
@@ -302,10 +304,10 @@ NOT_LOGGED = frozenset(
 
 
 class RefusalLog:
-    """The record of refused HELLOs. Use it in one thread.
+    """The log of refused requests for sessions. Use it in one thread.
 
-    An actor repeats a refused HELLO every few seconds, and a peer can invent any number of names. So the size and the rate of
-    lines are limited.
+    An actor repeats a refused request every few seconds, and a peer can invent any number of names. So the log limits the
+    length and the rate of its lines.
     """
 
     def __init__(self, sink: EventSink) -> None:
@@ -315,7 +317,7 @@ class RefusalLog:
         self._omitted = 0
 
     def note(self, hello: Hello, code: RefusalReason, reason: str, field: str, now: float) -> None:
-        """Log the refusal of a HELLO, unless the same refusal was logged before."""
+        """Log the refusal of an actor's request for a session, unless the same refusal was logged before."""
         if code in NOT_LOGGED:
             return
         client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]

@@ -16,11 +16,11 @@ from rl4sys_zmq.learner.gateway.admission import ClientSettings
 from rl4sys_zmq.learner.gateway.client_parts import (
     CheckpointRecord,
     ClientPublishing,
-    ReplayProgress,
+    JournalReplayProgress,
     SegmentCounts,
     TrainingFigures,
 )
-from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
+from rl4sys_zmq.learner.gateway.client_worker import ClientWorkers
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
@@ -51,14 +51,14 @@ class LearnerThreadState(StrEnum):
 
 
 class ClientState:
-    """The state of one client. Only the thread of `LearnerCore` uses it.
+    """The gateway's record of one client. Only the gateway thread uses it.
 
     Attributes:
         table: The streams of all actors of the client, and the sessions of the live ones.
         pool: The division of credit for the current learner thread among the actors.
-        dirty: The ids of the actors that need an `Ack` message.
-        next_ack_at: The earliest time for the next `Ack` messages, on the monotonic clock, in seconds.
-        waiting: The HELLOs that arrived while the learner thread was starting, by routing id, each with the name of its user
+        dirty: The ids of the actors that need an acknowledgement.
+        next_ack_at: The earliest time for the next acknowledgements, on the monotonic clock, in seconds.
+        waiting: Actors' requests for sessions while the learner thread starts, by routing id, each with the name of its user
             and the relays for its actor.
         known: True if the journal has a record of this client.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
@@ -78,11 +78,11 @@ class ClientState:
         self.settings = settings
         self._monotonic = callbacks.monotonic
         self.table = table
-        self.worker = ClientWorker(policy_id, callbacks.monotonic)
+        self.worker = ClientWorkers(policy_id, callbacks.monotonic)
         self.publishing = ClientPublishing(policy_id, generation)
         self.books = SegmentCounts()
         self.checkpoints = CheckpointRecord(checkpoints)
-        self.replay = ReplayProgress()
+        self.replay = JournalReplayProgress()
         self.pool = CreditAllocator()
         self.training = TrainingFigures(callbacks.monotonic, callbacks.unix)
         self.alarms = Alarms(callbacks.monotonic, callbacks.unix)
@@ -125,7 +125,7 @@ class ClientState:
 
     @property
     def next_grant_at(self) -> float:
-        """The time at which credit should be granted and acknowledgements sent, in seconds; infinity if there is no need."""
+        """The monotonic time at which credit and acknowledgements are due, in seconds; infinity if none are."""
         return max(self.next_ack_at, 0.0 if self.dirty else self.pool.retry_at)
 
     @property
@@ -135,7 +135,7 @@ class ClientState:
         return not asked and not any(handle.alive for handle in self.worker.handles)
 
     def beacon(self) -> Beacon:
-        """Return the periodic message to actors."""
+        """Return the beacon for the client's newest policy version."""
         return self.publishing.history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
@@ -176,7 +176,7 @@ class ClientState:
             self.worker.send(ChangeParameters(algorithm_parameters(self.settings.in_force)))
 
     def rewind(self, message: ThreadReady) -> None:
-        """Return to the checkpoint that the learner thread has loaded, and begin the replay of later segments."""
+        """Return the counts to the checkpoint that the learner thread has loaded. Begin to deliver later segments again."""
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
         self.table.rewind(marks)
         self.books.rewind(message.verdicts)
@@ -189,14 +189,17 @@ class ClientState:
         self.books.balance(self.table.pending)
 
     def caught_up(self) -> int:
-        """End the replay, and count the missing segments as rolled back. Return their number."""
+        """End the delivery of journal entries to a new learner thread. Count segments that the journal lacks as rolled back.
+
+        Return the number of these segments.
+        """
         self.replay.token = 0
         for stream in self.table.all():
             stream.replay_ends()
         return self.books.balance(self.table.pending)
 
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
-        """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries."""
+        """Record the result of a checkpoint. Return the mark of each stream below which the journal can now delete entries."""
         trim = self.checkpoints.written(message, self._monotonic())
         if self.checkpoints.newest is message:
             self._note_checkpoint(self.checkpoints.marks)

@@ -34,7 +34,7 @@ MAX_REPORTED_GENERATION = 1 << 62
 
 
 class ClientRegistry:
-    """The clients of a learner, by name and by the key of their worker. Only the thread of `LearnerCore` changes it.
+    """The clients of a learner, by name and by the key of their worker. Only the gateway thread changes the registry.
 
     Attributes:
         published: A condition that is held while clients or policy versions change, and then notified. Another thread must hold
@@ -89,7 +89,7 @@ class ClientRegistry:
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
     def create(self, hello: Hello) -> ClientState:
-        """Create a client for the HELLO of its first actor, and start its learner thread."""
+        """Create a client because its first actor has requested a session (`hello`), and start its learner thread."""
         if hello.client_id in self._detached:
             raise ProtocolError(
                 RefusalReason.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done"

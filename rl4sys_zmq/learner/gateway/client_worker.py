@@ -19,8 +19,8 @@ MAX_FAILED_STARTS = 5
 """Number of workers in a row that can crash before they are ready. After that, the client has failed."""
 
 
-class ClientWorker:
-    """The current worker of a client, and the earlier ones until they have ended.
+class ClientWorkers:
+    """The workers of one client: the current one, and earlier ones until they have ended.
 
     Attributes:
         key: The first frame of each message of the current worker. It has random bytes, so that no process of an earlier learner

@@ -50,7 +50,7 @@ are more records than this."""
 
 
 class ConnectionRateState:
-    """The usage record of one connection. All times are on the monotonic clock, in seconds.
+    """The record of how much one connection has used of its rate limit. Times are on the monotonic clock, in seconds.
 
     Attributes:
         descriptor: File descriptor of the connection; -1 if unknown.
@@ -114,7 +114,7 @@ class ConnectionRateLimits:
 
     @staticmethod
     def should_reply(rate: ConnectionRateState, now: float) -> bool:
-        """Return True if a refusal must be sent for a dropped message, and count it."""
+        """Return True if the sender of a dropped message should get a refusal, and count the refusal."""
         if rate.replies_paid_at > now + BURST_S:
             return False
         rate.replies_paid_at = max(rate.replies_paid_at, now) + 1 / REPLIES_PER_S

@@ -91,7 +91,7 @@ class LearnerCore:
 
     @contextmanager
     def _failing(self, client: ClientState, cause: str) -> Iterator[None]:
-        """Let an exception stop this client, and not the learner."""
+        """Stop this client, and not the learner, if the ``with`` block raises an exception. The log names the `cause`."""
         try:
             yield
         except Exception as exc:
@@ -233,7 +233,7 @@ class LearnerCore:
         client.checkpoints.give_up(message.error)
 
     def turn(self) -> None:
-        """Continue the operators' commands, grant credit, and send acks and alarms. Call this in each turn of the loop."""
+        """Continue operators' commands, grant credit, acknowledge, and log alarms. Call this in each turn of the loop."""
         self.operator.turn()
         room_bytes = self.dispatcher.room_bytes()
         for client in self.registry:
@@ -311,7 +311,7 @@ class LearnerCore:
         return next((client for client in self.registry if client.publishing.topic == topic[1:]), None)
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
-        """Handle a new subscription. For one to beacons, let `turn` publish a beacon: the subscriber has missed the last one.
+        """Handle a new subscription. After one to beacons, the next `turn` publishes a beacon for the new subscriber.
 
         A beacon goes to all subscribers, so new subscribers share one. With one beacon for each, 1,000 actors that join would
         cause half a million messages.

@@ -32,7 +32,9 @@ UNBOUNDED_BYTES = 1 << 40
 
 
 class SegmentDispatcher:
-    """The sender of segments to learner threads: new segments that the journal has committed, and earlier ones for a replay.
+    """The sender of segments to learner threads: new ones after the journal has committed them, and those of a replay.
+
+    A replay delivers journal entries again to a learner thread that has loaded a checkpoint.
 
     The object also requests checkpoints. Only the thread of `LearnerCore` uses it.
     """
@@ -100,7 +102,7 @@ class SegmentDispatcher:
         )
 
     def check(self, now: float) -> None:
-        """Correct the counts of segments that wait for the journal, and find stalled clients. Raise an alarm for each fault."""
+        """Correct wrong counts of waiting segments, and find clients that can make no progress. Note an alarm for each."""
         failing = bool(self._journal.state().error)
         busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
         self.dispatch()  # for entries that were committed before `queued` was read

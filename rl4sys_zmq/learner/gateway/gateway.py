@@ -24,7 +24,7 @@ from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
 from rl4sys_zmq.interfaces import Engine, EventSink, Journal, WorkerHandle
 from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
-from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
+from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLinks
 from rl4sys_zmq.learner.gateway.actor_sessions import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.connections import RouterReader
@@ -117,7 +117,7 @@ class Gateway(Worker):
         self.core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
         self._evaluators = PolicyEvaluators(config, sink, self.core.registry.get, self.call)
         self._limit = ConnectionLimitThread(self.core.counters)
-        self._remote = WorkerLinks(self.core.counters, self._poller, self.wake)
+        self._remote = RemoteWorkerLinks(self.core.counters, self._poller, self.wake)
         self.published = self.core.registry.published
 
     def wait_open(self) -> None:

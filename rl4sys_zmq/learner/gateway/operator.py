@@ -66,7 +66,7 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigErro
 
 @dataclass(slots=True)
 class _RunningCommand:
-    """A command in progress. Its generator continues when `ready` returns True."""
+    """An operator's command in progress. Its next step runs when the function `ready` returns True."""
 
     steps: Steps
     ready: Callable[[], bool]
@@ -101,7 +101,7 @@ class OperatorCommandExecutor:
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
 
     def on_page(self, page: JournalPage) -> bool:
-        """Note that the journal has committed all changes before this page. Return False if another object requested the page."""
+        """Note that the journal has answered a command's request. Return False if another object requested this page."""
         if page.token < FIRST_TOKEN:
             return False
         self._uncommitted.discard(page.token)

@@ -120,7 +120,7 @@ class RankGroup(RankMember, Resource):
                 waiting.remove(other)
 
     def _await_connecting(self, deadline: float) -> None:
-        """Wait until all other ranks have begun to connect, or one has ended. `connect` itself cannot be interrupted."""
+        """Wait until all other ranks have begun to connect, or one has ended. A call of `connect` cannot be interrupted."""
         while not self.connecting(self._store, self._assign.generation):
             if time.monotonic() > deadline or any(other.process.poll() is not None for other in self._others):
                 raise self._lost(TimeoutError())
@@ -150,7 +150,7 @@ class RankGroup(RankMember, Resource):
             raise self._lost(exc) from exc
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`. The other ranks get it with the next work."""
+        """Record that rank 0's state has changed outside of `leading`. The other ranks get the state with the next work."""
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ PARENT_LOOK_S = 1.0
 
 
 def _watch_parent(link: RankLink, parent: int, ending: threading.Event) -> None:
-    """End this process when rank 0 has ended. The main thread can then be in a sum that never completes."""
+    """End this process when rank 0 has ended, even while the main thread waits for a sum over all ranks."""
     poll = select.poll()
     poll.register(link.fileno(), 0)  # a hang-up is always reported
     while not ending.is_set():

@@ -31,7 +31,7 @@ class RowShare(NamedTuple):
 
 
 def row_share(rows: int, rank: int, size: int) -> RowShare:
-    """Return the share of one of `size` ranks. Their numbers of rows differ by at most one."""
+    """Return the part of `rows` rows for one of `size` ranks. The ranks' numbers of rows differ by at most one."""
     start, stop = rows * rank // size, rows * (rank + 1) // size
     if start == stop:
         return RowShare(slice(0, 1), 0.0)
@@ -84,7 +84,7 @@ class Ranks(Protocol):
         """
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`. The other ranks then get it with the next work."""
+        """Record that rank 0's state has changed outside of `leading`. The other ranks get the state with the next work."""
 
 
 class OneRank:

@@ -1,4 +1,4 @@
-"""The parameters of other libraries (the parameter ``like``): a table for each algorithm, and the conversion to ours."""
+"""The parameter ``like``: an algorithm takes the parameters of another library, and converts them to those of this one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SharedName:
-    """A parameter of another library, with a rule or a meaning of its own.
+    """The description of one parameter of another library, and the rule that converts its value.
 
     Attributes:
         default: The default in the other library; ``...`` if there is none, so that this library's default applies.
@@ -44,7 +44,7 @@ class SharedName:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The parameters of one algorithm in another library.
+    """The table of the parameters that another library has for one algorithm.
 
     Attributes:
         title: The name of the library, and its class or file.
@@ -144,7 +144,10 @@ def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) 
 
 
 def falling(default: float, ours: str, schedule: Values) -> SharedName:
-    """Return the entry of the number `ours`, which can fall linearly to 0. Then the parameters get the values of `schedule`."""
+    """Return the entry of a number that the other library lets fall linearly to 0 if the value asks for that.
+
+    `ours` is this library's name. If the number falls, this library's parameters get the values of `schedule`.
+    """
 
     def convert(value: Any, values: Values) -> dict[str, object]:
         try:
@@ -157,12 +160,12 @@ def falling(default: float, ours: str, schedule: Values) -> SharedName:
 
 
 def times(factor: float, name: str, default: object, note: str) -> SharedName:
-    """Return the entry of a number that is multiplied by `factor` here (null stays null), so the name means something else."""
+    """Return the entry of a number whose value here is `factor` times that in the other library. Null stays null."""
     read = number(0.0, 1e9)
     return SharedName(default, note, "", lambda value, _: {name: None if value is None else factor * read(value)}, True)
 
 
 def libraries_of(cls: type[Any] | None) -> Libraries:
-    """Return the tables of an algorithm, given the dataclass of its parameters."""
+    """Return an algorithm's tables of other libraries, by library, given the dataclass of its parameters."""
     libraries: Libraries = getattr(cls, "libraries", {})
     return libraries

@@ -56,7 +56,7 @@ The specification is that of the plan. All parameters are zero.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayShape:
-    """The inputs and outputs of the networks of a `ReplayNetwork`.
+    """The numbers of inputs and outputs of the networks of a replay algorithm, such as DQN or SAC.
 
     Attributes:
         outputs: The number of outputs of each network, by its index. Network 0 has the most.

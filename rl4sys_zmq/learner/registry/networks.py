@@ -1,4 +1,4 @@
-"""The registry of kinds of networks, and the parameter ``network`` that names one. This module imports no torch."""
+"""The registry of kinds of networks, and the parameter ``network``, which names a kind. This module imports no torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.lags import LAG_LIMITS
-from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RecordFormat, RecordSeries, list_parts
+from rl4sys_zmq.learner.run.record_series import FileSeriesFormat, FileSeriesRecord, FileSeriesWriter, list_parts
 from rl4sys_zmq.names import folder_name
 
 TENSORBOARD = "tensorboard"
@@ -32,8 +32,8 @@ MAX_RECORD_BYTES = 1 << 26
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
-class EventFileFormat(RecordFormat):
-    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is the set of its tags.
+class TensorBoardFileFormat(FileSeriesFormat):
+    """The format of TensorBoard's files of metrics: TFRecords, each with one `Event`. A record's kind is the set of its tags.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -103,8 +103,8 @@ class EventFileFormat(RecordFormat):
                 yield FileSeriesRecord("\n".join(value.tag for value in event.summary.value), start + rest)
 
 
-def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
-    return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
+def event_series(run_dir: Path, client_id: str, form: TensorBoardFileFormat, max_bytes: int) -> FileSeriesWriter:
+    return FileSeriesWriter(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
 
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
@@ -119,7 +119,7 @@ _TIME = re.compile(rb'\{"t": ([0-9]+(?:\.[0-9]+)?),')
 _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')
 
 
-class JsonLineFormat(RecordFormat):
+class JsonLineFormat(FileSeriesFormat):
     """The format of the log: one event per line, as a JSON object. The kind of a record is its event and its client.
 
     All events but ``metrics`` are lasting.
@@ -136,8 +136,8 @@ class JsonLineFormat(RecordFormat):
                 yield FileSeriesRecord(kind, line, lasting=event != "metrics")
 
 
-def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
-    return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
+def log_series(run_dir: Path, max_bytes: int) -> FileSeriesWriter:
+    return FileSeriesWriter(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def last_record_unix_s(run_dir: Path) -> float | None:

@@ -55,7 +55,7 @@ def is_excused(mark: bytes) -> bool:
 
 
 def read_mark(mark: bytes) -> list[SegmentRange]:
-    """Return the segments that were in training when the process ended; ``[]`` if it was asked to end."""
+    """Return the segments that were in training when the worker's process ended; [] if the process was asked to end."""
     if is_excused(mark):
         return []
     _, _, count, size = _HEAD.unpack_from(mark)
@@ -78,7 +78,7 @@ class SuspectStorage(Protocol):
 
     @property
     def each_message(self) -> bool:
-        """True to record the segments of each message before the algorithm gets them; False to record those in updates only."""
+        """True to record segments before the algorithm observes them; False to record only those of each update."""
 
     def read(self) -> tuple[bytes, bytes]:
         """Return the suspected segments as JSON, and the previous worker's ``training.mark``. Either can be empty."""
@@ -90,7 +90,7 @@ class SuspectStorage(Protocol):
         """Replace the encoded ranges in ``training.mark`` from position `at` on by `data`. The file then has `count` ranges."""
 
     def excuse(self) -> None:
-        """Record that the process was asked to end. The call does not block, and any thread can make it."""
+        """Record that the process was asked to end. This method does not block, and any thread can call it."""
 
     def save(self, suspects: bytes) -> None:
         """Store the suspected segments, as JSON."""

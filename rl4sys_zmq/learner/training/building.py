@@ -72,7 +72,7 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
 
 
 def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
-    """Use the option `publish_every_updates` in place of the algorithm's own number, if the option is set."""
+    """Set the algorithm's `publish_every_updates` to the option of this name, if the configuration has it."""
     if assign.publish_every_updates:
         algorithm.publish_every_updates = assign.publish_every_updates
 

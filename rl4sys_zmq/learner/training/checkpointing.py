@@ -41,8 +41,8 @@ def _counts(verdicts: Mapping[str, int]) -> dict[str, int]:
     return {verdict: verdicts.get(verdict, 0) for verdict in _COUNTED}
 
 
-class CheckpointProgress:
-    """The mark and the verdicts of each stream, as of the last barrier.
+class CheckpointMarks:
+    """The marks and verdicts of a client's streams that the next checkpoint stores: those of the last barrier.
 
     A *barrier* is a moment when every received segment has a verdict, for example right after an update. A checkpoint stores
     the marks of the last barrier. Segments received after the barrier wait for the next update of an on-policy algorithm and
@@ -122,7 +122,7 @@ class TrainingCheckpoints:
         self._assign, self._algorithm, self._publisher = assign, algorithm, publisher
         self._spec = algorithm.spec()
         self._store, self._replaced = store, replaced
-        self.progress = CheckpointProgress()
+        self.progress = CheckpointMarks()
         self.number = self.saved_updates = 0
         self._save_at = time.monotonic() + assign.checkpoint_every_s
 
@@ -153,7 +153,7 @@ class TrainingCheckpoints:
         self._publisher.resume(manifest.version, manifest.grid)
         self.number, self.saved_updates = manifest.number, manifest.updates
         if manifest.journal_id == self._assign.journal_id:
-            self.progress = CheckpointProgress(manifest.marks, manifest.verdicts)
+            self.progress = CheckpointMarks(manifest.marks, manifest.verdicts)
         else:
             text = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
             log.warning(text, manifest.client_id, manifest.number)

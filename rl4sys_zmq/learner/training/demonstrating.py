@@ -57,8 +57,9 @@ class TrainingDemonstrations:
         log.info("client %s has %d demonstrations of %d steps", assign.client_id, count, demonstrations.steps)
 
     def clone(self, send: Callable[[dict[str, float]], None]) -> bool:
-        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. `send` gets metrics. Return True if it
-        has cloned.
+        """Train the policy to imitate the demonstrations, if the option `clone_steps` asks for that.
+
+        `send` gets the metrics. Return True if the policy was trained.
         """
         options, algorithm = self._options, self._algorithm
         if not options.clone_steps or not isinstance(algorithm, CloningAlgorithm):

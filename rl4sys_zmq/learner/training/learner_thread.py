@@ -27,7 +27,7 @@ LINGER_S = 5.0
 
 
 class LearnerThread(Worker):
-    """A thread that trains one client. In the learner's process, `queue` has the messages of the gateway.
+    """A worker's thread, which trains one client. In the learner's process, `queue` has the messages of the gateway.
 
     A worker process calls `run` in its main thread, with other addresses. `AssignClient` is the first message to the thread,
     and `StopThread` the last.

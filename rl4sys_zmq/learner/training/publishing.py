@@ -33,7 +33,7 @@ changes of an update are not. On LunarLander, rounding changes the policy a thou
 
 
 class WeightQuantizer:
-    """The rounding of one policy's weights to its wire dtype. Call `round` once per version, in order.
+    """The object that rounds one policy's weights to the wire dtype. Call `round` once per version, in order.
 
     The algorithm's own weights are not changed, so rounding errors do not add up over versions.
     """

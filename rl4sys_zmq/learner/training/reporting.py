@@ -123,7 +123,7 @@ class LearnerThreadReporter:
         self._disposed.clear()
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send verdicts and the demand if they have changed, at most every `GATHER_S`, but `at_once` if an actor may wait."""
+        """Send verdicts and the demand if they have changed: every `GATHER_S` seconds, or now if `at_once`."""
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         current = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
         self._gathers = bool(self._disposed) or current != self._reported
@@ -136,7 +136,7 @@ class LearnerThreadReporter:
                 self._send(DataDemand(limit_steps - self.taken_steps, self.taken_messages, version))
 
     def _is_pressing(self, current: _ReportedDemand) -> bool:
-        """Return True if an actor may soon have to wait for this report."""
+        """Return True if an actor may soon wait because the gateway lacks the `current` demand."""
         reported = self._reported
         return (
             2 * (reported.limit_steps - self.taken_steps) < current.limit_steps - self.taken_steps

@@ -72,7 +72,7 @@ def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
 
 
 class CrashSuspectRecord:
-    """The record of the segments in training, and of the suspects of earlier crashes, in files for the next process.
+    """The record of the segments in training, and of those suspected of earlier crashes, for the next worker.
 
     A learner thread uses this object; only `expect_end` can be called from any thread.
     """

@@ -59,7 +59,7 @@ MAX_POISONED = 3
 
 
 class WorkerQueue:
-    """The messages to a learner thread in the gateway's process, oldest first. The gateway appends, the thread pops.
+    """The messages to a learner thread in the gateway's process, oldest first. The gateway appends, the thread removes.
 
     Attributes:
         awake: False while the thread waits. Who appends a message then sets this to True, and wakes the thread.
@@ -73,9 +73,10 @@ class WorkerQueue:
 
 
 class LearnerThreadInbox:
-    """The messages to one learner thread. In the gateway's process they are in a `WorkerQueue`, and the PULL socket only wakes.
+    """The object from which a learner thread reads its messages.
 
-    Elsewhere, they come encoded through the socket.
+    In the gateway's process, the messages are in a `WorkerQueue`, and the PULL socket only wakes the thread. In other
+    processes, the messages come encoded through the socket.
     """
 
     def __init__(self, pull: Socket, queue: WorkerQueue | None, stopping: threading.Event) -> None:

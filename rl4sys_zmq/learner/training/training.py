@@ -91,7 +91,7 @@ class UpdateRunner:
         self._keep()
 
     def observe(self, message: DecodedSegmentMessage, index: int, *, correct: bool = False) -> None:
-        """Give a segment to the algorithm, and keep it. `correct` and exceptions are those of `Algorithm.observe`."""
+        """Give a segment of a message to the algorithm, and keep the segment. `correct` is that of `Algorithm.observe`."""
         self._algorithm.observe(message.segments[index], correct=correct)
         if self._onpolicy:
             seq = message.batch.first_seq + index
@@ -120,9 +120,9 @@ class UpdateRunner:
     def _try(
         self, batch: Sequence[SegmentInTraining], *, partial: bool, again: bool = False
     ) -> tuple[Mapping[str, float] | None, Exception | None]:
-        """Return the metrics of an update, or the exception that it raised. The segments of `batch` are on record meanwhile.
+        """Do an update. Return its metrics or the exception that it raised. `batch` is recorded as in training meanwhile.
 
-        With `again`, the algorithm first observes them again.
+        With `again`, the algorithm first observes the segments of `batch` again.
         """
         metrics: Mapping[str, float] | None = None
         failure: Exception | None = None
@@ -141,15 +141,15 @@ class UpdateRunner:
         return metrics, failure
 
     def _is_due(self, partial: bool) -> bool:
-        """Return True if the next update must be checked in full, and the state before it must be kept.
+        """Return True if all weights must be checked after the next update, and the state before that update kept.
 
-        Off-policy, these are updates that can be published, and those that are repeated after a failure.
+        Off-policy, this is so for updates whose weights can be published, and for those repeated after a failure.
         """
         every = self._algorithm.publish_every_updates
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a successful update, and keep the state if `due`. Return True if no weight changed although it should."""
+        """Count a successful update, and copy the state if `due`. Return True if no weight has changed, which is a fault."""
         self.updates += 1
         self._diverged = 0
         self._careful = max(0, self._careful - 1)

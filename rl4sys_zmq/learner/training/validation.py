@@ -171,7 +171,7 @@ class SegmentContentRules:
 
 @dataclass(slots=True, eq=False)
 class DecodedSegmentMessage:
-    """A decoded message with segments of one actor, kept while one of them can still turn out to be unfit for training."""
+    """A decoded message with segments of one actor. It is kept as long as a segment of it may have to be quarantined."""
 
     key: Key
     batch: SegmentBatchReader

@@ -93,9 +93,9 @@ class CallDeduplicator(Generic[Request, Reply]):
         return number
 
     def find(self, session: int, acked: int, now: float) -> SessionCalls[Request, Reply] | None:
-        """Return the calls and replies of the session to which a new call belongs; None if the session is not open.
+        """Note a new call of a session, and return the session's calls and replies; None if the session is not open.
 
-        Also discard the replies to calls with numbers below `acked`: the caller has received them.
+        `acked` is from the new call: the caller has the replies to all calls with lower numbers. These replies are discarded.
         """
         window = self._windows.get(session)
         if window is not None:

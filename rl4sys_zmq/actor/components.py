@@ -115,7 +115,10 @@ class WaitTimer:
 
     @property
     def seconds(self) -> float:
-        """The time that all threads have spent in the blocks until now, also in open ones, in thread-seconds."""
+        """The time that threads have spent in the ``with`` blocks so far, in seconds, as a sum over the threads.
+
+        The time in blocks that have not ended is included.
+        """
         with self._lock:
             self._add_passed()
             return self._total_s

@@ -140,7 +140,11 @@ class InputValidator:
         return mask
 
     def _mask_array(self, given: object, count: int | None) -> NDArray[Any]:
-        """Return the mask of an action with several parts, or `count` such masks, as one array. They can be Gymnasium's."""
+        """Return a host's mask of an action with several parts as one array.
+
+        The mask is an array, or has an array for each part, as in Gymnasium. With `count`, `given` has a mask for each of
+        `count` actions, and the result is ``[count, n]``.
+        """
         n = self._actions
         flat = flat_mask(given, (n,), (1, n)) if count is None else flat_mask(given, (count, n))
         if flat is not None:

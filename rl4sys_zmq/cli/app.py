@@ -237,10 +237,11 @@ def one_line(error: Exception) -> str:
 
 
 def _exit_process(code: int, *, at_once: bool) -> None:
-    """End the process at once if torch is loaded, a thread of this library still runs, or a signal has arrived.
+    """End the process by `os._exit` if torch is loaded, a thread of this library still runs, or `at_once` is True.
 
-    A normal exit takes a second with torch, and waits for threads. A second signal during that time would find no handler and
-    change the exit code.
+    Otherwise return, and the process ends normally. `at_once` is True if the process has received a signal. A normal
+    exit takes a second with torch, and waits for threads. A second signal during that time would find no handler and change
+    the exit code.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -148,7 +148,13 @@ def _algorithm(
 def _planned_with_examples(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None
 ) -> tuple[str, object, int]:
-    """Return an algorithm's kind, parameters and size of the policy. Example spaces replace spaces that are None."""
+    """Return an algorithm's kind, its parameters (a dataclass or None), and the number of weights of its policy.
+
+    None for a space means that it is not known. Then example spaces are tried, until the algorithm accepts one.
+
+    Raises:
+        ConfigError: If the algorithm accepts none of the spaces.
+    """
     refusal: ConfigError | None = None
     for observed in EXAMPLE_OBSERVATIONS if observations is None else (observations,):
         for acted in EXAMPLE_ACTIONS if actions is None else (actions,):

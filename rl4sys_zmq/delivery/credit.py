@@ -246,8 +246,9 @@ class CreditAllocator:
     def shares(self, live: Sequence[SegmentStream], journal_bytes: int) -> tuple[int, int]:
         """Return the limits on the data that each actor can have in flight: a number of segments and a number of bytes.
 
-        Free segments are divided by the number of actors that have sent data, so an actor that sends nothing takes nothing
-        from the others. Free bytes (`journal_bytes` in the journal) are divided by the number of all actors that can send.
+        The number of segments is the free part of `CREDIT_ITEMS`, divided by the number of actors that have sent data. So an
+        actor that sends nothing takes nothing from the others. The number of bytes is the free part of `CREDIT_BYTES`, or
+        `journal_bytes` (the free bytes of the journal) if that is less, divided by the number of all actors that can send.
         """
         senders = [s for s in live if s.submits]
         workers = sum(s.accepted_steps > 0 for s in senders)

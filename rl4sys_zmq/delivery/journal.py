@@ -102,7 +102,7 @@ class JournalPage:
 
 @dataclass(slots=True)
 class JournalHealth:
-    """A report of the condition of a journal."""
+    """The sizes, the present error and the counters of a journal at one moment."""
 
     durable: bool
     used_bytes: int = 0  # size of all stored entries, in bytes

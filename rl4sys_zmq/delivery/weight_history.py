@@ -120,7 +120,10 @@ class WeightHistory:
         return self._reply(self._step(held, self.version), self.version)
 
     def _reply(self, body: Frames, *versions: int) -> WeightsReply:
-        """Return a reply with `body`, the diffs or weights of `versions`, and with the tags of these versions."""
+        """Return a reply with the encoded weights or diffs `body`, and with the tag of each version that they lead to.
+
+        `versions` are these versions, oldest first. If `body` has one diff only, it leads to the last of them.
+        """
         tags = [self._tags.get(version, b"") for version in versions[-(len(body) // 2) :]]
         return WeightsReply(body, tags if any(tags) else [])
 

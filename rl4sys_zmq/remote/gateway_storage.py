@@ -29,7 +29,7 @@ from rl4sys_zmq.wire.thread_messages import (
     FetchCheckpointPart,
     FindCheckpoint,
     RecordTraining,
-    ToRemoteWorker,
+    RemoteWorkerControl,
     TrainingRecorded,
 )
 
@@ -41,7 +41,7 @@ CAREFUL_S = 60.0
 than that, it takes one crash more to find the cause.
 """
 
-T = TypeVar("T", bound=ToRemoteWorker)
+T = TypeVar("T", bound=RemoteWorkerControl)
 
 
 class RemoteWorkerStorage:
@@ -52,11 +52,11 @@ class RemoteWorkerStorage:
 
     def __init__(self, post: Callable[[StorageRequest], None]) -> None:
         self._post = post
-        self._answers: queue.SimpleQueue[ToRemoteWorker | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[RemoteWorkerControl | None] = queue.SimpleQueue()
         self._lost = ""
         self._found: CheckpointFound | None = None
 
-    def deliver(self, answer: ToRemoteWorker) -> None:
+    def deliver(self, answer: RemoteWorkerControl) -> None:
         self._answers.put(answer)
 
     def give_up(self, reason: str) -> None:
@@ -172,11 +172,12 @@ def _parts(number: int, files: Mapping[str, bytes]) -> Iterator[CheckpointPart]:
 
 
 class _GatewaySuspects:
-    """The record of segments in training on the gateway's machine. It implements `SuspectStorage`.
+    """The part of a remote worker that sends the list of the segments in training to the gateway, which stores the list.
 
-    The object sends the segments of each update. If the previous worker has crashed, the object is *careful* for `CAREFUL_S`:
-    it sends the segments of each message too, and waits until each record has arrived. A process that crashes at once would
-    otherwise end before the record has left it.
+    It implements `SuspectStorage`. Usually the worker sends this list once for each update. If the previous worker has
+    crashed, this worker is *careful* for its first `CAREFUL_S` seconds: it also sends the list before the algorithm observes
+    the segments of an actor's message, and waits until the gateway has stored the list. Otherwise, a process that crashes at
+    once would end before the list has left it.
     """
 
     def __init__(self, storage: RemoteWorkerStorage, found: CheckpointFound) -> None:

@@ -198,7 +198,11 @@ class RayConnectionThread(Worker):
         worker.ended(end, error)
 
     def _end_workers(self, *, last: bool) -> None:
-        """Record the end of the workers that the driver had placed. With `last`, no driver follows: all end, also later ones."""
+        """Report to the learner that the workers of a driver have ended, because the driver has ended.
+
+        With `last`, the learner starts no other driver. Then the workers that wait for a node end too, and so does each worker
+        that is added later.
+        """
         with self._lock:
             self._over = last
             workers = list(self._workers)

@@ -266,5 +266,7 @@ class ReplayMemory(Replay):
 
     @property
     def _from_zero(self) -> bool:
-        """True if the rows are 0 to ``len(self) - 1``: always, except after `load` of a full replay with a smaller capacity."""
+        """True if the rows are 0 to ``len(self) - 1``. False if `load` has restored the state of a full replay with a smaller
+        capacity, until this replay is full too.
+        """
         return self._ring.begin == 0 or len(self) == self.options.capacity

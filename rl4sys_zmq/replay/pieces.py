@@ -127,7 +127,10 @@ class ReplayRows(RowRingBuffer):
         super().append({name: block for name, block in blocks.items() if name not in self._pools}, count)
 
     def _refer(self, name: str, places: Any, slots: NDArray[np.int64]) -> None:
-        """Let rows of a column of large values refer to other slots, for which their references are counted already."""
+        """Write the numbers of slots into rows of a column of large values, whose values are in these slots.
+
+        The caller has already counted these references. Those that the rows had before are released.
+        """
         old = self._columns[name][places].copy()
         self._columns[name][places] = slots
         self._pools[name].release(old[old >= 0])

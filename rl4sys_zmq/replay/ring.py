@@ -82,7 +82,10 @@ class RowRingBuffer:
         return np.arange(begin, self.begin)
 
     def append(self, blocks: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Write `count` rows to all columns, after `make_room`. `count` must not exceed the capacity."""
+        """Write `count` new rows to all columns. The caller must call `make_room` with this `count` first.
+
+        `blocks` has the values by column, each ``[count, ...]``. `count` must not exceed the capacity.
+        """
         end = self.end
         first = end % self.capacity
         before = min(count, self.capacity - first)  # the rows before the end of the columns; the others are at their beginning

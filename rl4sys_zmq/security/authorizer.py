@@ -79,7 +79,10 @@ class Authorizer:
 
     @staticmethod
     def limited_status(user: User | None) -> dict[str, Any]:
-        """Return the only status that a user without the role ``admin`` gets: the user's rights. ``{}`` for others."""
+        """Return the status for a user without the role ``admin``: only the user's rights.
+
+        Return ``{}`` for an admin, or if the server has no access list. They get the full status, which is not from here.
+        """
         if user is None or "admin" in user.roles:
             return {}
         client_ids = None if user.client_ids is None else sorted(user.client_ids)

@@ -176,7 +176,7 @@ class TrainerSMInterface(Resource):
         }
 
     def stop(self) -> None:
-        """Stop passing networks to callbacks, and refuse requests. Callbacks that run now are not awaited."""
+        """Refuse all further requests, and call no callback for new networks any more. A callback that runs now continues."""
         with self._lock:
             self._stopped, self._on_request = True, None
 

@@ -38,7 +38,9 @@ class FeatureLeaf:
     offsets: NDArray[np.int64]
 
     def positions(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the positions of the features that are 1 in the one-hot form of integers ``[..., n]``, int64 ``[..., n]``."""
+        """Return, for each of the integers ``[..., n]``, the position of the feature that is 1 in its one-hot form: int64
+        ``[..., n]``.
+        """
         assert self.lowest is not None
         index: NDArray[np.int64] = values.astype(np.int64, copy=False) - self.lowest  # uint64 minus int64 would be float64
         if ((index < 0) | (index >= self.counts)).any():

@@ -137,7 +137,7 @@ class BitReader:
         return fields
 
     def gaps(self, count: int, size: int) -> NDArray[np.int64]:
-        """Read `count` ascending positions below `size` that `pack_gaps` encoded."""
+        """Return the positions that `pack_gaps` encoded: `count` ascending integers below `size`, int64 ``[count]``."""
         width = rice_width(count, size)
         bits = self.varint(count + (size >> width))
         ones = np.flatnonzero(self.flags(bits))

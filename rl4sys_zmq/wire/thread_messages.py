@@ -30,7 +30,7 @@ class FromLearnerThread:
     LIMITS: ClassVar[HeaderLimits] = HeaderLimits(1 << 26, 1 << 20)
 
 
-class ToRemoteWorker(ToLearnerThread):
+class RemoteWorkerControl(ToLearnerThread):
     """Messages from the gateway to a remote worker itself, not to the learner thread that runs in the worker."""
 
     __slots__ = ()
@@ -361,7 +361,7 @@ class OperatorAlarm(FromLearnerThread):
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayAlive(ToRemoteWorker):
+class GatewayAlive(RemoteWorkerControl):
     """A sign of life of the gateway for a remote worker: once a second, and at once after the last message of the worker.
 
     Attributes:
@@ -376,14 +376,14 @@ class GatewayAlive(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class EndRemoteWorker(ToRemoteWorker):
+class EndRemoteWorker(RemoteWorkerControl):
     """A request to a remote worker to end at once, without a checkpoint: its client has another worker now, or none."""
 
     KIND: ClassVar[int] = 65
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFound(ToRemoteWorker):
+class CheckpointFound(RemoteWorkerControl):
     """The answer to `FindCheckpoint`.
 
     Attributes:
@@ -409,7 +409,7 @@ class CheckpointFound(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointPartReply(ToRemoteWorker):
+class CheckpointPartReply(RemoteWorkerControl):
     """The answer to `FetchCheckpointPart`.
 
     Attributes:
@@ -425,7 +425,7 @@ class CheckpointPartReply(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStored(ToRemoteWorker):
+class CheckpointStored(RemoteWorkerControl):
     """The answer to each `CheckpointPart`.
 
     Attributes:
@@ -441,7 +441,7 @@ class CheckpointStored(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRecorded(ToRemoteWorker):
+class TrainingRecorded(RemoteWorkerControl):
     """The answer to `RecordTraining`.
 
     Attributes:

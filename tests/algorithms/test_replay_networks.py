@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy  # noqa: E402
 from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, ReplayShape, choose_network, register_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations  # noqa: E402
-from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks  # noqa: E402
+from rl4sys_zmq.algorithms.networks.layer_networks import SharedLayerNetworks  # noqa: E402
 from rl4sys_zmq.algorithms.networks.mlp import ENTRY as MLP  # noqa: E402
 from rl4sys_zmq.algorithms.networks.module import module_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.module_networks import JOINED_UNITS, ModuleNetworks  # noqa: E402
@@ -77,9 +77,9 @@ def make(case: str, seed: int = 0, network: Any = SMALL) -> Any:
     return make_algorithm(name, IMAGE, actions, {**REPLAY, **parameters, "network": network}, seed)
 
 
-def replay_of(shape: ReplayShape) -> LayerNetworks:
+def replay_of(shape: ReplayShape) -> SharedLayerNetworks:
     network = choose_network(SMALL, {}).replay(IMAGE, shape)
-    assert isinstance(network, LayerNetworks)
+    assert isinstance(network, SharedLayerNetworks)
     return network
 
 

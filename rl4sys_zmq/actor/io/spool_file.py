@@ -134,7 +134,15 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document and the rows in one transaction. `shift`, (id, count), moves the rows above `id` by `count`."""
+        """Change the file in one transaction. The file has one row for each segment.
+
+        Args:
+            meta: The names and counts to store.
+            first_id: Rows with lower ids are deleted.
+            deleted: Consecutive rows to delete.
+            inserted: Rows to add or replace.
+            shift: ``(id, count)``: the ids of all rows above `id` become larger by `count`.
+        """
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
         with connection:  # commits, or rolls back after an error

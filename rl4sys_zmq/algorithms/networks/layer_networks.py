@@ -18,7 +18,7 @@ from rl4sys_zmq.policies.layer_policy import STATE, read_network
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, feature_size
 
 
-class LayerNetworks(FlatParameters):
+class SharedLayerNetworks(FlatParameters):
     """One or more networks that share their first layers. The class implements `ActorCriticNetwork` and `ReplayNetwork`.
 
     The shared layers belong to network 0. If all networks are trained together, the gradients of all losses reach the shared
@@ -89,7 +89,7 @@ class LayerNetworks(FlatParameters):
         return shared + self._own[k].placed(views[len(self._shared.shapes) if k == 0 else 0 :])
 
 
-class RecurrentNetworks(LayerNetworks):
+class RecurrentNetworks(SharedLayerNetworks):
     """Networks that share a recurrent layer. The class implements `RecurrentNetwork` and `SequenceNetwork`.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Layers:
         return [(layer, own) for layer, own in zip(self._layers.layers, self._layers.divided(tensors), strict=True) if own]
 
 
-def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPGroup:
+def actor_critic(plan: LayerPlan, spec: PolicySpec) -> SharedLayerNetworks | MLPGroup:
     """Build the policy and the value network of an on-policy algorithm, with the layers of `plan`."""
     head, layers = read_network(spec)
     outputs = Dense(units=layers.outputs)
@@ -133,26 +133,31 @@ def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPGroup:
     shared = LayerList((*plan.shared, *plan.own), features)
     own = [LayerList((outputs,), shared.outputs), LayerList((*plan.values, Dense(units=1)), shared.outputs)]
     if not shared.state_size:
-        return LayerNetworks(shared, own, extras=extras)
+        return SharedLayerNetworks(shared, own, extras=extras)
     networks = RecurrentNetworks(shared, own, extras=extras, detached=not plan.value_gradient)
     networks.sequence_length = plan.sequence_length
     return networks
 
 
-def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> LayerNetworks | MLPGroup:
+def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> SharedLayerNetworks | MLPGroup:
     """Build the networks of an off-policy algorithm, which share the layers `LayerPlan.shared`."""
     features = feature_size(space)
     if not plan.shared:
         return separate(plan.own, features + shape.actions, shape.outputs, shape.extras)
     shared = LayerList(tuple(plan.shared), features)
     own = [LayerList((*plan.own, Dense(units=count)), shared.outputs + shape.actions) for count in shape.outputs]
-    return (RecurrentNetworks if shared.state_size else LayerNetworks)(shared, own, extras=shape.extras)
+    return (RecurrentNetworks if shared.state_size else SharedLayerNetworks)(shared, own, extras=shape.extras)
 
 
-def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> LayerNetworks | MLPGroup:
-    """Build networks without shared layers: an `MLPGroup` if `hidden` has only dense layers with the same activation."""
+def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> SharedLayerNetworks | MLPGroup:
+    """Return networks without shared layers: one network with the layers `hidden` for each number in `outputs`.
+
+    The result is an `MLPGroup` if `hidden` has only dense layers with the same activation.
+    """
     sizes = [layer.units for layer in hidden if isinstance(layer, Dense)]
     functions = {layer.function for layer in hidden if isinstance(layer, ActivationLayer)}
     if [layer.kind for layer in hidden] == ["dense", "activation"] * len(sizes) and len(functions) < 2:
         return MLPGroup(inputs, sizes, outputs, functions.pop() if functions else "identity", extras=extras)
-    return LayerNetworks(LayerList((), inputs), [LayerList((*hidden, Dense(units=n)), inputs) for n in outputs], extras=extras)
+    return SharedLayerNetworks(
+        LayerList((), inputs), [LayerList((*hidden, Dense(units=n)), inputs) for n in outputs], extras=extras
+    )

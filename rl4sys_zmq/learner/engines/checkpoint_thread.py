@@ -202,7 +202,10 @@ class RemoteWorkerFiles:
         self._store.install(incoming.folder, incoming.number, lambda: not self.fenced)
 
     def record(self) -> TrainingRecorded | None:
-        """Store the worker's newest list of segments in training, and return the answer; None if no list has arrived."""
+        """Store the newest list of segments in training that the worker has sent.
+
+        Return the answer to the worker's `RecordTraining` message with this list; None if no such message has arrived.
+        """
         suspects, mark, count = b"", b"", 0
         while self.records:
             message = self.records.popleft()

@@ -46,7 +46,7 @@ class WorkerStart:
 
     @classmethod
     def of(cls, assignment: WorkerAssignment, **others: Any) -> Self:
-        """Return the start data of a new worker. `others` has the fields that the assignment does not give."""
+        """Return the start data of a new worker. `others` are the values of `down`, `up` and the fields of the subclass."""
         level, plugins = logging.getLogger("rl4sys_zmq").getEffectiveLevel(), tuple(imported_plugins())
         return cls(client_id=assignment.client_id, key=assignment.key.hex(), plugins=plugins, log_level=level, **others)
 

@@ -121,7 +121,7 @@ class ActorSessionHandler:
         return cost
 
     def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
-        """Refuse a message that has raised a protocol error."""
+        """Send a peer a `Refused` with the code and the text of `exc`, the error that the peer's message has caused."""
         field = "keys" if exc.code in (RefusalReason.FORBIDDEN, RefusalReason.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
@@ -443,7 +443,10 @@ class ActorSessionHandler:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
-        """Grant credit to the actors of a client, and send `Ack` messages to the actors that need one."""
+        """Grant credit to the actors of a client, and send `Ack` messages with new credit, new marks or both.
+
+        Do nothing if the last call took long and was a short time ago. `room_bytes`: the free bytes of the journal.
+        """
         if (began := self._monotonic()) < client.next_grant_at:
             return
         live = client.table.live()

@@ -258,9 +258,10 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
 
 
 def _parameter_pairs(settings: ClientSettings, theirs: Mapping[str, Any]) -> list[tuple[str, object, object]]:
-    """Return ``(key, actor's value, learner's value)`` for each parameter in an actor's request for a session.
+    """Return ``(key, actor's value, learner's value)`` for each parameter in `theirs` that must be equal on both sides.
 
-    If an operator has changed a parameter, an actor may still give the value with which the client was created.
+    `theirs` are the parameters that an actor sends when it opens its session. A parameter is left out if an operator has
+    changed it and the actor sends the value with which the client was created.
     """
     kind, in_force = settings.kind, settings.in_force
     like = in_force.get(LIKE)

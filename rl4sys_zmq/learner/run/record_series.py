@@ -127,7 +127,7 @@ class FileSeriesWriter(Resource):
         return True
 
     def open(self) -> None:
-        """Create the active file now, if the series has one. The name of any other file needs the time of its first record."""
+        """Open the file ``active`` now, not at the first record. Do nothing if the writer was created without ``active``."""
         self._know()
         if self._active is not None and self._file is None:
             self._begin_part(0.0)

@@ -40,8 +40,12 @@ def encode_range(key: Key, first: int, end: int) -> bytes:
 
 
 def encode_mark(count: int, ranges: bytes, *, excused: bool = False) -> bytes:
-    """Return the content of ``training.mark``: a head, and `count` ranges from `encode_range`. `excused`: no range is
-    suspected.
+    """Return the content of ``training.mark``, the file that lists the segments in training.
+
+    Args:
+        count: The number of ranges of segments in the list.
+        ranges: The ranges as bytes: the results of `encode_range`, joined.
+        excused: True if the process was asked to end. Then the segments in the list do not become suspects.
     """
     return _HEAD.pack(_MAGIC, excused, count, len(ranges)) + ranges
 
@@ -87,7 +91,10 @@ class SuspectStorage(Protocol):
         """Begin a new ``training.mark``, without segments."""
 
     def write(self, at: int, data: bytes, count: int) -> None:
-        """Replace the encoded ranges in ``training.mark`` from position `at` on by `data`. The file then has `count` ranges."""
+        """Keep the first `at` bytes of the list in ``training.mark``, and replace the rest of the list by `data`.
+
+        The list consists of ranges from `encode_range`. It then has `count` ranges in all.
+        """
 
     def excuse(self) -> None:
         """Record that the process was asked to end. This method does not block, and any thread can call it."""

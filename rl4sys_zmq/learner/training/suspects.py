@@ -109,7 +109,10 @@ class CrashSuspectRecord:
         self._storage.excuse()
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Record further segments ``[first, end)`` of a stream as in training, if the storage records each message."""
+        """Record that the segments ``[first, end)`` of a stream are in training too.
+
+        Do nothing if the storage records only the segments of each update (`SuspectStorage.each_message` is False).
+        """
         if not self._disabled and len(self._in_hand) < MAX_RANGES and self._storage is not None and self._storage.each_message:
             self._write([(key, first, end)])
 

@@ -37,12 +37,12 @@ from rl4sys_zmq.wire.thread_messages import (
     DeliverSegments,
     FromLearnerThread,
     OperatorAlarm,
+    RemoteWorkerControl,
     SaveCheckpoint,
     StopThread,
     StreamEnded,
     ThreadMessage,
     ThreadReady,
-    ToRemoteWorker,
     TrainingMetrics,
     WorkerMessage,
     decode_thread_message,
@@ -211,7 +211,7 @@ class TrainLoop:
                 set_publishing(self._algorithm, self._assign)
                 if self._ranks is not None:
                     self._ranks.change(message.parameters)
-            case AssignClient() | StopThread() | ToRemoteWorker() | FromLearnerThread():
+            case AssignClient() | StopThread() | RemoteWorkerControl() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
                 assert_never(message)
@@ -360,9 +360,10 @@ class TrainLoop:
         self._progress.observed = self._reporter.counts()
 
     def _reject(self, message: DecodedSegmentMessage, index: int, exc: Exception) -> None:
-        """Quarantine a segment for which the algorithm has raised an exception, so that no new learner thread receives it.
+        """Quarantine segment number `index` of a message, because the algorithm has raised the exception `exc` for it.
 
-        If more than `MAX_POISONED` in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
+        So no later learner thread receives the segment. If the algorithm has raised an exception for more than `MAX_POISONED`
+        segments in a row, the fault is assumed to be in the algorithm: the segment is not quarantined, and `exc` is raised.
         """
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > MAX_POISONED:

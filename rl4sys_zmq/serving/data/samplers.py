@@ -126,8 +126,8 @@ class FutureSampler(Sampler):
     """A sampler that returns the drawn step or a random later one of its trajectory, for hindsight experience replay.
 
     With ``source="next_observations"`` this is the strategy *future* of Andrychowicz et al. 2017, "Hindsight Experience
-    Replay". In the sample, the key and its mask each have two entries: ``data``, and ``offset``, the number of rows after the
-    drawn row.
+    Replay". In a sample, the value of the key that has this sampler is a dict: ``data`` has the values, and ``offset`` the
+    numbers of rows between the drawn rows and the returned ones. The mask of the key is a dict with the same two entries.
 
     Args:
         distribution: `UNIFORM`: all rows up to the end of the trajectory are equally likely. `GEOMETRIC`: each row is

@@ -182,7 +182,8 @@ DQN: Libraries = {
         {
             "learning_rate": ForeignParameter(1e-4, "also of lr, which its code reads"),
             "batch_size": 32, "gamma": 0.99, "tau": 0.005, "buffer_size": 1_000_000, "start_e": 1.0, "end_e": 0.05,
-            "exploration_fraction": 0.1, "learning_starts": 50_000, "target_network_frequency": 1000, "traj_per_epoch": 5, "train_iters": 1, "total_timesteps": 1_000_000,
+            "exploration_fraction": 0.1, "learning_starts": 50_000, "target_network_frequency": 1000, "traj_per_epoch": 5,
+            "train_iters": 1, "total_timesteps": 1_000_000,
         },
         {**_ONE_STEP, **WHOLE_ERROR, "hidden_sizes": [64, 64]},
         {

@@ -440,7 +440,7 @@ def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
 LEARNERS_FILES = {"CheckpointStore", "LocalStorage", "SuspectFiles"}
 
 
-@pytest.mark.parametrize("name", ["remote/worker", "remote/gateway_storage", "learner/engines/remote_start"])
+@pytest.mark.parametrize("name", ["remote/worker", "remote/worker_side_storage", "learner/engines/remote_start"])
 def test_a_worker_on_another_machine_opens_no_file_of_the_learner(name: str) -> None:
     found = imports_of(ast.parse((ROOT / f"{name}.py").read_text()), "")
     assert not {i.name.rpartition(".")[2] for i in found} & LEARNERS_FILES

@@ -224,7 +224,7 @@ def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> l
 
 
 def _changes(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield the fields `text` and `needs` of each `Proposal` for a resource with a high load."""
+    """Yield changes that reduce the load of the resource `row`, each as the fields `text` and `needs` of a `Proposal`."""
     enough = row.used / COMFORTABLE
     match row.name:
         case "interpreter (ingress)" | "gateway thread":

@@ -139,7 +139,10 @@ def _fitted(text: str, stream: TextIO) -> str:
 
 
 def _filled(line: str, width: int) -> str:
-    """Break a line at `width` characters. Further lines are indented: in a table to the last column in the left half."""
+    """Break a line of text into lines of at most `width` characters, if its words permit, and return them as one string.
+
+    All but the first are indented. In a line of a table, they begin below the last table column of its left half.
+    """
     columns = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.end() <= width // 2]
     indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
     return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

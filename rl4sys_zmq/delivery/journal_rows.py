@@ -144,7 +144,15 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def add_to_stream(self, key: RowKey, first_seq: int, received: int, steps: int, refused: int) -> None:
-        """Add new segments to the totals of a stream. A stream that does not exist is created, beginning at `first_seq`."""
+        """Record new segments in the row of a stream. If there is no row, add one with the first sequence number `first_seq`.
+
+        Args:
+            key: The stream.
+            first_seq: The first sequence number of a new stream.
+            received: The sequence number up to which the stream is received.
+            steps: Number of steps of the accepted segments.
+            refused: Number of refused segments.
+        """
         known = self._stream(key) or StreamRow(*key, key[2], first_seq, 0, 0, 0, submits=True, spooled=False)
         marks = max(known.received, received), _sum(known.accepted_steps, steps), _sum(known.refused, refused)
         rest = known.submits, known.spooled, known.owner

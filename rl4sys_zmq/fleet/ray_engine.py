@@ -81,8 +81,11 @@ class RayActorEngine(ActorEngine):
     ) -> None:
         """Connect to the cluster within a minute.
 
-        `arguments` returns the arguments of Python for an actor, given those of `start`. `on_output` gets the index of an actor
-        and a line of its output. `say` gets messages for a person.
+        Args:
+            arguments: Function that gets the arguments of `start`, and returns the command line of an actor after ``python``.
+            address: The address of the cluster. None: the address that Ray finds.
+            on_output: Function that gets the index of an actor and a line of its output.
+            say: Function that gets messages for a person.
         """
         self._arguments, self._on_output, self._say = arguments, on_output, say
         self._address = cluster_address(address)

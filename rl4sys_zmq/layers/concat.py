@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from rl4sys_zmq.config.options import InvalidValue, integer, option
-from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerContext, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ class Concat(Layer):
     def torch_form(self, inputs: Shape) -> TorchForm:
         import torch
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
             return torch.cat((x.flatten(1), *(rows.features[:, start:stop] for start, stop in self.columns)), 1)
 
         return form

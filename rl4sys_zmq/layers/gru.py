@@ -13,7 +13,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.layer import (
     Array,
     Layer,
-    LayerBatch,
+    LayerContext,
     LayerEntry,
     NumpyLayer,
     OnnxNodeWriter,
@@ -81,7 +81,7 @@ class GRU(Layer):
 
         units = self.units
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
             table, order, states = x[None], None, x.new_zeros(len(x), units)
             if rows.sequences is not None:
                 padded, order = rows.sequences.padding(x.device)

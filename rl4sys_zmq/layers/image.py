@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, flag, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerContext, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ class Image(Layer):
     def torch_form(self, inputs: Shape) -> TorchForm:
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
             x = x[:, self.start : self._stop].reshape(len(x), *shape)
             if self.scaled:
                 x = x * PIXEL_SCALE

@@ -118,7 +118,7 @@ class Sequences(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerBatch:
+class LayerContext:
     """Further data about a batch of ``B`` rows that a layer in torch can read besides its inputs.
 
     Attributes:
@@ -130,8 +130,8 @@ class LayerBatch:
     sequences: Sequences | None = None
 
 
-TorchForm = Callable[["Tensor", Sequence["Tensor"], LayerBatch], "Tensor"]
-"""A layer in torch: a function of its inputs ``[B, *inputs]``, its parameters and `LayerBatch`."""
+TorchForm = Callable[["Tensor", Sequence["Tensor"], LayerContext], "Tensor"]
+"""A layer in torch: a function of its inputs ``[B, *inputs]``, its parameters and `LayerContext`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

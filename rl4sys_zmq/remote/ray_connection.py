@@ -84,7 +84,7 @@ class RayProcess:
         self._over.set()
 
 
-class RayConnectionThread(Worker):
+class RayDriverThread(Worker):
     """The thread that runs a driver process, and starts another one when the driver ends. A driver's workers end with it."""
 
     def __init__(self, address: str) -> None:

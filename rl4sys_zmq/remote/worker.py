@@ -24,7 +24,7 @@ from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WORKER_REPORT_S, SilenceTimer
 from rl4sys_zmq.logs import ForwardingHandler, get_logger
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.remote.gateway_storage import RemoteWorkerStorage
+from rl4sys_zmq.remote.worker_side_storage import WorkerSideStorage
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.transports.network import curve
@@ -99,7 +99,7 @@ class _GatewayConnection(Worker):
         self._key = bytes.fromhex(start.key)
         inner = f"inproc://rl4sys-worker-{start.key}"
         self._inner_down, self._inner_up = f"{inner}-down", f"{inner}-up"
-        self._storage = RemoteWorkerStorage(self._post)
+        self._storage = WorkerSideStorage(self._post)
         self._learner = LearnerThread(
             f"rl4sys-learner-{start.client_id}",
             self._key,

@@ -40,7 +40,10 @@ class SubscriptionControl:
         self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
-        """Put an unsubscription into effect at once. Keep a subscription until `grant` allows it, and refuse the one before."""
+        """Handle a subscription message that the socket has received.
+
+        An unsubscription takes effect at once. A subscription waits for `grant`. If the one before still waits, it is refused.
+        """
         if self._asked is not None:
             self._refuse(self._asked)
         notice = frame.bytes

@@ -66,7 +66,7 @@ class IntegerMapping(ABC):
 
     @abstractmethod
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
+        """Convert integers from the method `integers` back to weights: return float32 values in a new array."""
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
         """Return the weights, each rounded to a value that has an integer: the same array unless `rounds`."""

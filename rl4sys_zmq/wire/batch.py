@@ -389,7 +389,10 @@ class SegmentBatchReader:
         return out
 
     def _extras(self, group: SameLayoutSegments, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the extra columns of each segment with the `letter` ``x`` or ``i`` in the layout, by name."""
+        """Return a dict for each of `count` segments, from the name of an extra column to its array.
+
+        `letter` chooses the columns: ``x`` those with a row for each step, ``i`` those with one value for the segment.
+        """
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
         pairs = zip(group.layout.names(self.schema), group.columns, strict=True)

@@ -392,7 +392,7 @@ class CheckpointFound(RemoteWorkerControl):
         sizes: Size in bytes of each file that the worker needs from the checkpoint, by name.
         damaged: One text for each newer checkpoint that was damaged and has been put aside.
         careful: True if the worker before this one has ended without having been asked to. Segments could be the cause, so this
-            worker waits for the answer to each `RecordTraining`.
+            worker waits for the answer to each `RecordSegmentsInTraining`.
         error: The reason why the checkpoints cannot be used; empty if they can.
         body: Two frames, either can be empty: the suspects as JSON, and the segments that the worker before this one had in
             training when it ended (`learner.training.suspects`).
@@ -442,10 +442,10 @@ class CheckpointStored(RemoteWorkerControl):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecorded(RemoteWorkerControl):
-    """The answer to `RecordTraining`.
+    """The answer to `RecordSegmentsInTraining`.
 
     Attributes:
-        count: The number of the `RecordTraining` message.
+        count: The number of the `RecordSegmentsInTraining` message.
     """
 
     KIND: ClassVar[int] = 69
@@ -511,7 +511,7 @@ class FetchCheckpointPart(FromRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordTraining(FromRemoteWorker):
+class RecordSegmentsInTraining(FromRemoteWorker):
     """A record of the segments that a remote worker trains on now. If they end the process, the next worker can find them.
 
     Attributes:
@@ -569,7 +569,7 @@ ThreadMessage = (
     | WorkerLog
     | FindCheckpoint
     | FetchCheckpointPart
-    | RecordTraining
+    | RecordSegmentsInTraining
     | CheckpointPart
 )
 

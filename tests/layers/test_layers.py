@@ -115,7 +115,7 @@ def test_numpy_torch_and_onnx_compute_the_same(name: str, space: str) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxruntime")
     from rl4sys_zmq.algorithms.networks.inputs import encode_observations
-    from rl4sys_zmq.layers.layer import LayerBatch
+    from rl4sys_zmq.layers.layer import LayerContext
     from rl4sys_zmq.policies.graphs.session import network_of_layers
 
     layers, observed = read_layers(LISTS[name].plain(), 6), SPACES[space]
@@ -132,7 +132,7 @@ def test_numpy_torch_and_onnx_compute_the_same(name: str, space: str) -> None:
     if "normalised" not in name:
         x = features = encode_observations(observed, observations)
         for layer, own, inputs in zip(layers.layers, layers.divided(list(tensors.values())), layers.shapes, strict=False):
-            x = layer.torch_form(inputs)(x, [torch.from_numpy(tensor) for tensor in own], LayerBatch(features))
+            x = layer.torch_form(inputs)(x, [torch.from_numpy(tensor) for tensor in own], LayerContext(features))
         np.testing.assert_allclose(x.numpy(), found, rtol=1e-4, atol=1e-4)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.run.log_files import JsonLineFormat, TensorBoardFileFormat, event_series, log_series, read_log
-from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, FileSeriesWriter, list_parts, thin
+from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RotatingFileWriter, list_parts, thin
 
 BOUND = 1 << 20
 WORDS = "x" * 400
@@ -26,7 +26,7 @@ def line(n: int, event: str = "metrics", client: str = "luna") -> bytes:
     return json.dumps({"t": float(n), "event": event, "client_id": client, "step": n, "words": WORDS}).encode() + b"\n"
 
 
-def fill(series: FileSeriesWriter, numbers: Iterable[int], **options: Any) -> None:
+def fill(series: RotatingFileWriter, numbers: Iterable[int], **options: Any) -> None:
     for n in numbers:
         assert series.write(line(n, **options), float(n))
 

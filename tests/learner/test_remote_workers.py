@@ -23,9 +23,9 @@ from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLinks
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, encode_checkpoint
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, read_mark
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
-from rl4sys_zmq.remote import gateway_storage
-from rl4sys_zmq.remote.gateway_storage import RemoteWorkerStorage
+from rl4sys_zmq.remote import worker_side_storage
 from rl4sys_zmq.remote.worker import run_remote_worker
+from rl4sys_zmq.remote.worker_side_storage import WorkerSideStorage
 from rl4sys_zmq.replay.pieces import make_piece
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.transports.network import curve
@@ -39,7 +39,7 @@ from rl4sys_zmq.wire.thread_messages import (
     FetchCheckpointPart,
     FindCheckpoint,
     QuarantinedSegment,
-    RecordTraining,
+    RecordSegmentsInTraining,
 )
 
 GENERATION = 7
@@ -57,7 +57,7 @@ class Wire:
 
     def __init__(self, folder: Path, generation: int = GENERATION) -> None:
         self.assign = assigned(folder, generation)
-        self.storage = RemoteWorkerStorage(self.post)
+        self.storage = WorkerSideStorage(self.post)
         self.answers: queue.SimpleQueue[StorageAnswer] = queue.SimpleQueue()
         self.files = RemoteWorkerFiles(self.assign, self.deliver)
         self.thread = CheckpointThread(self.woken)
@@ -116,7 +116,7 @@ def test_a_checkpoint_goes_to_the_gateway_and_comes_back(
     part_bytes: int, wire: Wire, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_thread, "PART_BYTES", part_bytes + 7)
-    monkeypatch.setattr(gateway_storage, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(worker_side_storage, "PART_BYTES", part_bytes)
     store = wire.storage.checkpoints(wire.assign)
     assert store.load() is None
     assert store.write(MANIFEST, STATE).number == 1
@@ -284,12 +284,12 @@ def test_the_queue_of_one_worker_is_bounded(folder: Path) -> None:
     files = RemoteWorkerFiles(assigned(folder), lambda answer: None)
     thread = CheckpointThread(lambda: None)
     assert [thread.request(files, FindCheckpoint()) for _ in range(MAX_WAITING + 1)] == [True] * MAX_WAITING + [False]
-    assert all(thread.request(files, RecordTraining(n, (b"", b""))) for n in range(1, 5000))
+    assert all(thread.request(files, RecordSegmentsInTraining(n, (b"", b""))) for n in range(1, 5000))
     assert len(files.records) <= checkpoint_thread.MAX_RECORDS
 
 
 def test_a_lost_gateway_fails_the_request_that_waits_and_all_later_ones(folder: Path) -> None:
-    storage = RemoteWorkerStorage(lambda message: None)
+    storage = WorkerSideStorage(lambda message: None)
     waiting = threading.Timer(0.05, storage.give_up, ("no gateway",))
     waiting.start()
     for _ in range(2):
@@ -310,7 +310,7 @@ def suspects_of(wire: Wire) -> CrashSuspectRecord:
 def test_the_segments_in_training_reach_the_next_worker_and_also_a_local_one(wire: Wire, folder: Path) -> None:
     record = suspects_of(wire)
     record.note(KEY, 1, 3)  # the storage is not careful, so it sends no message
-    assert not [m for m in wire.sent if isinstance(m, RecordTraining)]
+    assert not [m for m in wire.sent if isinstance(m, RecordSegmentsInTraining)]
     record.record(held(3, 4))
     wire.close()
     later = Wire(folder, GENERATION + 1)
@@ -338,7 +338,7 @@ def test_a_worker_that_was_asked_to_end_is_excused(wire: Wire, folder: Path) -> 
 def test_only_the_newest_of_many_records_is_stored(folder: Path) -> None:
     folder.mkdir(parents=True)
     files = RemoteWorkerFiles(assigned(folder), lambda answer: None)
-    files.records = deque([RecordTraining(1, (b"suspects", b"one")), RecordTraining(2, (b"", b"two"))])
+    files.records = deque([RecordSegmentsInTraining(1, (b"suspects", b"one")), RecordSegmentsInTraining(2, (b"", b"two"))])
     answer = files.record()
     assert answer is not None and answer.count == 2 and files.record() is None
     assert (folder / "training.mark").read_bytes() == b"two" and (folder / "suspects.json").read_bytes() == b"suspects"

@@ -178,7 +178,7 @@ def build() -> dict[str, m.Message | t.ThreadMessage]:
         t.WorkerLog("rl4sys_zmq.learner", 30, "client cart: a line"),
         t.FindCheckpoint(),
         t.FetchCheckpointPart(12, "state.safetensors", 8 << 20),
-        t.RecordTraining(3, (b"", b"R4TM")),
+        t.RecordSegmentsInTraining(3, (b"", b"R4TM")),
         t.CheckpointPart(14, "state.safetensors", 4 << 20, False, (b"part",)),
     ]
     return {type(message).__name__: message for message in found}

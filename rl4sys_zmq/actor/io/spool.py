@@ -453,7 +453,7 @@ class Spool(Resource):
         return replace(self._meta, dropped=dict(dropped), evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """Drop the oldest untaken segments in memory, while the disk fails and they exceed the limits."""
+        """Drop segments if the disk fails and those in memory exceed the limits: the oldest that `take` has not returned."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory

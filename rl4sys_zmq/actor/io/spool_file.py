@@ -95,7 +95,7 @@ class SpoolFile:
         return self._connection is not None
 
     def open(self) -> SpoolMeta | None:
-        """Open the database and return its document; create a missing database and return None."""
+        """Open the database, and return the names and counts that it stores (`SpoolMeta`). If it is new, return None."""
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
         try:

@@ -166,7 +166,10 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
 
 
 def _soft(loss: type[LossModule], parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1) -> LossNetworks:
-    """Build the loss `loss` and its networks: a policy for bounded actions, and action values with `outputs` estimates each."""
+    """Create an object of the class `loss`, and its two networks: a policy for bounded actions, and an action-value network.
+
+    The action-value network has `outputs` outputs, which all estimate the value of one action. Return the loss and the policy.
+    """
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes, outputs)
     return loss(actor, action_value, action_spec=_bounds(sizes), **parameters.arguments()), network

@@ -11,7 +11,7 @@ from torch import Tensor
 from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters, MLPGroup, input_change
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import Dense
-from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Layer, LayerBatch, Sequences
+from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Layer, LayerContext, Sequences
 from rl4sys_zmq.layers.layer_list import LayerList
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan, ReplayShape
 from rl4sys_zmq.policies.layer_policy import STATE, read_network
@@ -47,7 +47,7 @@ class SharedLayerNetworks(FlatParameters):
 
     def shared(self, x: Tensor, sequences: Sequences | None) -> Tensor:
         """Return the outputs of the shared layers, ``[B, n]``."""
-        return self._shared(x, self.leaves[0], LayerBatch(x, sequences)).flatten(1)
+        return self._shared(x, self.leaves[0], LayerContext(x, sequences)).flatten(1)
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
         for k, (views, gain) in enumerate(zip(self.views(self.flat), output_gains, strict=True)):
@@ -81,7 +81,7 @@ class SharedLayerNetworks(FlatParameters):
         if actions is not None:
             values = torch.cat((values, actions), 1)
         tensors = self.leaves[k][len(self._shared.shapes) if k == 0 else 0 :]
-        return self._own[k](values, tensors, LayerBatch(values))
+        return self._own[k](values, tensors, LayerContext(values))
 
     def _placed(self, k: int, views: Sequence[Tensor]) -> list[tuple[Layer, Sequence[Tensor]]]:
         """Return each layer of network `k` that has tensors, together with its tensors in `views`."""
@@ -112,7 +112,7 @@ class _Layers:
         self._forms = [layer.torch_form(inputs) for layer, inputs in zip(layers.layers, layers.shapes, strict=False)]
         self.shapes: list[tuple[int, ...]] = [tensor.shape for tensor in layers.tensors()]
 
-    def __call__(self, x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+    def __call__(self, x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
         for form, own in zip(self._forms, self._layers.divided(tensors), strict=True):
             x = form(x, own, rows)
         return x

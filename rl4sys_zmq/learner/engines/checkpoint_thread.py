@@ -38,7 +38,7 @@ from rl4sys_zmq.wire.thread_messages import (
     CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
-    RecordTraining,
+    RecordSegmentsInTraining,
     TrainingRecorded,
 )
 
@@ -56,7 +56,7 @@ _LOOK_S = 0.05
 _NAMES = frozenset({MANIFEST, *POLICY_FILES})
 
 _CheckpointRequest = FindCheckpoint | FetchCheckpointPart | CheckpointPart
-StorageRequest = _CheckpointRequest | RecordTraining
+StorageRequest = _CheckpointRequest | RecordSegmentsInTraining
 StorageAnswer = CheckpointFound | CheckpointPartReply | CheckpointStored | TrainingRecorded
 
 
@@ -104,7 +104,7 @@ class RemoteWorkerFiles:
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
         self.closed = threading.Event()  # set when the thread has finished all work for this worker
         self.waiting = 0  # requests, without records, whose answer was not delivered so far. Only the gateway thread uses it.
-        self.records: deque[RecordTraining] = deque(maxlen=MAX_RECORDS)
+        self.records: deque[RecordSegmentsInTraining] = deque(maxlen=MAX_RECORDS)
         self.answer = answer
         self._assign = assign
         self._store = CheckpointStore(Path(assign.checkpoints))
@@ -237,7 +237,7 @@ class CheckpointThread(Worker):
 
     def request(self, files: RemoteWorkerFiles, message: StorageRequest) -> bool:
         """Queue a request of a worker. Return False if `MAX_WAITING` requests of this worker are in the queue already."""
-        if isinstance(message, RecordTraining):
+        if isinstance(message, RecordSegmentsInTraining):
             files.records.append(message)
             if len(files.records) == 1:  # otherwise the thread has not taken those before
                 self._requests.put(partial(self._answer, files, files.record))

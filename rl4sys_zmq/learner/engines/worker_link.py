@@ -39,7 +39,7 @@ from rl4sys_zmq.wire.thread_messages import (
     FetchCheckpointPart,
     FindCheckpoint,
     GatewayAlive,
-    RecordTraining,
+    RecordSegmentsInTraining,
     StopThread,
     ThreadFailed,
     WorkerAlive,
@@ -51,7 +51,7 @@ MAX_LOGS = 1000
 MESSAGES_PER_TURN = 256
 LINGER_S = 5.0
 _OWN = frozenset(
-    {cls.KIND for cls in (WorkerAlive, WorkerLog, FindCheckpoint, FetchCheckpointPart, CheckpointPart, RecordTraining)}
+    {cls.KIND for cls in (WorkerAlive, WorkerLog, FindCheckpoint, FetchCheckpointPart, CheckpointPart, RecordSegmentsInTraining)}
 )
 
 

@@ -42,7 +42,7 @@ class RelayDirectory:
         return [[rule.address, rule.key or ""] for rule in rules[:MAX_CHOICES]]
 
     def note_request(self, user: str, host: str, message: FollowWeights, now: float) -> None:
-        """Record a request of a relay. A request of an actor is ignored."""
+        """Record that a relay has asked for weights, for `report`. Do nothing if an actor sent the message."""
         if not message.relay:
             return
         key = user, host, message.relay[:MAX_ADDRESS]

@@ -150,7 +150,7 @@ class RankGroup(RankMember, Resource):
             raise self._lost(exc) from exc
 
     def differ(self) -> None:
-        """Record that rank 0's state has changed outside of `leading`. The other ranks get the state with the next work."""
+        """Note that the other ranks now differ from rank 0. The next call of `leading` sends them rank 0's state."""
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:

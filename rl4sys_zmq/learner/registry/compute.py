@@ -84,7 +84,10 @@ class Ranks(Protocol):
         """
 
     def differ(self) -> None:
-        """Record that rank 0's state has changed outside of `leading`. The other ranks get the state with the next work."""
+        """Note that rank 0's state has changed in other code than a ``with`` block of `leading`.
+
+        The other ranks now differ from rank 0. The next call of `leading` sends them rank 0's state before the work.
+        """
 
 
 class OneRank:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.lags import LAG_LIMITS
-from rl4sys_zmq.learner.run.record_series import FileSeriesFormat, FileSeriesRecord, FileSeriesWriter, list_parts
+from rl4sys_zmq.learner.run.record_series import FileSeriesFormat, FileSeriesRecord, RotatingFileWriter, list_parts
 from rl4sys_zmq.names import folder_name
 
 TENSORBOARD = "tensorboard"
@@ -103,8 +103,8 @@ class TensorBoardFileFormat(FileSeriesFormat):
                 yield FileSeriesRecord("\n".join(value.tag for value in event.summary.value), start + rest)
 
 
-def event_series(run_dir: Path, client_id: str, form: TensorBoardFileFormat, max_bytes: int) -> FileSeriesWriter:
-    return FileSeriesWriter(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
+def event_series(run_dir: Path, client_id: str, form: TensorBoardFileFormat, max_bytes: int) -> RotatingFileWriter:
+    return RotatingFileWriter(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
 
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
@@ -136,8 +136,8 @@ class JsonLineFormat(FileSeriesFormat):
                 yield FileSeriesRecord(kind, line, lasting=event != "metrics")
 
 
-def log_series(run_dir: Path, max_bytes: int) -> FileSeriesWriter:
-    return FileSeriesWriter(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
+def log_series(run_dir: Path, max_bytes: int) -> RotatingFileWriter:
+    return RotatingFileWriter(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def last_record_unix_s(run_dir: Path) -> float | None:

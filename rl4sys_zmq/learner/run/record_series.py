@@ -97,8 +97,11 @@ def list_parts(folder: Path, form: FileSeriesFormat) -> tuple[list[SeriesPart], 
     return parts, within
 
 
-class FileSeriesWriter(Resource):
-    """The writer of a series of files. One thread uses it. `dropped` counts the records that were removed to save space."""
+class RotatingFileWriter(Resource):
+    """A writer that appends records to a file, and begins another file when this one is full. Use it in one thread.
+
+    To limit the total size, it merges old files, and leaves out some of their records. `dropped` counts these records.
+    """
 
     def __init__(self, folder: Path, form: FileSeriesFormat, max_bytes: int, *, active: Path | None = None) -> None:
         """Create the writer, without I/O. With `active`, new records go to this file, which moves to `folder` when it is full."""

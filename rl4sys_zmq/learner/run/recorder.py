@@ -22,7 +22,7 @@ from rl4sys_zmq.learner.run.log_files import (
     last_record_unix_s,
     log_series,
 )
-from rl4sys_zmq.learner.run.record_series import FileSeriesWriter
+from rl4sys_zmq.learner.run.record_series import RotatingFileWriter
 from rl4sys_zmq.learner.run.resume import CONFIG, DEAD
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private, write_private
@@ -42,7 +42,7 @@ class RunDirectoryWriter(Resource):
         self._run_dir, self._config = run_dir, config
         self._form = TensorBoardFileFormat()
         self._log = log_series(run_dir, config["log_max_bytes"])
-        self._curves: dict[str, FileSeriesWriter] = {}
+        self._curves: dict[str, RotatingFileWriter] = {}
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
     def open(self, at_unix_s: float) -> None:
@@ -96,7 +96,7 @@ class RunDirectoryWriter(Resource):
             for series in (self._log, *self._curves.values()):
                 stack.callback(series.close)
 
-    def _curve(self, client_id: str) -> FileSeriesWriter:
+    def _curve(self, client_id: str) -> RotatingFileWriter:
         series = self._curves.get(client_id)
         if series is None:
             series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
@@ -114,7 +114,7 @@ class RunDirectoryWriter(Resource):
             figures = {"eval/return": total, "eval/length": length}
             self._write(series, self._form.record(at_unix_s, metrics.step, figures), at_unix_s)
 
-    def _write(self, series: FileSeriesWriter, record: bytes, at_unix_s: float) -> None:
+    def _write(self, series: RotatingFileWriter, record: bytes, at_unix_s: float) -> None:
         before = series.dropped
         if not series.write(record, at_unix_s):
             self.counters.add("records_too_long")

@@ -5,7 +5,7 @@ size of the ranges that follow. ``suspects.json`` has the segments that could ha
 (`rl4sys_zmq.learner.training.suspects`).
 
 `LocalStorage` uses the folder of the client in the run directory. A worker on another machine sends the files to the gateway
-(`rl4sys_zmq.remote.gateway_storage`).
+(`rl4sys_zmq.remote.worker_side_storage`).
 """
 
 from __future__ import annotations

@@ -205,7 +205,10 @@ def decode_message(message: DeliverSegments, rules: SegmentContentRules, first_v
 def content_errors(
     batch: SegmentBatchReader, segments: Sequence[Segment], skip: Container[int], rules: SegmentContentRules
 ) -> dict[int, str]:
-    """Check the numbers in all segments of a message. Return the reason against each unfit segment, by its index."""
+    """Check the contents of a message's segments, except those in `skip`.
+
+    Return a dict from the index of each segment that cannot be trained on to the reason.
+    """
     undecodable = {index: f"observations: {reason}" for index, reason in batch.decode_images().items()}
     # A journal can hold segments that an earlier configuration of the client accepted.
     unfit = {index: error.detail for index, error in batch.layout_errors(rules.schema).items() if index not in skip}

@@ -77,10 +77,10 @@ class ReplayBufferDataStore(_SerlBuffer):
 
 
 class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
-    """A replay buffer of transitions that stores equal images once, with the arguments of the RL libraries SERL and HIL-SERL.
+    """A replay buffer of transitions that stores an image once that is in several stacks of images.
 
-    The store keeps the keys that `ReplayBuffer` names and those that the arguments add. Other keys of a transition are left
-    out, with one warning.
+    The arguments are those of the class of this name in SERL and HIL-SERL. The store keeps the keys that `ReplayBuffer` names
+    and those that the arguments add. Other keys of a transition are left out, with one warning.
 
     Args:
         observation_space: Dict space that sets the shapes and dtypes of observations. Axis 0 of an image observation is the

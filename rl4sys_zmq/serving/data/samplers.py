@@ -67,16 +67,17 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Choose rows for a batch of ``B`` drawn rows (*anchors*).
+        """Choose one row or ``T`` rows of the sample for each of ``B`` drawn rows (*anchors*), from the anchor's trajectory.
 
         Args:
-            anchors: ``[B]``, the rows that were drawn.
+            anchors: ``[B]``, the numbers of the rows that were drawn.
             begins: ``[B]``, the first stored row of each anchor's trajectory.
             ends: ``[B]``, the last row of each anchor's trajectory, plus one.
             rng: Random generator of the buffer.
 
         Returns:
-            Rows with ``begins <= ids < ends``. For other rows, `TrajectoryBuffer.sample` raises `ConfigError`.
+            The row numbers ``ids``, ``[B]`` or ``[B, T]``, and a mask. For a number outside of ``begins <= ids < ends``,
+            `TrajectoryBuffer.sample` raises `ConfigError`.
         """
 
 

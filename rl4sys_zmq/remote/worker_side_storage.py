@@ -28,7 +28,7 @@ from rl4sys_zmq.wire.thread_messages import (
     CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
-    RecordTraining,
+    RecordSegmentsInTraining,
     RemoteWorkerControl,
     TrainingRecorded,
 )
@@ -44,7 +44,7 @@ than that, it takes one crash more to find the cause.
 T = TypeVar("T", bound=RemoteWorkerControl)
 
 
-class RemoteWorkerStorage:
+class WorkerSideStorage:
     """The object through which a remote worker keeps its files on the gateway's machine. It implements `WorkerStorage`.
 
     The learner thread uses it. The worker's network thread calls `deliver` and `give_up`.
@@ -100,7 +100,7 @@ class RemoteWorkerStorage:
 class _GatewayCheckpoints:
     """The checkpoints of one client on the gateway's machine. It implements `CheckpointStorage`."""
 
-    def __init__(self, storage: RemoteWorkerStorage, found: CheckpointFound, folder: Path) -> None:
+    def __init__(self, storage: WorkerSideStorage, found: CheckpointFound, folder: Path) -> None:
         self.damaged = [str(problem) for problem in found.damaged]
         self._storage, self._found, self._folder = storage, found, folder
         self._next_number = found.next_number
@@ -180,7 +180,7 @@ class _GatewaySuspects:
     once would end before the list has left it.
     """
 
-    def __init__(self, storage: RemoteWorkerStorage, found: CheckpointFound) -> None:
+    def __init__(self, storage: WorkerSideStorage, found: CheckpointFound) -> None:
         self._storage, self._found = storage, found
         self._careful_until = time.monotonic() + CAREFUL_S if found.careful else 0.0
         self._ranges = bytearray()
@@ -210,7 +210,7 @@ class _GatewaySuspects:
     def _send(self, suspects: bytes, mark: bytes) -> None:
         self._count += 1
         try:
-            self._storage.post(RecordTraining(self._count, (suspects, mark)))
+            self._storage.post(RecordSegmentsInTraining(self._count, (suspects, mark)))
             while self.each_message and self._storage.wait(TrainingRecorded).count < self._count:
                 continue
         except CheckpointError:

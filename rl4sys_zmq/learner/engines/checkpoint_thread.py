@@ -204,7 +204,7 @@ class RemoteWorkerFiles:
     def record(self) -> TrainingRecorded | None:
         """Store the newest list of segments in training that the worker has sent.
 
-        Return the answer to the worker's `RecordTraining` message with this list; None if no such message has arrived.
+        Return the answer to the worker's `RecordSegmentsInTraining` message; None if no such message has arrived.
         """
         suspects, mark, count = b"", b"", 0
         while self.records:

@@ -149,9 +149,9 @@ class JournalCache:
         Args:
             key: The stream.
             first_seq: The first sequence number of a new stream.
-            received: The sequence number up to which the stream is received.
-            steps: Number of steps of the accepted segments.
-            refused: Number of refused segments.
+            received: The next sequence number that the learner expects.
+            steps: Number of steps of those new segments that were accepted.
+            refused: Number of new segments that were refused.
         """
         known = self._stream(key) or StreamRow(*key, key[2], first_seq, 0, 0, 0, submits=True, spooled=False)
         marks = max(known.received, received), _sum(known.accepted_steps, steps), _sum(known.refused, refused)

@@ -83,7 +83,7 @@ class RayActorEngine(ActorEngine):
 
         Args:
             arguments: Function that gets the arguments of `start`, and returns the command line of an actor after ``python``.
-            address: The address of the cluster. None: the address that Ray finds.
+            address: The address of the cluster. None: that in ``RAY_ADDRESS``, else a local Ray.
             on_output: Function that gets the index of an actor and a line of its output.
             say: Function that gets messages for a person.
         """

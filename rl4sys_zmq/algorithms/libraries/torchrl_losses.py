@@ -168,7 +168,8 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
 def _soft(loss: type[LossModule], parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1) -> LossNetworks:
     """Create an object of the class `loss`, and its two networks: a policy for bounded actions, and an action-value network.
 
-    The action-value network has `outputs` outputs, which all estimate the value of one action. Return the loss and the policy.
+    Each of the `outputs` outputs of the second network estimates the value of the same action. Return the loss and the policy's
+    network.
     """
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes, outputs)

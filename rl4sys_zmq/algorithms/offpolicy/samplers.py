@@ -77,7 +77,7 @@ class TransitionSampler:
         self._fraction, self.digest = fraction, digest
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the row numbers of a batch, int64 ``[size]``: first the demonstrations, then the replay's rows, at least one."""
+        """Return the row numbers of a batch, int64 ``[size]``: those of demonstrations, and then one or more of the replay."""
         if self._demonstrations is None:
             return self.memory.draw(size, draws)
         count = min(round(size * self._fraction), size - 1)

@@ -75,7 +75,7 @@ class RL4SysAction:
     # No constructor: the call would cost as much time as setting all attributes. `new_action` and `new_actions` create actions.
     obs: Tree
     log_prob: float
-    mask: NDArray[np.bool_] | None
+    mask: Mask
     done: bool
     # All below is internal.
     raw: Any  # action to train on (before clipping or squashing), None if no policy chose the action

@@ -8,6 +8,7 @@ data at fault itself (`UndoableAlgorithm.discard`).
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import RankError, TrainingDiverged
 from rl4sys_zmq.learner.registry import Algorithm, UndoableAlgorithm
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
@@ -43,37 +45,62 @@ class UpdateOutcome:
     unchanged: bool = False  # no weight has changed although the learning rate is not 0
 
 
+@dataclass(slots=True, eq=False)
+class _ObservedMessage:
+    first: int  # the number of the first of them in the order of observation
+    key: Key
+    first_seq: int  # of the message
+    message: DecodedSegmentMessage | None  # None if it was discarded to save memory
+    indices: list[int] = field(default_factory=list)  # of each segment in the message; `POPPED` after `pop`
+
+
+POPPED = -1
+
+
 class RecentSegments:
     """The latest segments that an off-policy algorithm has observed, by their number in the order of observation, from 0."""
 
     def __init__(self, max_segments: int, max_bytes: int) -> None:
-        self.nbytes = 0  # of the messages that are kept
-        self._max_bytes = max_bytes
-        self._observed = 0
-        self._segments: deque[SegmentInTraining | None] = deque(maxlen=max_segments)
-        self._kept: deque[tuple[DecodedSegmentMessage, list[SegmentInTraining]]] = deque()
+        self.nbytes = 0
+        self._max_segments, self._max_bytes = max_segments, max_bytes
+        self._next = 0
+        self._messages: deque[_ObservedMessage] = deque()
+        self._kept: deque[_ObservedMessage] = deque()  # those of `_messages` that still have their message
 
     def add(self, message: DecodedSegmentMessage, index: int) -> None:
-        if not self._kept or self._kept[-1][0] is not message:
-            self._kept.append((message, []))
-            self.nbytes += message.nbytes
-            while self.nbytes > self._max_bytes and len(self._kept) > 1:
-                oldest, segments = self._kept.popleft()
-                self.nbytes -= oldest.nbytes
-                for one in segments:
-                    one.message = None
-        one = SegmentInTraining(message, index, message.key, message.batch.first_seq + index, False)
-        self._kept[-1][1].append(one)
-        self._segments.append(one)
-        self._observed += 1
+        if not self._messages or self._messages[-1].message is not message:
+            self._add_message(message)
+        self._messages[-1].indices.append(index)
+        self._next += 1
 
     def pop(self, number: int) -> SegmentInTraining | None:
         """Return the segment with this number, and forget it. Return None if it is not kept, or was observed before a restart."""
-        at = number - self._observed + len(self._segments)
-        if not 0 <= at < len(self._segments):
+        at = bisect.bisect_right(self._messages, number, key=lambda one: one.first) - 1
+        if at < 0 or number >= self._next:
             return None
-        one, self._segments[at] = self._segments[at], None
-        return one
+        observed = self._messages[at]
+        index, observed.indices[number - observed.first] = observed.indices[number - observed.first], POPPED
+        if index == POPPED:
+            return None
+        return SegmentInTraining(observed.message, index, observed.key, observed.first_seq + index, False)
+
+    def _add_message(self, message: DecodedSegmentMessage) -> None:
+        observed = _ObservedMessage(self._next, message.key, message.batch.first_seq, message)
+        self._messages.append(observed)
+        self._kept.append(observed)
+        self.nbytes += message.nbytes
+        while self.nbytes > self._max_bytes and len(self._kept) > 1:
+            self._drop_oldest_message()
+        while self._next - self._messages[0].first > self._max_segments:
+            if self._messages[0] is self._kept[0]:
+                self._drop_oldest_message()
+            self._messages.popleft()
+
+    def _drop_oldest_message(self) -> None:
+        oldest = self._kept.popleft()
+        assert oldest.message is not None
+        self.nbytes -= oldest.message.nbytes
+        oldest.message = None
 
 
 class UpdateRunner:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bench.diffs import POLICY, measure_diffs, snapshot
 from bench.ppo_versions import Floats, own_pairs, train
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.weights import EncodingOptions, WireDtype, choose_steps, encode_update, round_to
 
 NOISES = (0.5, 1.0, 2.0, 2.3, 4.0)
@@ -66,7 +66,7 @@ def grid(iterations: int, seed: int) -> list[dict[str, Any]]:
     print(f"{sum(sizes)} parameters, {len(versions)} versions; an update moves the policy by a mean KL of {moved:.2e}")
     rows = []
     for dtype, noise in [(WireDtype.BF16, 0.0), *((WireDtype.GRID, noise) for noise in NOISES)]:
-        writing = EncodingOptions(dtype, sizes=sizes)
+        writing = EncodingOptions(dtype, tensors=tuple(TensorSpec(str(n), (size,)) for n, size in enumerate(sizes)))
         steps: tuple[int, ...] = ()
         last: Floats | None = None
         states: list[PolicySnapshot] = []

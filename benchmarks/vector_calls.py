@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 
 from rl4sys_zmq.serving import GymEnvServer, RemoteVectorEnv
-from rl4sys_zmq.serving.remote_env import EnvLease
+from rl4sys_zmq.serving.remote_env import LeasedEnvClient
 
 COUNT, PAIRS, SECONDS = 4, 5, 0.6
 
@@ -60,7 +60,7 @@ def one_call(envs: RemoteVectorEnv) -> float:
     return rounds / (time.perf_counter() - began)
 
 
-def a_call_each(tenants: list[EnvLease]) -> float:
+def a_call_each(tenants: list[LeasedEnvClient]) -> float:
     anew, rounds, began = [True] * COUNT, 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         futures = [t.submit("step", {"actions": [np.int64(0)], "anew": [again]}) for t, again in zip(tenants, anew, strict=True)]
@@ -79,7 +79,7 @@ def main() -> None:
         address = ours.recv()
         envs = RemoteVectorEnv(address, COUNT)
         envs.reset(seed=0)
-        tenants = [EnvLease(address, count=1, index=None, timeout_s=10.0) for _ in range(COUNT)]
+        tenants = [LeasedEnvClient(address, count=1, index=None, timeout_s=10.0) for _ in range(COUNT)]
         for tenant in tenants:
             tenant.reset({"only": [True], "seeds": ["0"], "options": None})
         pairs = [(one_call(envs), a_call_each(tenants)) for _ in range(PAIRS)]

@@ -63,12 +63,12 @@ def module_path() -> list[str]:
 class ChildProcess(subprocess.Popen[bytes]):
     """A child process in a process group of its own. If its exit status was lost, the process counts as failed.
 
-    The status is lost if the program ignores SIGCHLD, or if another part of the program has collected it. `subprocess.Popen`
-    then reports the status 0.
+    The status is lost if the program ignores SIGCHLD, or if another part of the program has read the status first. Then
+    `subprocess.Popen` would report the status 0.
     """
 
     def look(self, options: int = os.WNOHANG) -> int | None:
-        """Return the exit status without collecting the process, or None while the process runs.
+        """Return the exit status, or None while the process runs. A later call of `poll` or `wait` can still read the status.
 
         `options` are those of `os.waitid`. With 0, the method waits for the end of the process.
         """
@@ -83,7 +83,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def poll(self) -> int | None:
-        """Return the exit status as `look` does, and collect the process if it has ended."""
+        """Return the exit status, or None while the process runs. Free its process id if it has ended."""
         code = self.look()
         if code is not None and self.returncode is None:
             super().poll()
@@ -91,12 +91,9 @@ class ChildProcess(subprocess.Popen[bytes]):
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process, collect it, and return its exit status."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while self.look() is None:
-            if time.monotonic() >= deadline:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            time.sleep(_LOOK_S)
+        """Wait for the end of the process, free its process id, and return its exit status."""
+        if not self.ends_within(math.inf if timeout is None else timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.poll() or 0
 
     def end(self, patience_s: float) -> int:
@@ -104,9 +101,7 @@ class ChildProcess(subprocess.Popen[bytes]):
 
         Then kill the rest of its process group.
         """
-        deadline = time.monotonic() + patience_s
-        while self.look() is None and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        self.ends_within(patience_s)
         self.kill_group()
         try:
             return self.wait(_KILLED_S)
@@ -114,8 +109,17 @@ class ChildProcess(subprocess.Popen[bytes]):
             log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, _KILLED_S)
             return -signal.SIGKILL
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the process. Return False if it still runs after so many `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.look() is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
     def kill_group(self) -> None:
-        """Kill the process and its process group. Do nothing if the process was already collected."""
+        """Kill the process and its process group. Do nothing if `poll` or `wait` has already returned the exit status."""
         if self.returncode is None:  # until then, no other group has its number
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -128,7 +132,7 @@ def start_with_socket(
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ChildProcess:
-    """Start a Python process that inherits the socket `end`. Its session is its own; its standard input is empty."""
+    """Start a Python process that inherits the socket `end`. It leads a session of its own, and its input is empty."""
     # In a program without standard streams, the socket could have one of their numbers, which the child replaces.
     number = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     try:
@@ -160,13 +164,13 @@ def start_with_socketpair(
 
 
 def reset_signals() -> None:
-    """Undo inherited signal settings: an ignored SIGCHLD, and blocked signals. Only the owner of the process may call this."""
+    """Undo inherited signal settings: an ignored SIGCHLD, and blocked signals. Call this in a process of this library only."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def begin_child(*ignored: signal.Signals) -> None:
-    """Prepare the current process, a child that `start_with_socket` has started. Its standard streams can be lost.
+    """Prepare the current process, which `start_with_socket` has started. Call this at the beginning of its program.
 
     On Linux, the kernel then kills the child when the parent's thread that started it ends. A closed socketpair alone does not
     always show the end of the parent: another forked process can hold a copy of the parent's descriptor.

@@ -71,14 +71,14 @@ class CallDeduplicator(Generic[Request, Reply]):
         return len(self._windows)
 
     def heard(self, now: float) -> int:
-        """Return the number of sessions that sent a call within the last `SESSION_S` seconds. Any thread can call this."""
+        """Return the number of sessions that sent a call within the last ten minutes. Any thread can call this."""
         return sum(not is_silent(now, window.last_message_s, SESSION_S) for window in list(self._windows.values()))
 
     def open(self, session: int, number: int, now: float) -> int:
         """Open the session of a caller, unless it is open already. Return the number of the call that opened it.
 
-        Before it opens a new session, this method discards the sessions that have been silent for more than `SESSION_S`
-        seconds. If there are still `MAX_SESSIONS`, it discards the one that has been silent for longest.
+        Before it opens a new session, this method discards the sessions that have been silent for more than ten minutes. If
+        there are still 4096 sessions, it discards the one that has been silent for longest.
         """
         known = self._windows.get(session)
         if known is not None:
@@ -93,9 +93,9 @@ class CallDeduplicator(Generic[Request, Reply]):
         return number
 
     def find(self, session: int, acked: int, now: float) -> SessionCalls[Request, Reply] | None:
-        """Return the calls and replies of the session to which a new call belongs; None if the session is not open.
+        """Note a new call of a session, and return the session's calls and replies; None if the session is not open.
 
-        Also discard the replies to calls with numbers below `acked`: the caller has received them.
+        `acked` is from the new call: the caller has the replies to all calls with lower numbers. These replies are discarded.
         """
         window = self._windows.get(session)
         if window is not None:

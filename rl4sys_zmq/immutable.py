@@ -22,7 +22,7 @@ def immutable(cls: type[T]) -> type[T]:
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 def immutable_object(cls: type[T]) -> type[T]:
-    """Make a class immutable as `immutable` does. But an instance is equal only to itself."""
+    """Make a class immutable, as `immutable` does, but with instances that are equal only to themselves."""
     return _made(cls, _SHARED)
 
 

@@ -237,9 +237,9 @@ class Journal(Protocol):
         """
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request the page of a client's entries after the row `after_row`. `committed` returns the page with `token`.
+        """Request stored entries of a client, from the first row after `after_row` on. `committed` returns the `JournalPage`.
 
-        The page has at least one entry, and at most `max_bytes` otherwise.
+        The page has the same `token`. Its entries have at most `max_bytes` bytes, but a longer first entry is alone in it.
         """
 
     def state(self) -> JournalHealth:

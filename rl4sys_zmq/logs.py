@@ -122,7 +122,7 @@ class _Output(io.RawIOBase):
 def replace_streams(*, stdout_required: bool = False) -> None:
     """Replace `sys.stdout` and `sys.stderr` by streams whose loss does not end the program.
 
-    The program that owns the process calls this first.
+    The program that owns the process calls this first. With `stdout_required`, a write to a lost `sys.stdout` raises an error.
     """
     for _ in filter(lambda stream: stream is None, (sys.stdin, sys.stdout, sys.stderr)):
         fd = os.open(os.devnull, os.O_RDWR)  # no socket and no file gets the number of a closed stream
@@ -142,5 +142,5 @@ def _stream(old: TextIO | None, fd: int) -> TextIO:
 
 
 def outlive_output() -> None:
-    """Continue without standard output if it is lost, for commands whose purpose is not their output."""
+    """Let the program continue if its standard output is lost. For commands whose purpose is not their output."""
     _Output.stdout_required = False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -30,7 +29,7 @@ STATM = "/proc/self/statm"
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep up to `KEPT_BYTES` of freed memory for reuse in the whole process, which makes large messages cheaper.
+    """Make malloc keep up to 256 MiB of freed memory for reuse, which makes large messages cheaper. Return False if it cannot.
 
     By default, glibc returns the memory of a large message to the kernel as soon as it is freed. The next message then gets new
     pages, and each page of 4 KiB costs a page fault and must be cleared. The command line calls this function in a learner's
@@ -52,7 +51,7 @@ def give_back_memory() -> None:
 def resident_bytes(statm: BinaryIO | None = None) -> int:
     """Return the resident memory of this process in bytes; 0 on a system without ``/proc``.
 
-    A caller that passes the already open file `STATM` as `statm` needs no free descriptor.
+    `statm` can be the open file ``/proc/self/statm``. The call then needs no free descriptor.
     """
     with suppress(FileNotFoundError):
         text = Path(STATM).read_bytes() if statm is None else os.pread(statm.fileno(), 256, 0)
@@ -76,7 +75,7 @@ MEMORY_SHARE = 0.8
 def memory_limit(given: int | None) -> int | None:
     """Return the memory limit of a process that the command line starts, in bytes; None means no limit.
 
-    `given` is the value of the command-line option.
+    `given` is the value of the command-line option: 0 for no limit, None for 80 % of the available memory.
     """
     return (round(MEMORY_SHARE * available_bytes()) if given is None else given) or None
 
@@ -92,31 +91,30 @@ END_S = 6.0
 
 
 class MemoryLimitThread(Worker):
-    """A thread that checks the resident memory of the process every `LOOK_S` seconds and reacts if it exceeds a limit.
+    """A thread that checks the resident memory of the process five times a second and reacts if it exceeds a limit.
 
     While the memory is over the limit, each check closes the connections that have completed no message for a while: libzmq
-    keeps the received part of an incomplete message until the connection ends. After `CUT_ALL_S` seconds over the limit, all
-    connections are closed once. Actors reconnect and lose nothing. After `END_S` seconds over the limit, the thread ends with
-    `MemoryExceeded`, and the learner or relay ends too.
+    keeps the received part of an incomplete message until the connection ends. After 2 s over the limit, all connections are
+    closed once. Actors reconnect and lose nothing. After 6 s over the limit, the thread ends with `MemoryExceeded`, and the
+    learner or relay ends too.
     """
 
     def __init__(self, limit_bytes: int, cut: Callable[[bool], int], on_end: Callable[[], None]) -> None:
-        """Create the thread object. `start` starts the thread."""
+        """Create the thread. `cut` closes connections (True: all) and returns how many; `on_end` runs after an error."""
         super().__init__("rl4sys-memory")
         self._limit_bytes, self._cut, self._on_end = limit_bytes, cut, on_end
         self._over_since: float | None = None
         self._cut_all = False
-        self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Check the memory every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
+        """Check the memory five times a second, until `stop` is called. This is the body of the thread."""
         with ExitStack() as stack:
             statm = stack.enter_context(open(STATM, "rb")) if os.path.exists(STATM) else None
-            while not self._stopping.wait(LOOK_S):
+            while not self._stop_asked.wait(LOOK_S):
                 self.look(resident_bytes(statm), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Compare the used memory with the limit. Over the limit, close connections, or end the process."""
+        """Compare the used memory with the limit. Over the limit, close connections, or raise `MemoryExceeded` in the end."""
         if used_bytes <= self._limit_bytes:
             self._over_since, self._cut_all = None, False
             return
@@ -136,10 +134,6 @@ class MemoryLimitThread(Worker):
                 )
         give_back_memory()
 
-    def stop(self) -> None:
-        """Ask the thread to end, without waiting for its end."""
-        self._stopping.set()
-
     def raise_if_dead(self) -> None:
         """Raise the exception that ended the thread. Do nothing if it runs, or has ended without one."""
         if isinstance(self.error, MemoryExceeded):
@@ -147,5 +141,5 @@ class MemoryLimitThread(Worker):
         super().raise_if_dead()
 
     def on_death(self, error: BaseException) -> None:
-        """Stop the learner or relay, because this thread ended with an exception."""
+        """Stop the learner or relay, because an exception has ended this thread."""
         self._on_end()

@@ -17,7 +17,7 @@ _FROM_LIBRARIES = {"TRPO": "sb3:TRPO"}
 
 
 def is_name(value: object) -> bool:
-    """Return True if a value is a string that follows `NAME_RULE`."""
+    """Return True if a value is a valid name: 1 to 200 printable characters without ``/``, ``:`` and the like."""
     return (
         isinstance(value, str)
         and 1 <= len(value) <= MAX_NAME
@@ -28,7 +28,7 @@ def is_name(value: object) -> bool:
 
 
 def check_name(value: object, key: str) -> str:
-    """Return a name unchanged if it is valid."""
+    """Return a name unchanged if it is valid. Otherwise raise ConfigError for the configuration key `key`."""
     if not is_name(value):
         raise ConfigError(f"{key} {value!r:.60} is not a valid name; expected {NAME_RULE}", key=key)
     return str(value)

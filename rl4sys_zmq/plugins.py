@@ -71,7 +71,10 @@ def load_factory(factory: F | str, owner: str, key: str, extra: str = "") -> F:
 
 
 def import_plugins(modules: Iterable[str], file: str | os.PathLike[str] | None = None) -> None:
-    """Import modules that register algorithms or policies when they are imported."""
+    """Import modules that register algorithms or policies when they are imported.
+
+    `file` is the configuration file that names them, for the error message. Raise ConfigError if an import fails.
+    """
     for module in modules:
         try:
             importlib.import_module(module)

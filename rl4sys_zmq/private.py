@@ -18,8 +18,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700. Existing folders keep their mode.
 
-    The entry of each new folder is flushed to disk, so that a loss of power cannot remove the folder with all that is flushed in
-    it. It is not flushed in a parent whose files this user must not list.
+    The entry of each new folder is flushed to disk, so that a loss of power cannot remove the folder with all that is flushed
+    in it. In a parent whose files this user must not list, the entry is not flushed.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
@@ -63,7 +63,7 @@ def exchange_paths(one: Path, other: Path) -> None:
             code = ctypes.get_errno()
             if code not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
                 raise OSError(code, os.strerror(code), str(other))
-    third = other.with_name(f".{other.name}.old")
+    third = other.with_name(f".{other.name}.old-{os.getpid()}")
     os.rename(other, third)
     try:
         os.rename(one, other)
@@ -111,7 +111,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes], links: Iterable[Path] = ()) -> None:
-    """Create a folder with the given files, and flush the files to disk.
+    """Create a folder with the files `contents` and hard links to the files `links`, and flush all to disk.
 
     The entry of the folder in its parent is not flushed, so a loss of power can still remove the folder.
     """

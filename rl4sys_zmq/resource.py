@@ -34,7 +34,7 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def with_descriptor(call: Callable[[], T]) -> T:
-    """Return the result of a call that needs a file descriptor. While none is free, repeat it for `DESCRIPTOR_WAIT_S` seconds."""
+    """Return the result of a call that needs a file descriptor. While none is free, repeat the call, for at most 0.3 s."""
     deadline = time.monotonic() + DESCRIPTOR_WAIT_S
     while True:
         try:
@@ -91,7 +91,7 @@ class Worker(ABC):
         """React to an exception that ended `run`, in the same thread. By default this does nothing."""
 
     def start(self) -> None:
-        """Start the thread, with a stack of at least `STACK_BYTES`. A worker can be started only once."""
+        """Start the thread, with a stack of at least 1 MiB. A worker can be started only once."""
         size = threading.stack_size()  # of the whole process; 0: the default of the system
         if not 0 < size < STACK_BYTES:
             self._thread.start()

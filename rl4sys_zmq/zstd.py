@@ -38,7 +38,7 @@ _tools = _ThreadCompressors()
 
 
 def compress(data: Buffer, *, repeats: bool = True) -> bytes:
-    """Compress data to one zstd frame, at level 1. With `repeats` False, it hardly searches for repeated parts."""
+    """Compress data to one zstd frame, at level 1. With `repeats` False, zstd hardly searches for repeated parts."""
     return (_tools.searching if repeats else _tools.counting).compress(data)
 
 

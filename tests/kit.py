@@ -18,7 +18,7 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.replay import StatePiece
-from rl4sys_zmq.security import UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security.keys import UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space, space_to_json
 from rl4sys_zmq.wire.thread_messages import AssignClient

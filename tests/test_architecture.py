@@ -106,7 +106,7 @@ SANS_IO = {
 LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|REDIAL|PING|LEASE)(_\w+)?_M?S")
 """The names of constants for heartbeats, silences, resends and reconnections. Their numbers are in liveness.py."""
 IO = {
-    *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
+    *(f"rl4sys_zmq.transports.{name}" for name in ("OpenSocket", "Poller", "Socket", "Wakeup")),
     *(
         f"rl4sys_zmq.learner.{name}"
         for name in ("run.checkpoints", "gateway.gateway", "training.train_loop", "training.learner_thread")
@@ -440,7 +440,7 @@ def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
 LEARNERS_FILES = {"CheckpointStore", "LocalStorage", "SuspectFiles"}
 
 
-@pytest.mark.parametrize("name", ["remote/worker", "remote/gateway_storage", "learner/engines/remote_start"])
+@pytest.mark.parametrize("name", ["remote/worker", "remote/worker_side_storage", "learner/engines/remote_start"])
 def test_a_worker_on_another_machine_opens_no_file_of_the_learner(name: str) -> None:
     found = imports_of(ast.parse((ROOT / f"{name}.py").read_text()), "")
     assert not {i.name.rpartition(".")[2] for i in found} & LEARNERS_FILES

@@ -11,7 +11,7 @@ from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind
 from rl4sys_zmq.capacity.measure_paths import measure_fanout, measure_ingress, policy_bytes
 from rl4sys_zmq.capacity.resources import ResourceLoad, fanout, ingress, journal
-from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
+from rl4sys_zmq.capacity.workload import Traffic, Workload
 from rl4sys_zmq.values import BoxSpace
 
 __all__ = ["SETUPS", "MeasuredSetup", "Setup", "measure_setup", "predicted_rate"]
@@ -74,7 +74,7 @@ def predicted_rate(setup: Setup, constants: Constants) -> float:
     """Return the predicted rate at the limit of a set-up: steps per second, or versions per second of weights."""
     rate = 1.0
     load = _workload(setup, rate)
-    flow = traffic(load, constants.diff_ratio)
+    flow = Traffic(load, constants.diff_ratio)
     return rate / _limit(setup, load, flow, constants).share
 
 
@@ -127,7 +127,7 @@ def _workload(setup: Setup, rate: float) -> Workload:
 
 
 def _limit(setup: Setup, load: Workload, flow: Traffic, constants: Constants) -> ResourceLoad:
-    flow = replace(flow, heartbeats_s=0.0)
+    flow.heartbeats_s = 0.0
     match setup.limit:
         case "fanout":
             return fanout(load, flow, constants)

@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 
 from bench.ppo_versions import Floats
-from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.weights import (
     HEADER_BYTES,
     EncodingOptions,
@@ -72,11 +72,11 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
         writing = EncodingOptions(dtype)
         encode = functools.partial(encode_update, POLICY, v1, v2, writing, before=v0)
         encode_us, (header, payload) = timed(encode, repeat)
-        apply = functools.partial(apply_update, header, payload, v1, [v1.flat.size], before=v0)
+        head = WeightsHeader.unpack(header)
+        apply = functools.partial(apply_update, head, payload, v1, [TensorSpec("w", (v1.flat.size,))], before=v0)
         apply_us, got = timed(apply, repeat)
         if got.flat.tobytes() != v2.flat.tobytes():
             raise SystemExit(f"{name}: {dtype.name} is not exact")
-        head = WeightsHeader.unpack(header)
         row = {
             "pair": name,
             "parameters": v1.flat.size,

@@ -10,7 +10,7 @@ import numpy as np
 import zmq
 
 from rl4sys_zmq.capacity.harness import P1, SEED, TrajectoryKind, body_bytes, senders
-from rl4sys_zmq.capacity.measure_paths import IngressMeasurement, measure, wait_for
+from rl4sys_zmq.capacity.measure_paths import ReceivingSpeed, measure, wait_for
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 __all__ = ["PAYLOADS", "bytes_per_item", "raw"]
@@ -42,7 +42,7 @@ def bytes_per_item(kind: TrajectoryKind, batch: int) -> float:
     return sum(body_bytes(kind, batch)) / batch
 
 
-def raw(kind: TrajectoryKind, *, batch: int, processes: int, seconds: float) -> IngressMeasurement:
+def raw(kind: TrajectoryKind, *, batch: int, processes: int, seconds: float) -> ReceivingSpeed:
     """Measure the reference for a learner that keeps its data in memory: a plain ROUTER loop that receives the same messages.
 
     The messages have the same number of bytes and frames.
@@ -66,7 +66,7 @@ def raw(kind: TrajectoryKind, *, batch: int, processes: int, seconds: float) -> 
     try:
         with senders([(send_raw, (f"tcp://127.0.0.1:{port}", sizes))] * processes, seconds):
             wait_for(lambda: messages[0])
-            return IngressMeasurement(*measure(lambda: messages[0] * batch * kind.steps, seconds)[:2])
+            return ReceivingSpeed(*measure(lambda: messages[0] * batch * kind.steps, seconds)[:2])
     finally:
         ending.set()
         thread.join()

@@ -5,71 +5,90 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import hypot, isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
+from rl4sys_zmq.actor.action import PolicyStamp, RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import AgentComponents, ThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnActionSelector
-from rl4sys_zmq.actor.inputs import ActionOverrider, InputValidator, inputs_for
-from rl4sys_zmq.actor.segments import PolicyStamp
+from rl4sys_zmq.actor.inputs import ActionOverrider, BatchInputs, InputValidator
 from rl4sys_zmq.actor.trajectory import MAX_REQUESTED, RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.policies.action_bounds import action_bounds
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
-from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32
+from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32, without_float_errors
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
 
-Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
+Baseline = Callable[[Any, Mask], Any]
 """The host's fallback function: from an observation (an array or a tree of arrays) and a mask to an action."""
 
 
-class FallbackActions:
-    """The source of the actions that no policy chooses: for invalid input, for a stale or failing policy, and before the first.
+class LocalActionSelector:
+    """A selector of actions by policies in this process. One object serves all versions of a policy."""
 
-    The *idle action* is the last resort: the first allowed discrete action, or the middle of a Box. No fallback action is
-    stored. With `leading`, an action has a leading axis of 1.
+    def __init__(self, spec: PolicySpec, explore: bool) -> None:
+        self._explore = explore
+        self._leaves = leaves_of(spec.action_space, "actions")
+        self._recorder = ExtraColumnActionSelector(spec, explore) if spec.columns else None
+
+    def choose(self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: Mask) -> RL4SysAction:
+        """Return the action of `policy`. `state` is the state before this step, for a policy with extra columns."""
+        thread.use(policy)
+        if self._recorder is None:
+            return new_action(RL4SysAction, observation, *thread.act(observation, mask), thread.stamp, mask)
+        return self._recorder.choose(thread, state, observation, mask)
+
+    def choose_batch(
+        self, policy: Policy, thread: ThreadState, trajs: Sequence[Any], batch: BatchInputs
+    ) -> tuple[list[RL4SysAction], NDArray[np.float32]]:
+        """Return the actions of `policy` for ``N`` trajectories, and their log-probabilities ``[N]``."""
+        thread.use(policy)
+        if self._recorder is not None:
+            return self._recorder.choose_batch(policy, thread, [traj.state for traj in trajs], batch)
+        raw, act, log_probs = policy.act_batch(batch.observations, batch.masks, thread.sampler, self._explore)
+        raws, acts = self._leaves.rows(raw), self._leaves.rows(act)
+        return new_actions(batch.each, raws, acts, log_probs, thread.stamp, batch.rows), log_probs
+
+
+class FallbackActionSelector:
+    """A selector of actions where no policy chooses: for invalid input, for a stale or failing policy, and before the first.
+
+    The *idle action* is the last resort: the first allowed discrete action, or the middle of a Box. The learner gets no
+    fallback action.
     """
 
-    def __init__(
-        self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ExtraColumnActionSelector | None
-    ) -> None:
-        config = parts.config
-        self._parts = parts
-        self._spec = spec
-        self._baseline = baseline
-        self._on_stale = config.on_stale
-        self.max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
-        self._recorder = recorder
+    def __init__(self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, local: LocalActionSelector) -> None:
+        self._parts, self._spec, self._baseline, self._local = parts, spec, baseline, local
+        self._on_stale = parts.config.on_stale
+        self.max_age_s = parts.config.policy_max_age_s if self._on_stale != "keep" else None
 
     def is_stale(self) -> bool:
         return self.max_age_s is not None and self._parts.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory) -> RL4SysAction:
-        """Return this thread's previous action, or the idle action if there is none."""
+        """Return the calling thread's previous action, or the idle action if there is none."""
         last = copy_tree(self._parts.threads.state.last_act)
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
-    def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
-        """Return the baseline's action, because the policy is stale."""
+    def for_stale(self, observation: Tree, mask: Mask) -> RL4SysAction:
+        """Return the baseline's action, because the policy is stale. With ``on_stale: raise``, raise PolicyStale instead."""
         if self._on_stale == "raise":
             raise PolicyStale(self._parts.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask)
 
-    def roll_back_and_act(
-        self, bad: Policy, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None
-    ) -> RL4SysAction:
-        """Roll back the policy `bad`, whose action is not finite. Return an earlier version's action, or the idle action."""
+    def roll_back_and_act(self, bad: Policy, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
+        """Roll back `bad`, whose action is not finite. Return the action of the version before, or the idle action."""
         parts = self._parts
         parts.counters.add("policies_not_finite")
         previous = parts.io.weight_subscriber.roll_back(bad)
@@ -77,35 +96,35 @@ class FallbackActions:
         if previous is not None and previous is not bad:
             parts.counters.add("rollbacks")
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
-            action = choose_locally(previous, parts.threads.state, self._recorder, None, observation, mask)
+            action = self._local.choose(previous, parts.threads.state, None, observation, mask)
             if math.isfinite(action.log_prob):
                 return action
         return self._idle_action(observation, mask)
 
-    def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
-        """Return an action before the first policy arrives: the baseline's, or a random one."""
+    def before_policy(self, observation: Tree, mask: Mask) -> RL4SysAction:
+        """Return the baseline's action, or a random one, because no policy has arrived so far."""
         if self._baseline is not None:
             return self.baseline(observation, mask)
         self._parts.counters.add("random_actions")
         act = _random(self._spec, mask, self._parts.threads.state.sampler)
         return self._unstored_action(observation, act)
 
-    def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def baseline(self, observation: Tree, mask: Mask) -> RL4SysAction:
         """Return the baseline's action, or the idle action if there is no baseline."""
         self._parts.counters.add("baseline_actions")
         return self._idle_action(observation, mask)
 
-    def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _idle_action(self, observation: Tree, mask: Mask) -> RL4SysAction:
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
         return self._unstored_action(observation, act)
 
     def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
         policy = self._parts.policy
         stamp = PolicyStamp(policy.generation, policy.version, self._parts.owner)
-        return new_action(observation, None, act, 0.0, stamp, None)
+        return new_action(RL4SysAction, observation, None, act, 0.0, stamp, None)
 
 
-def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
+def idle_action(spec: PolicySpec, mask: Mask = None) -> Any:
     """Return the first allowed discrete action, or the middle of a Box (the value nearest 0 in an unbounded dimension)."""
     return assemble_action(spec.action_space, mask, lambda allowed: allowed[0], _middle)
 
@@ -128,8 +147,8 @@ def _middle(space: BoxSpace) -> NDArray[np.float64]:
     return _limited(space, np.where(np.isfinite(low) & np.isfinite(high), middle, np.clip(0.0, low, high)))
 
 
-def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
-    """Return a uniformly random action. A dimension with an infinite bound gets a clipped standard normal number."""
+def _random(spec: PolicySpec, mask: Mask, sampler: RandomSource) -> Any:
+    """Return a uniformly random action that `mask` allows. A dimension with an infinite bound gets a clipped normal number."""
 
     def pick(allowed: Sequence[int]) -> int:
         return allowed[int(sampler.uniform() * len(allowed))]
@@ -148,34 +167,6 @@ def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSou
     return assemble_action(spec.action_space, mask, pick, spread)
 
 
-def choose_locally(
-    policy: Policy,
-    thread: ThreadState,
-    recorder: ExtraColumnActionSelector | None,
-    state: Any,
-    observation: Tree,
-    mask: NDArray[np.bool_] | None,
-) -> RL4SysAction:
-    """Return the action of a policy in this process; `recorder` and `state` are those of a policy with extra columns."""
-    thread.use(policy)
-    if recorder is None:
-        return new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
-    return recorder.choose(thread, state, observation, mask)
-
-
-Choices = tuple[Any, Any, NDArray[np.float32], PolicyStamp]
-"""For ``N`` observations: raw actions, actions for the environment, log-probabilities ``[N]``, and who chose them."""
-
-
-class BatchInputs(NamedTuple):
-    """The checked observations ``[N, *obs]`` and masks ``[N, n]`` of a batched request, as arrays and as lists of rows."""
-
-    observations: Tree
-    masks: NDArray[np.bool_] | None
-    each: Sequence[Tree]
-    rows: Sequence[NDArray[np.bool_] | None]
-
-
 class ActionSelector:
     """The object that chooses an agent's actions, for one environment or for a batch of environments.
 
@@ -192,21 +183,21 @@ class ActionSelector:
         before: ActionSelector | None = None,
     ) -> None:
         self._parts = parts
-        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space, parts.mask_refusal)
-        self._observations, self._actions = leaves_of(spec.observation_space), leaves_of(spec.action_space, "actions")
+        self._inputs = InputValidator(spec.observation_space, spec.action_space, parts.mask_refusal)
+        self._leaves = leaves_of(spec.observation_space)
         if before is None:
             self.episodes = TrajectoryManager(parts, spec, self._inputs, rollout)
         else:
             self.episodes = before.episodes
             self.episodes.use(spec, self._inputs, rollout)
         parts.owner.overrider = ActionOverrider(spec)
-        self._recorder = ExtraColumnActionSelector(spec, parts.config.explore) if spec.columns else None
-        self._fallback = FallbackActions(parts, spec, baseline, self._recorder)
+        self._local = LocalActionSelector(spec, parts.config.explore)
+        self._fallback = FallbackActionSelector(parts, spec, baseline, self._local)
         self._weight_subscriber, self._pending, self._threads = parts.io.weight_subscriber, parts.pending, parts.threads
         self._remote = parts.remote
         self._keeps_last = parts.config.on_bad_input == "drop"  # a copy, because the host can write to its own array
         # If the local policy always chooses, and records no extra columns, the fast path of `request` can be used.
-        self._has_fast_path = parts.remote is None and self._fallback.max_age_s is None and self._recorder is None
+        self._has_fast_path = parts.remote is None and self._fallback.max_age_s is None and not spec.columns
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -230,7 +221,7 @@ class ActionSelector:
                     try:
                         raw, act, log_prob = thread.act(observation, None)
                         if isfinite(log_prob):
-                            action = new_action(observation, raw, act, log_prob, thread.stamp, None)
+                            action = new_action(RL4SysAction, observation, raw, act, log_prob, thread.stamp, None)
                             if self._keeps_last:
                                 thread.last_act = copy_tree(act)
                         else:
@@ -272,21 +263,14 @@ class ActionSelector:
         episodes.note_request(traj, action)
         return traj, action
 
-    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
         policy = self._policy_for(traj)
-        if self._fallback.is_stale():
-            return self._fallback.for_stale(observation, mask)
-        if self._remote is not None:
-            try:
-                answers = self._ask_learner(observation[None], None if mask is None else mask[None])
-            except CallError:
-                if self._parts.config.on_stale != "baseline":
-                    raise
-                return self._fallback.baseline(observation, mask)
-            if answers is not None:
-                raws, acts, log_probs, stamp = answers
-                return new_action(observation, raws[0], acts[0], float(log_probs[0]), stamp, mask)
-        action = choose_locally(policy, self._threads.state, self._recorder, traj.state, observation, mask)
+        if self._remote is not None or self._fallback.is_stale():
+            masks = None if mask is None else mask[None]
+            actions = self._choose_elsewhere(BatchInputs(self._leaves.stack([observation]), masks, [observation], [mask]))
+            if actions is not None:
+                return actions[0]
+        action = self._local.choose(policy, self._threads.state, traj.state, observation, mask)
         return action if isfinite(action.log_prob) else self._fallback.roll_back_and_act(policy, traj, observation, mask)
 
     def request_batch(
@@ -297,46 +281,31 @@ class ActionSelector:
         count = len(trajectories)
         if not count and not self._inputs.count(obs):
             return [], []
-        observations = self._inputs.observations(obs, count)
-        each = self._inputs.rows(observations)
-        allowed = self._inputs.mask(masks, count)
-        batch = BatchInputs(observations, allowed, each, [None] * count if allowed is None else list(allowed))
+        batch = self._inputs.batch(obs, masks, count)
         if parts.pending.late:
             parts.pending.expire()
         episodes.end_done(trajectories)
         thread = parts.threads.state
         if thread.calls_until_cut <= 0 or count != thread.batch_width:
-            for traj, observation, mask in zip(trajectories, each, batch.rows, strict=True):
+            for traj, observation, mask in zip(trajectories, batch.each, batch.rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, *traj.bootstrap(observation, mask))
             parts.admit(episodes.rollout * count)
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
-        running = episodes.running(trajectories, each, batch.rows, parts.policy.generation)
-        try:
-            actions = self._choose_batch(running, batch)
-        except FLOAT_ERRORS:
-            with np.errstate(all="ignore"):
-                actions = self._choose_batch(running, batch)
+        running = episodes.running(trajectories, batch.each, batch.rows, parts.policy.generation)
+        actions = self._choose_batch(running, batch)
         for traj, action in zip(running, actions, strict=True):
             episodes.note_request(traj, action)
         return running, actions
 
+    @without_float_errors
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
-        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy."""
-        fallback = self._fallback
+        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps the policy of its first step."""
         policies = [self._policy_for(traj) for traj in (running[:1] if self._parts.config.swap == "step" else running)]
-        if fallback.is_stale():
-            return [fallback.for_stale(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
-        try:
-            answers = self._ask_learner(batch.observations, batch.masks)
-        except CallError:
-            if self._parts.config.on_stale != "baseline":
-                raise
-            return [fallback.baseline(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
-        if answers is not None:
-            raws, acts, log_probs, stamp = answers
-            return new_actions(batch.each, raws, acts, log_probs, stamp, batch.rows)
+        actions = self._choose_elsewhere(batch)
+        if actions is not None:
+            return actions
         groups: dict[int, list[int]] = {}
         for n, policy in enumerate(policies):
             groups.setdefault(id(policy), []).append(n)
@@ -346,49 +315,44 @@ class ActionSelector:
         for members in groups.values():
             each = [batch.each[n] for n in members]
             masks = None if batch.masks is None else batch.masks[members]
-            part = BatchInputs(self._observations.stack(each), masks, each, [batch.rows[n] for n in members])
+            part = BatchInputs(self._leaves.stack(each), masks, each, [batch.rows[n] for n in members])
             actions = self._choose_locally(policies[members[0]], [running[n] for n in members], part)
             chosen.update(zip(members, actions, strict=True))
         return [chosen[n] for n in range(len(running))]
 
+    def _choose_elsewhere(self, batch: BatchInputs) -> list[RL4SysAction] | None:
+        """Return the inference service's actions, or the baseline's for a stale policy. None: the local policy must choose."""
+        fallback, parameters = self._fallback, self._parts.io.host.session_parameters
+        if fallback.is_stale():
+            return [fallback.for_stale(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
+        if self._remote is None:
+            return None
+        try:
+            answer = self._remote.ask(parameters.inference if parameters is not None else "", batch.observations, batch.masks)
+        except CallError:
+            if self._parts.config.on_stale != "baseline":
+                raise
+            return [fallback.baseline(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
+        if answer is None:
+            return None
+        raws, acts, log_probs, version = answer
+        self._weight_subscriber.saw(version)
+        return new_actions(batch.each, raws, acts, log_probs, PolicyStamp(*version, self._parts.owner), batch.rows)
+
     def _choose_locally(self, policy: Policy, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
-        explore, thread = self._parts.config.explore, self._parts.threads.state
-        if self._recorder is not None:
-            thread.use(policy)
-            states = [traj.state for traj in running]
-            actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, batch.observations, batch.masks)]
-            finite = all(isfinite(action.log_prob) for action in actions)
-        else:
-            raw, act, log_probs = policy.act_batch(batch.observations, batch.masks, thread.sampler, explore)
-            finite = bool(np.isfinite(log_probs).all())
-            if finite:
-                thread.use(policy)
-                raws, acts = self._actions.rows(raw), self._actions.rows(act)
-                actions = new_actions(batch.each, raws, acts, log_probs, thread.stamp, batch.rows)
-        if finite:
+        actions, log_probs = self._local.choose_batch(policy, self._parts.threads.state, running, batch)
+        if np.isfinite(log_probs).all():
             return actions
         parts = zip(running, batch.each, batch.rows, strict=True)
         return [self._fallback.roll_back_and_act(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _ours(self, traj: RL4SysTrajectory | None) -> RL4SysTrajectory | None:
-        """Return a trajectory, or None for one that began in the parent process of this forked child."""
+        """Return `traj`, or None for a trajectory that began in the parent process, before this process was forked."""
         if traj is None or traj.episodes is self.episodes:
             return traj
         if traj.episodes.owner is not self.episodes.owner:
             raise ActionError("this trajectory belongs to another agent")
         return None
-
-    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
-        """Return the learner's actions for ``[N, *obs]``, or None if the local policy must choose instead."""
-        if self._remote is None:
-            return None
-        session_parameters = self._parts.io.session_parameters
-        answer = self._remote.ask(session_parameters.inference if session_parameters is not None else "", observations, masks)
-        if answer is None:
-            return None
-        raws, acts, log_probs, version = answer
-        self._weight_subscriber.saw(version)
-        return raws, acts, log_probs, PolicyStamp(*version, self._parts.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy for the trajectory's next action: the newest, or with ``swap: episode`` its first one."""
@@ -408,8 +372,9 @@ class ActionSelector:
 class StartupActionSelector(ActionSelector):
     """The selector of an agent that started without its learner, until the first policy arrives. No step is stored."""
 
-    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask)
 
+    @without_float_errors
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
         return [self._fallback.before_policy(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.segments import EpisodeStep, PolicyStamp
-from rl4sys_zmq.errors import ActionError, RewardError
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import ActionError, BadInput, RewardError
+from rl4sys_zmq.immutable import immutable_object
+from rl4sys_zmq.policies import Policy, RandomSource
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values.trees import Tree, flatten
 
+if TYPE_CHECKING:
+    from rl4sys_zmq.actor.inputs import ActionOverrider
+    from rl4sys_zmq.actor.segments import SegmentWriter
+
 _INT64 = np.int64
+A = TypeVar("A", bound="RL4SysAction")
 LARGEST = float(np.finfo(np.float32).max)
 LEAST = -LARGEST
 
 
-class RL4SysAction(EpisodeStep):
+class AgentIdentity:
+    """A marker of the agent to which actions and trajectories belong. A forked child's agent keeps its parent's marker."""
+
+    def __init__(self, counters: Counters, *, drops_bad_input: bool) -> None:
+        self._counters, self._drops_bad_input = counters, drops_bad_input
+        self.overrider: ActionOverrider | None = None  # set before the agent chooses its first action
+
+    def refuse(self, error: BadInput) -> None:
+        """Raise `error`, or with ``on_bad_input: drop`` count it as ``bad_input.ERROR``."""
+        if not self._drops_bad_input:
+            raise error
+        self._counters.add(f"bad_input.{type(error).__name__}")
+
+
+@immutable_object
+class PolicyStamp:
+    """The policy that chose an action, by agent, generation and version. All actions of one thread and version share it.
+
+    Attributes:
+        policy: A function that returns the policy, or None if the policy no longer exists or was never in this process. A
+            strong reference would keep the weights of a version in memory as long as the host keeps one of its actions.
+    """
+
+    generation: int
+    version: int
+    owner: AgentIdentity
+    source: str = ""  # source of an overridden action, as in `Segment.source`; empty if the policy chose the action
+    policy: Callable[[], Policy | None] = field(default=lambda: None, repr=False)
+    sampler: RandomSource | None = None  # random numbers of the thread; None if the policy was never here
+
+
+class RL4SysAction:
     """One action for the host and its step in the episode. `RL4SysAgent.request_for_action` returns this object.
 
     `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys.
@@ -31,12 +70,20 @@ class RL4SysAction(EpisodeStep):
             then ends the trajectory.
     """
 
-    __slots__ = ("done", "env_act")
+    __slots__ = ("done", "env_act", "known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
 
-    # `env_act` is internal: `act`, which `override` replaces.
     # No constructor: the call would cost as much time as setting all attributes. `new_action` and `new_actions` create actions.
-    env_act: Any
+    obs: Tree
+    log_prob: float
+    mask: Mask
     done: bool
+    # All below is internal.
+    raw: Any  # action to train on (before clipping or squashing), None if no policy chose the action
+    env_act: Any  # `act`, which `override` replaces
+    stamp: PolicyStamp
+    known_reward: float | None
+    writer: SegmentWriter | None  # has a copy of the step; None before the step is added to a trajectory
+    row: int  # of the step in `writer`; unset before the step is added
 
     @property
     def act(self) -> Any:
@@ -76,7 +123,7 @@ class RL4SysAction(EpisodeStep):
         owner = self.stamp.owner
         assert owner.overrider is not None
         try:
-            done = owner.overrider.override(self, act, source, self._state_before)
+            done = owner.overrider.override(self, act, source, getattr(self, "before", None))
         except ActionError as exc:
             owner.refuse(exc)
             if self.writer is None:  # unrecorded; another stamp, so that `add_to_trajectory` looks at it
@@ -85,10 +132,6 @@ class RL4SysAction(EpisodeStep):
         before = self.env_act
         self.env_act = done[None] if isinstance(before, np.ndarray) and np.ndim(before) > np.ndim(done) else done
         lock(self.env_act)
-
-    @property
-    def _state_before(self) -> Any:
-        return None
 
     @property
     def generation(self) -> int:
@@ -159,11 +202,9 @@ class RL4SysAction(EpisodeStep):
             self.stamp.owner.refuse(exc)
 
 
-def new_action(
-    observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: NDArray[np.bool_] | None
-) -> RL4SysAction:
-    """Create an `RL4SysAction` without a reward. `act` is for the environment, `raw` for training: None if no policy chose."""
-    action = RL4SysAction()
+def new_action(kind: type[A], observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: Mask) -> A:
+    """Create an action without a reward. `act` is for the environment. `raw` is trained on; None if no policy chose."""
+    action = kind()
     action.obs = observation
     action.raw = raw
     action.env_act = act
@@ -196,7 +237,7 @@ def new_actions(
     acts: Iterable[Any],
     log_probs: NDArray[np.float32],
     stamp: PolicyStamp,
-    masks: Iterable[NDArray[np.bool_] | None],
+    masks: Iterable[Mask],
 ) -> list[RL4SysAction]:
     """Create an `RL4SysAction` for each row of a batch."""
     # The code of `new_action` is repeated: a call for each row would take a tenth of the time of the request.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.acting import ActionSelector, StartupActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.io.host_link import SessionParameters
+from rl4sys_zmq.actor.io.shared_state import SessionParameters
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
 from rl4sys_zmq.actor.rl4sys import RL4SysCompatibility
@@ -33,7 +33,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, TensorSpec
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security import UserKeys
+    from rl4sys_zmq.security.keys import UserKeys
 
 log = get_logger(__name__)
 
@@ -137,8 +137,6 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             raise
         _open_agents.add(self)
 
-    # ---- acting
-
     def request_for_action(
         self, traj: RL4SysTrajectory | None, obs: object, mask: object = None
     ) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -156,6 +154,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         Raises:
             ObservationError, MaskError: If the input is invalid and ``on_bad_input`` is ``raise``. Nothing has changed.
             ActionError: If the trajectory belongs to another agent.
+            PolicyStale: If the policy is stale. Only with ``on_stale: raise``.
             Closed: If the agent is closed.
             LearnerUnavailable, ClientFailed: If the learner does not permit more steps (credit) in time. Only with
                 ``overflow: wait``.
@@ -176,7 +175,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         request for credit covers all of them.
 
         Args:
-            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories. ``N`` can be 0.
+            trajs: ``N`` running trajectories. None or a completed trajectory in the list starts a new one. None in place of the
+                list starts ``N`` new ones. ``N`` can be 0.
             obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
             masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 
@@ -185,7 +185,10 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         Raises:
             ObservationError, MaskError: If the input is invalid, also with ``on_bad_input: drop``. Nothing has changed.
-            Closed, LearnerUnavailable, ClientFailed: As for `request_for_action`.
+            Closed: If the agent is closed.
+            LearnerUnavailable, ClientFailed: If the learner grants no credit in time. Only with ``overflow: wait``.
+            PolicyStale, CallError: With ``on_stale: raise``, if the policy is stale. With ``inference: remote``, if the learner
+                gives no actions in time.
         """
         return (self._open or self._selector()).request_batch(trajs, obs, masks)
 
@@ -244,7 +247,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             truncated: True if a time limit or the host ended the episode, not a terminal state.
             final_obs: The observation after the last action. Required if `truncated`, for bootstrapping. If it is missing or
                 invalid with ``on_bad_input: drop``, the last observation and its mask take its place. Not used otherwise.
-            final_mask: The mask of `final_obs`, as in `request_for_action`: the learner bootstraps from allowed actions only.
+            final_mask: The mask of `final_obs`, 1 where an action is allowed: the learner bootstraps from allowed actions only.
                 None allows all actions. If it is invalid with ``on_bad_input: drop``, `final_obs` counts as invalid too. Not
                 used without `final_obs`.
 
@@ -252,11 +255,9 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             RewardError: If a step has no reward. The message names the step. Only with ``overflow: wait``.
             ObservationError: If `final_obs` is missing or invalid, and ``on_bad_input`` is ``raise``.
             MaskError: If `final_mask` is invalid, and ``on_bad_input`` is ``raise``.
-            ActionError: As for `add_to_trajectory`, or if `traj` is None.
+            ActionError: If `traj` is None, or `action` cannot be added to it (see `add_to_trajectory`).
         """
         self._episodes.end(traj, action, truncated, final_obs, final_mask)
-
-    # ---- the learner
 
     @property
     def actor_id(self) -> str:
@@ -292,7 +293,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         Before the first policy has arrived, only the spaces are valid; the kind is ``none``.
         """
-        return self._io.spec or self._spec
+        return self._io.weight_subscriber.spec or self._spec
 
     def wait_version(self, version: int, timeout_s: float) -> int:
         """Wait until the current policy has the given version or a later one. Return the version of the current policy.
@@ -351,11 +352,11 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
         each copy that is made while no segment is being queued or sent.
         """
-        session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
-        dropped, spool = segment_queue.dropped, self._io.spool
+        session, io, outbox = self._io.session, self._io, self._io.outbox
+        dropped, spool = outbox.dropped, outbox.spool
         refused = session.verdicts["refused"]
         error = io.host.credit_gate.error or io.host.absence
-        policy = io.policy
+        policy = io.weight_subscriber.policy
         returns = self._parts.pending.returns.copy()  # other threads can end an episode at any time
         return {
             "client_id": self.config.client_id,
@@ -365,8 +366,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "generation": policy.generation if policy is not None else 0,
             "version": policy.version if policy is not None else -1,
             "policy_age_s": round(self.policy_age_s, 3) if policy is not None else None,
-            "submitted": segment_queue.submitted,
-            "steps": self._parts.outbox.put_steps,
+            "submitted": outbox.submitted,
+            "steps": outbox.put_steps,
             "dropped_at_source": int(sum(dropped.values())),
             "dropped": dropped,
             "in_actor": self._in_actor,
@@ -417,15 +418,13 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         self._io.release()
         _open_agents.discard(self)
 
-    # ---- internals
-
     def _flush_or_log(self, timeout_s: float, occasion: str) -> None:
         io = self._io
-        io.session.leaving = io.spool is None  # training can take longer than the wait; a spool keeps the rest
+        io.session.leaving = io.outbox.spool is None  # training can take longer than the wait; a spool keeps the rest
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:
-            if self._io.spool is not None:
+            if io.outbox.spool is not None:
                 log.info("%s with %d segments in the spool, for the next start: %s", occasion, self._in_actor, exc)
             else:
                 log.warning("%s with %d segments undelivered: %s", occasion, self._in_actor, exc)
@@ -447,7 +446,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         return self._io.waiting_segments + self._io.session.unreceived
 
     def _connect(self) -> None:
-        """Wait for the learner. Without one, act without a policy if there is a baseline or `fallback` permits it."""
+        """Wait for the first policy. If none comes, act by the baseline or at random if the configuration permits it."""
         config = self.config
         source = "its baseline" if self._baseline is not None else "random actions" if config.fallback == "random" else ""
         if config.overflow == "wait":
@@ -472,8 +471,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def _begin(self) -> ActionSelector:
         """Act by the learner's policy from now on."""
         before, config = self._startup, self.config
-        self._spec = cast(PolicySpec, self._io.spec)
-        session_parameters = cast(SessionParameters, self._io.session_parameters)
+        self._spec = cast(PolicySpec, self._io.weight_subscriber.spec)
+        session_parameters = cast(SessionParameters, self._io.host.session_parameters)
         learners = session_parameters.rollout_length or 128
         rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
         acting = ActionSelector(self._parts, self._spec, rollout, self._baseline, before)
@@ -550,6 +549,6 @@ def _ignore(extra: tuple[object, ...], more: Mapping[str, object]) -> None:
 def _keys(config: AgentConfig) -> UserKeys | None:
     if config.keys is None:
         return None
-    from rl4sys_zmq.security import read_user_keys
+    from rl4sys_zmq.security.keys import read_user_keys
 
     return read_user_keys(config.keys)[1]

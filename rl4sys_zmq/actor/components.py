@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from rl4sys_zmq.actor.io.segment_queue import Outbox
+from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
 from rl4sys_zmq.actor.remote import InferenceCaller
-from rl4sys_zmq.actor.segments import AgentIdentity, LateRewardQueue, PolicyStamp
+from rl4sys_zmq.actor.segments import LateRewardQueue, Outbox
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
+from rl4sys_zmq.delivery.session import SessionState
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.logs import get_logger
@@ -34,13 +34,13 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security import UserKeys
+    from rl4sys_zmq.security.keys import UserKeys
 
 log = get_logger(__name__)
 
 
 class ThreadState:
-    """The state that an agent keeps for one host thread."""
+    """The data of an agent for one host thread: the policy in use, the random numbers, and the last action."""
 
     __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp", "step")
 
@@ -81,7 +81,7 @@ class CurrentThreadState(threading.local):
 
 
 def exploration_place(actor_id: str) -> float:
-    """Return an actor's `RandomSource.place`: a number in ``[0, 1)`` that depends only on the actor's name."""
+    """Return an actor's number in ``[0, 1)``, by which `epsilon_ladder` sets its exploration. It depends only on the name."""
     # The numbers of many names are spread evenly, so the actors need not know each other.
     return (xxhash.xxh3_64_intdigest(actor_id.encode()) >> 11) * 2.0**-53
 
@@ -115,7 +115,10 @@ class WaitTimer:
 
     @property
     def seconds(self) -> float:
-        """The time that all threads have spent in the blocks until now, also in open ones, in thread-seconds."""
+        """The time that threads have spent in the ``with`` blocks so far, in seconds, as a sum over the threads.
+
+        The time in blocks that have not ended is included.
+        """
         with self._lock:
             self._add_passed()
             return self._total_s
@@ -131,7 +134,7 @@ class AgentComponents:
     def __init__(
         self, config: AgentConfig, keys: UserKeys | None, counters: Counters, parent: AgentComponents | None = None
     ) -> None:
-        """Start the I/O thread, and wait until it has opened the files on disk."""
+        """Start the I/O thread, and wait until it has opened the spool and the policy cache."""
         self.config = config
         self.actor_id = config.actor_id or uuid.uuid4().hex
         drops = config.on_bad_input == "drop"
@@ -150,7 +153,8 @@ class AgentComponents:
         self.io = ActorIOThread(config, hello, self.outbox, keys)
         seed = config.seed if config.seed is not None else random.SystemRandom().getrandbits(128)
         if parent is not None:
-            self.io.inherit(parent.io)
+            self.io.host.inherit(parent.io.host)
+            self.io.weight_subscriber.inherit(parent.io.weight_subscriber)
             seed = seed << 32 | os.getpid()
         self.pending = LateRewardQueue(
             self.outbox, config.reward_timeout_s, self.io.wake_unless_resting, evaluates=not config.explore
@@ -163,8 +167,8 @@ class AgentComponents:
             self.io.stop()
             self.io.release()
             raise
-        if self.io.spool is not None:
-            self.actor_id = self.io.spool.actor_id
+        if self.outbox.spool is not None:
+            self.actor_id = self.outbox.spool.actor_id
         place = exploration_place(self.actor_id)
         self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
 
@@ -175,7 +179,7 @@ class AgentComponents:
 
     @property
     def longest_segment(self) -> int:
-        parameters = self.io.session_parameters
+        parameters = self.io.host.session_parameters
         return parameters.max_segment_steps if parameters is not None else 1
 
     @property
@@ -191,11 +195,11 @@ class AgentComponents:
     @property
     def has_policy(self) -> bool:
         """True if a policy and the session parameters have arrived, from the learner or from the policy cache."""
-        return self.io.policy is not None and self.io.session_parameters is not None
+        return self.io.weight_subscriber.policy is not None and self.io.host.session_parameters is not None
 
     def mask_refusal(self) -> str:
         """Return the reason why the host may give no action masks; empty if masks are allowed."""
-        parameters = self.io.session_parameters
+        parameters = self.io.host.session_parameters
         return parameters.no_masks if parameters is not None and self.config.explore else ""
 
     @property
@@ -204,7 +208,7 @@ class AgentComponents:
         return max(0.0, time.monotonic() - self.io.host.current_at)
 
     def join(self, timeout_s: float, *, patient: bool) -> None:
-        """Wait until the learner has answered and there is a policy; with `patient` longer, while the training starts."""
+        """Wait `timeout_s` for the learner's answer and a policy. With `patient`, wait longer while the training starts."""
         if not timeout_s and not self.has_policy and self.io.host.open_error is None:
             # A refusal that happens to be here already is no different from one that comes a moment later: `stats` has it.
             raise LearnerUnavailable(self.config.address, self.io.host.credit_gate.stage, 0.0)
@@ -224,7 +228,7 @@ class AgentComponents:
                 until = later
 
     def admit(self, steps: int) -> None:
-        """Wait for the learner's credit for `steps` steps and for the policy version that the learner requires."""
+        """Wait until the learner grants credit for `steps` steps and the policy version that it requires has arrived."""
         if not self._waits or self._granted(steps):
             return
         host = self.io.host
@@ -251,7 +255,7 @@ class AgentComponents:
         )
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
-        """Wait until the I/O thread's work makes `ready` return True. `stage` describes the event, for the error message."""
+        """Wait until the I/O thread's work makes `ready` return True. Error messages name the awaited event by `stage`."""
         host = self.io.host
         deadline = time.monotonic() + timeout_s
         self.io.wake_now()

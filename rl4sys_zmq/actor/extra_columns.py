@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import RL4SysAction, lock
-from rl4sys_zmq.actor.segments import AgentIdentity, EpisodeStep, SegmentWriter
+from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, new_action
+from rl4sys_zmq.actor.segments import SegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
-from rl4sys_zmq.values import ColumnSpec, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.policies.base import Mask
+from rl4sys_zmq.values import PolicySpec, Segment
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.components import ThreadState
+    from rl4sys_zmq.actor.inputs import BatchInputs
 
 
 class ExtraColumnAction(RL4SysAction):
@@ -35,10 +37,6 @@ class ExtraColumnAction(RL4SysAction):
         """The log-probability ``logp_a`` and the extra columns, as a new dict."""
         return {**super().data, **self.columns}
 
-    @property
-    def _state_before(self) -> Any:
-        return self.before
-
 
 class ExtraColumnActionSelector:
     """The object that chooses actions by a policy with extra columns, and checks the columns. One object serves all versions."""
@@ -46,39 +44,32 @@ class ExtraColumnActionSelector:
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
         self._kind = spec.kind
         self._explore = explore
-        self._leaves = leaves_of(spec.observation_space)
         self._actions = leaves_of(spec.action_space, "actions")
         self._wanted = {column.name: (column.shape, np.dtype(column.dtype)) for column in spec.columns}
 
-    def choose(self, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None) -> ExtraColumnAction:
+    def choose(self, thread: ThreadState, state: Any, observation: Tree, mask: Mask) -> ExtraColumnAction:
         raw, act, log_prob, columns, after = thread.step(observation, mask, state)
-        return _action(observation, (raw, act, log_prob, self._checked(columns, ()), after), thread, mask, state)
+        action = new_action(ExtraColumnAction, observation, raw, act, log_prob, thread.stamp, mask)
+        action.columns, action.before, action.state = self._checked(columns, ()), state, after
+        return action
 
     def choose_batch(
-        self,
-        policy: Policy,
-        thread: ThreadState,
-        states: Sequence[Any],
-        observations: Tree,
-        masks: NDArray[np.bool_] | None,
-    ) -> list[ExtraColumnAction]:
-        parts = cast(ExtraColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
-        log_probs, columns, after = parts[2:]
-        raws, acts = (self._actions.rows(actions) for actions in parts[:2])
-        checked = self._checked(columns, (len(states),))
-        return [
-            _action(
-                observation,
-                (raws[n], acts[n], float(log_probs[n]), {name: column[n] for name, column in checked.items()}, after[n]),
-                thread,
-                None if masks is None else masks[n],
-                states[n],
-            )
-            for n, observation in enumerate(self._leaves.rows(observations))
-        ]
+        self, policy: Policy, thread: ThreadState, states: Sequence[Any], batch: BatchInputs
+    ) -> tuple[list[RL4SysAction], NDArray[np.float32]]:
+        step_batch = cast(ExtraColumnPolicy, policy).step_batch
+        raw, act, log_probs, columns, after = step_batch(batch.observations, batch.masks, thread.sampler, self._explore, states)
+        raws, acts, checked = self._actions.rows(raw), self._actions.rows(act), self._checked(columns, (len(states),))
+        actions: list[RL4SysAction] = []
+        for n, observation in enumerate(batch.each):
+            log_prob = float(log_probs[n])
+            action = new_action(ExtraColumnAction, observation, raws[n], acts[n], log_prob, thread.stamp, batch.rows[n])
+            action.columns = {name: column[n] for name, column in checked.items()}
+            action.before, action.state = states[n], after[n]
+            actions.append(action)
+        return actions, np.asarray(log_probs)
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-        """Check the names, shapes ``[*rows, *column]`` and dtypes of the columns that a policy returned."""
+        """Return the columns from a policy, after a check of their names, shapes ``[*rows, *column]`` and dtypes."""
         if columns.keys() != self._wanted.keys():
             problem = f"returns the columns {sorted(columns)}; its spec has {sorted(self._wanted)}"
             raise ConfigError(f"a policy of kind {self._kind!r} {problem}", key="columns")
@@ -92,45 +83,21 @@ class ExtraColumnActionSelector:
         return out
 
 
-def _action(
-    observation: Tree,
-    choice: tuple[Any, Any, float, Mapping[str, NDArray[Any]], Any],
-    thread: ThreadState,
-    mask: NDArray[np.bool_] | None,
-    before: Any,
-) -> ExtraColumnAction:
-    action = ExtraColumnAction()
-    action.obs = observation
-    action.raw, action.env_act, action.log_prob, action.columns, action.state = choice
-    lock(action.env_act)
-    action.before = before
-    action.stamp = thread.stamp
-    action.mask = mask
-    action.known_reward = action.writer = None
-    action.done = False
-    return action
-
-
 class ExtraColumnSegmentWriter(SegmentWriter):
     """A `SegmentWriter` for a policy with extra columns."""
 
     __slots__ = ("_extras", "_initial", "_specs", "state")
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: Space,
-        max_steps: int,
-        segment_index: int,
-        columns: Sequence[ColumnSpec],
-    ) -> None:
-        super().__init__(observation_space, action_space, max_steps, segment_index)
-        self._specs = columns
-        self._extras = {c.name: np.empty((self.rows, *c.shape), dtype=c.dtype) for c in columns if c.per == "step"}
+    action_type = ExtraColumnAction
+
+    def __init__(self, spec: PolicySpec, max_steps: int, segment_index: int) -> None:
+        super().__init__(spec.observation_space, spec.action_space, max_steps, segment_index)
+        self._specs = spec.columns
+        self._extras = {c.name: np.empty((self.rows, *c.shape), dtype=c.dtype) for c in self._specs if c.per == "step"}
         self._initial: dict[str, NDArray[Any]] = {}
         self.state: Any = None  # state of the policy after the last step
 
-    def write(self, step: EpisodeStep) -> None:
+    def write(self, step: RL4SysAction) -> None:
         assert isinstance(step, ExtraColumnAction)
         row, columns = self.steps, step.columns
         super().write(step)
@@ -141,16 +108,17 @@ class ExtraColumnSegmentWriter(SegmentWriter):
             self._initial = {c.name: np.array(columns[c.name], dtype=c.dtype) for c in self._specs if c.per == "segment"}
         self.state = step.state
 
-    def continues(self, step: EpisodeStep) -> bool:
-        """Return True if the policy chose `step` from the state that it had after the last row."""
+    def continues(self, step: RL4SysAction) -> bool:
+        """Return True if the policy chose `step` from the state in which the last step of this segment left it."""
         return super().continues(step) and isinstance(step, ExtraColumnAction) and step.before is self.state
 
-    def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
-        """Fill `step` with copies of a row. The step's policy states become None, because the columns have no states."""
-        assert isinstance(step, ExtraColumnAction)
-        super().fill_step(row, step, owner)
-        step.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
-        step.before = step.state = None
+    def recorded_action(self, row: int, owner: AgentIdentity) -> RL4SysAction:
+        """Return the step in a row as an action with copied values. The action has no policy state, because no row has one."""
+        action = super().recorded_action(row, owner)
+        assert isinstance(action, ExtraColumnAction)
+        action.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
+        action.before = action.state = None
+        return action
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
         extras = {name: column[: self.steps] for name, column in self._extras.items()}
@@ -159,17 +127,3 @@ class ExtraColumnSegmentWriter(SegmentWriter):
     def _grow(self) -> None:
         super()._grow()
         self._extras = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._extras.items()}
-
-
-def recorded_actions(writer: SegmentWriter, owner: AgentIdentity, known: Iterable[RL4SysAction | None]) -> list[RL4SysAction]:
-    """Return the steps of a segment as action objects, oldest first: the objects in `known`, and copies of the others."""
-    by_row = {action.row: action for action in known if action is not None and action.writer is writer}
-    return [by_row.get(row) or _recorded_action(writer, row, owner) for row in range(writer.steps)]
-
-
-def _recorded_action(writer: SegmentWriter, row: int, owner: AgentIdentity) -> RL4SysAction:
-    action = ExtraColumnAction() if isinstance(writer, ExtraColumnSegmentWriter) else RL4SysAction()
-    writer.fill_step(row, action, owner)
-    action.env_act, action.done = action.raw, False
-    lock(action.env_act)
-    return action

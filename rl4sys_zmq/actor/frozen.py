@@ -11,21 +11,19 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.acting import Baseline, choose_locally, idle_action
-from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
+from rl4sys_zmq.actor.acting import Baseline, LocalActionSelector, idle_action
+from rl4sys_zmq.actor.action import AgentIdentity, RL4SysAction, add_leading_axis, new_action
 from rl4sys_zmq.actor.components import CurrentThreadState
-from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnActionSelector
-from rl4sys_zmq.actor.inputs import ActionOverrider, inputs_for
-from rl4sys_zmq.actor.segments import AgentIdentity
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction
+from rl4sys_zmq.actor.inputs import ActionOverrider, InputValidator
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
 from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, read_policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors
-from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, flatten
 
 
@@ -95,9 +93,9 @@ class FrozenAgent(Resource):
         stored = read_policy(policy)
         self.origin: PolicyOrigin = stored.origin
         self._spec, self._policy = stored.spec, build_policy(stored.spec, stored.snapshot)
-        self._explore, self._baseline = explore, baseline
-        self._inputs = inputs_for(stored.spec.observation_space, stored.spec.action_space)
-        self._recorder = ExtraColumnActionSelector(stored.spec, explore) if stored.spec.columns else None
+        self._baseline = baseline
+        self._inputs = InputValidator(stored.spec.observation_space, stored.spec.action_space)
+        self._local = LocalActionSelector(stored.spec, explore)
         self._counters = Counters()
         self._ids = random.Random()
         seed = seed if seed is not None else random.SystemRandom().getrandbits(128)
@@ -105,8 +103,6 @@ class FrozenAgent(Resource):
         self._threads = CurrentThreadState(seed, itertools.count(), explore, self._owner)
         self._owner.overrider = ActionOverrider(stored.spec)
         self._closed = False
-
-    # ---- acting
 
     @without_float_errors
     def request_for_action(
@@ -116,8 +112,8 @@ class FrozenAgent(Resource):
 
         Args:
             traj: The running trajectory. None or a completed trajectory starts a new one.
-            obs: As in `RL4SysAgent.request_for_action`.
-            mask: As in `RL4SysAgent.request_for_action`.
+            obs: Observation ``[*obs]`` or ``[1, *obs]``, or a dict or tuple of them.
+            mask: ``[n]`` or ``[1, n]``, 1 where one of the ``n`` discrete actions is allowed. None allows all.
 
         Returns:
             The trajectory and the action.
@@ -131,7 +127,7 @@ class FrozenAgent(Resource):
         observation, leading = self._inputs.observation(obs)
         allowed = self._inputs.mask(mask)
         traj = self._running(traj)
-        action = choose_locally(self._policy, self._threads.state, self._recorder, traj.state, observation, allowed)
+        action = self._local.choose(self._policy, self._threads.state, traj.state, observation, allowed)
         if not (isfinite(action.log_prob) and _is_finite(action.raw)):
             action = self._fallback(observation, allowed)
         add_leading_axis(action, leading)
@@ -144,7 +140,7 @@ class FrozenAgent(Resource):
         """Choose actions for ``N`` environments with one batched forward pass.
 
         Args:
-            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories.
+            trajs: ``N`` trajectories. None or a completed one in the list starts a new one. None alone starts ``N`` new ones.
             obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
             masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 
@@ -152,30 +148,20 @@ class FrozenAgent(Resource):
             ``N`` trajectories and ``N`` actions.
 
         Raises:
-            ObservationError, MaskError, ActionError, Closed: As for `request_for_action`.
+            ObservationError, MaskError: If the input is invalid. Nothing has changed.
+            ActionError: If a trajectory belongs to another agent.
+            Closed: If the agent is closed.
         """
         self._check_open()
         trajectories = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
         if not trajectories and not self._inputs.count(obs):
             return [], []
-        observations = self._inputs.observations(obs, len(trajectories))
-        allowed = self._inputs.mask(masks, len(trajectories))
+        batch = self._inputs.batch(obs, masks, len(trajectories))
         running = [self._running(traj) for traj in trajectories]
-        each = self._inputs.rows(observations)
-        rows: Sequence[NDArray[np.bool_] | None] = [None] * len(trajectories) if allowed is None else list(allowed)
-        thread = self._threads.state
-        thread.use(self._policy)
-        actions: list[RL4SysAction]
-        if self._recorder is not None:
-            states = [traj.state for traj in running]
-            actions = [*self._recorder.choose_batch(self._policy, thread, states, observations, allowed)]
-        else:
-            raws, acts, log_probs = self._policy.act_batch(observations, allowed, thread.sampler, self._explore)
-            leaves = leaves_of(self._spec.action_space, "actions")
-            actions = new_actions(each, leaves.rows(raws), leaves.rows(acts), log_probs, thread.stamp, rows)
+        actions, _ = self._local.choose_batch(self._policy, self._threads.state, running, batch)
         for index, action in enumerate(actions):
             if not (isfinite(action.log_prob) and _is_finite(action.raw)):
-                actions[index] = self._fallback(each[index], rows[index])
+                actions[index] = self._fallback(batch.each[index], batch.rows[index])
         return running, actions
 
     def add_to_trajectory(self, traj: FrozenTrajectory, action: RL4SysAction) -> None:
@@ -211,9 +197,9 @@ class FrozenAgent(Resource):
         Args:
             traj: The trajectory.
             action: Its last action, which is added now if it was not added before.
-            truncated: As in `RL4SysAgent`, but not used.
-            final_obs: As in `RL4SysAgent`, but not used.
-            final_mask: As in `RL4SysAgent`, but not used.
+            truncated: Not used, as nothing is trained.
+            final_obs: Not used.
+            final_mask: Not used.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, or `traj` is None.
@@ -225,8 +211,6 @@ class FrozenAgent(Resource):
             self.add_to_trajectory(traj, action)
         traj.completed = True
         self._counters.add("episodes")
-
-    # ---- the policy
 
     @property
     def version(self) -> int:
@@ -265,8 +249,6 @@ class FrozenAgent(Resource):
         """Make all later requests raise Closed. There is nothing to release."""
         self._closed = True
 
-    # ---- details
-
     def _running(self, traj: FrozenTrajectory | None) -> FrozenTrajectory:
         """Return the trajectory of the next step: the given one, or a new one if it is None or has ended."""
         if traj is not None:
@@ -277,11 +259,11 @@ class FrozenAgent(Resource):
                 return traj
         return FrozenTrajectory(self, self._ids.getrandbits(64))
 
-    def _fallback(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+    def _fallback(self, observation: Tree, mask: Mask) -> RL4SysAction:
         """Return the baseline's action, or the idle action, because the policy gave no finite action."""
         self._counters.add("policies_not_finite")
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
-        return new_action(observation, None, act, 0.0, self._threads.state.stamp, mask)
+        return new_action(RL4SysAction, observation, None, act, 0.0, self._threads.state.stamp, mask)
 
     def _check_open(self) -> None:
         if self._closed:

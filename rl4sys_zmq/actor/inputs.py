@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ActionError, MaskError, ObservationError
 from rl4sys_zmq.policies import AssessingPolicy
 from rl4sys_zmq.policies.action_bounds import action_bounds, unbounder
-from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space, TupleSpace
+from rl4sys_zmq.policies.base import Mask
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout, flat_mask
 from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32, cast_exactly, fits_float32, without_float_errors
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
@@ -23,13 +24,23 @@ from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.segments import EpisodeStep
+    from rl4sys_zmq.actor.action import RL4SysAction
 
+T = TypeVar("T")
 
 MaskRefusal = Callable[[], str]
 
 SMALL = 64
 """The largest number of elements for which `math.hypot` finds infinity, NaN and large numbers faster than numpy."""
+
+
+class BatchInputs(NamedTuple):
+    """The checked observations ``[N, *obs]`` and masks ``[N, n]`` of a batched request, as arrays and as lists of rows."""
+
+    observations: Tree
+    masks: Mask
+    each: Sequence[Tree]
+    rows: Sequence[Mask]
 
 
 class InputValidator:
@@ -40,54 +51,58 @@ class InputValidator:
             space does not permit it.
     """
 
-    def __init__(self, observation_space: LeafSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
+    def __init__(self, observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
         self._mask_refusal = mask_refusal
-        self._space = observation_space
-        self._bounds = integer_bounds(observation_space)
-        self._shape = observation_space.shape
-        self._one = (1, *self._shape)
-        self._dtype = np.dtype(observation_space.dtype)
-        self._float = self._dtype.kind == "f"
-        plain = self._dtype in (np.float32, np.float64) and len(self._shape) == 1 and self._shape[0] <= SMALL
-        self.plain_dtype: np.dtype[Any] | None = self._dtype if plain else None
-        self.plain_shape: tuple[int, ...] | None = self._shape if plain else None
+        self._leaves = leaves_of(observation_space)
+        self._readers = [_ArrayReader(space) for space in self._leaves.spaces]
+        self._only = self._readers[0] if self._leaves.structure is None else None
+        if self._only is not None:
+            self.observation = self._only.one  # type: ignore[method-assign]
+        plain = self._only is not None and self._only.is_plain
+        self.plain_dtype: np.dtype[Any] | None = self._readers[0].dtype if plain else None
+        self.plain_shape: tuple[int, ...] | None = self._readers[0].shape if plain else None
         self._layout = action_layout(action_space)
         self._actions = self._layout.logits
         self._parts = not isinstance(action_space, DiscreteSpace)
 
     def count(self, given: object) -> int:
         """Return the number of observations in an unchecked batch."""
+        first: Any = self._leaves.flatten(given)[0]
         try:
-            return len(given)  # type: ignore[arg-type]
+            return len(first)
         except Exception as exc:
-            raise ObservationError(f"expected a batch of observations [N, *obs], not {type(given).__name__}") from exc
-
-    def rows(self, observations: Tree) -> Sequence[Any]:
-        return observations  # type: ignore[no-any-return]
+            raise ObservationError(f"expected a batch of observations [N, *obs], not {type(first).__name__}") from exc
 
     def zero(self) -> Tree:
-        """Return an observation of zeros, to stand in for an invalid one at the start of an episode."""
-        return np.zeros(self._shape, dtype=self._dtype)
+        """Return an observation of zeros. It stands in for an invalid first observation of an episode."""
+        return self._leaves.unflatten(np.zeros(reader.shape, reader.dtype) for reader in self._readers)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
         """Check and copy one observation. Return it, and True if it had a leading axis of 1."""
-        array = self._array(given)
-        leading = False
-        if array.shape != self._shape:
-            if array.shape != self._one:
-                raise ObservationError(f"the observation has shape {array.shape}; expected {self._shape} or {self._one}")
-            array, leading = array[0], True
-        self._check(array)
-        return array, leading
+        read = self._read(given, _ArrayReader.one)
+        return self._leaves.unflatten(leaf for leaf, _ in read), all(leading for _, leading in read)
 
-    def observations(self, given: object, count: int) -> Tree:
-        array = self._array(given)
-        if array.shape != (count, *self._shape):
-            raise ObservationError(f"the batch has shape {array.shape}; {count} observations have {(count, *self._shape)}")
-        self._check(array)
-        return array
+    def batch(self, given: object, masks: object, count: int) -> BatchInputs:
+        """Check and copy `count` observations, and their masks or None."""
+        if self._only is not None:
+            observations = self._only.rows(given, count)
+        else:
+            observations = self._leaves.unflatten(self._read(given, lambda reader, leaf: reader.rows(leaf, count)))
+        allowed = self.mask(masks, count)
+        rows: Sequence[Any] = [None] * count if allowed is None else list(allowed)
+        return BatchInputs(observations, allowed, self._leaves.rows(observations), rows)
 
-    def mask(self, given: object, count: int | None = None) -> NDArray[np.bool_] | None:
+    def _read(self, given: object, read: Callable[[_ArrayReader, object], T]) -> list[T]:
+        """Call `read` for each array of an observation, with the reader of that array. Return the results in order."""
+        out = []
+        for name, reader, leaf in zip(self._leaves.names, self._readers, self._leaves.flatten(given), strict=True):
+            try:
+                out.append(read(reader, leaf))
+            except ObservationError as exc:
+                raise ObservationError(f"{name}: {exc}") from exc
+        return out
+
+    def mask(self, given: object, count: int | None = None) -> Mask:
         """Return a checked boolean copy of a mask: ``[n]``, or ``[count, n]`` for a batch."""
         if given is None:
             return None
@@ -125,7 +140,11 @@ class InputValidator:
         return mask
 
     def _mask_array(self, given: object, count: int | None) -> NDArray[Any]:
-        """Return a mask for actions with several parts, or `count` such masks, as an array. A mask can be in Gymnasium's form."""
+        """Return a host's mask of an action with several parts as one array.
+
+        The mask is an array, or has an array for each part, as in Gymnasium. With `count`, `given` has a mask for each of
+        `count` actions, and the result is ``[count, n]``.
+        """
         n = self._actions
         flat = flat_mask(given, (n,), (1, n)) if count is None else flat_mask(given, (count, n))
         if flat is not None:
@@ -138,6 +157,35 @@ class InputValidator:
             )
         return np.stack([self._layout.join_mask(mask) for mask in given])
 
+
+class _ArrayReader:
+    """A checker and copier of observations that are single arrays, or of one array in each observation."""
+
+    def __init__(self, space: LeafSpace) -> None:
+        self.shape, self.dtype = space.shape, np.dtype(space.dtype)
+        self.is_plain = self.dtype in (np.float32, np.float64) and len(self.shape) == 1 and self.shape[0] <= SMALL
+        self._one = (1, *self.shape)
+        self._bounds = integer_bounds(space)
+
+    def one(self, given: object) -> tuple[NDArray[Any], bool]:
+        """Check and copy one observation. Return it, and True if it had a leading axis of 1."""
+        array = self._array(given)
+        leading = False
+        if array.shape != self.shape:
+            if array.shape != self._one:
+                raise ObservationError(f"the observation has shape {array.shape}; expected {self.shape} or {self._one}")
+            array, leading = array[0], True
+        self._check(array)
+        return array, leading
+
+    def rows(self, given: object, count: int) -> NDArray[Any]:
+        """Check and copy `count` observations."""
+        array = self._array(given)
+        if array.shape != (count, *self.shape):
+            raise ObservationError(f"the batch has shape {array.shape}; {count} observations have {(count, *self.shape)}")
+        self._check(array)
+        return array
+
     def _array(self, given: object) -> NDArray[Any]:
         try:
             try:
@@ -147,22 +195,22 @@ class InputValidator:
                     return self._converted(given)
         except Exception as exc:  # also whatever a method of the host's object raises
             raise ObservationError(
-                f"expected an observation of dtype {self._dtype} and shape {self._shape}, not {type(given).__name__}: {exc}"
+                f"expected an observation of dtype {self.dtype} and shape {self.shape}, not {type(given).__name__}: {exc}"
             ) from exc
 
     def _converted(self, given: object) -> NDArray[Any]:
         given = _host(given)
-        if type(given) is np.ndarray and given.dtype == self._dtype:
+        if type(given) is np.ndarray and given.dtype == self.dtype:
             return given.copy()
         array = np.asarray(given)
         if array.dtype.kind not in "biuf":
             raise TypeError(f"dtype {array.dtype}")
-        if isinstance(given, np.ndarray | np.generic) and not np.can_cast(array.dtype, self._dtype, "same_kind"):
-            raise TypeError(f"dtype {array.dtype} does not fit {self._dtype}")
-        return cast_exactly(array, self._dtype)
+        if isinstance(given, np.ndarray | np.generic) and not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(f"dtype {array.dtype} does not fit {self.dtype}")
+        return cast_exactly(array, self.dtype)
 
     def _check(self, array: NDArray[Any]) -> None:
-        if not self._float:
+        if self.dtype.kind != "f":
             if self._bounds is not None and not ((array >= self._bounds[0]) & (array <= self._bounds[1])).all():
                 low, high = (bound.tolist() for bound in self._bounds)
                 raise ObservationError(f"observation {array.tolist()!s:.200} lies outside {low!s:.80} to {high!s:.80}")
@@ -175,51 +223,6 @@ class InputValidator:
             index = int(np.argmin(fits))
             limit = "be finite" if not math.isfinite(flat[index]) else f"fit float32, whose limit is {LARGEST_FLOAT32:g}"
             raise ObservationError(f"observation element {index} is {flat[index]}; every element must {limit}")
-
-
-class TreeInputValidator(InputValidator):
-    """A validator for observations of Dict and Tuple spaces, which checks leaf by leaf."""
-
-    def __init__(self, observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
-        self._mask_refusal = mask_refusal
-        self._leaves = leaves_of(observation_space)
-        self._readers = [InputValidator(space, action_space) for space in self._leaves.spaces]
-        one = self._readers[0]
-        self._layout, self._actions, self._parts = one._layout, one._actions, one._parts
-        self.plain_dtype = self.plain_shape = None
-
-    def count(self, given: object) -> int:
-        return super().count(self._leaves.flatten(given)[0])
-
-    def rows(self, observations: Tree) -> Sequence[Any]:
-        return self._leaves.rows(observations)
-
-    def zero(self) -> Tree:
-        return self._leaves.unflatten(reader.zero() for reader in self._readers)
-
-    def observation(self, given: object) -> tuple[Tree, bool]:
-        read = self._read(given, lambda reader, leaf: reader.observation(leaf))
-        return self._leaves.unflatten(leaf for leaf, _ in read), all(leading for _, leading in read)
-
-    def observations(self, given: object, count: int) -> Tree:
-        return self._leaves.unflatten(self._read(given, lambda reader, leaf: reader.observations(leaf, count)))
-
-    def _read(self, given: object, read: Callable[[InputValidator, object], Any]) -> list[Any]:
-        out = []
-        for name, reader, leaf in zip(self._leaves.names, self._readers, self._leaves.flatten(given), strict=True):
-            try:
-                out.append(read(reader, leaf))
-            except ObservationError as exc:
-                raise ObservationError(f"{name}: {exc}") from exc
-        return out
-
-
-def inputs_for(
-    observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: ""
-) -> InputValidator:
-    if isinstance(observation_space, DictSpace | TupleSpace):
-        return TreeInputValidator(observation_space, action_space, mask_refusal)
-    return InputValidator(observation_space, action_space, mask_refusal)
 
 
 def _host(given: object) -> object:
@@ -241,13 +244,13 @@ class ActionOverrider:
     def __init__(self, spec: PolicySpec) -> None:
         space = spec.action_space
         self._layout = action_layout(space)
-        self._reader = inputs_for(space, space)  # it converts an action as it does an observation of the same space
+        self._reader = InputValidator(space, space)  # it converts an action as it does an observation of the same space
         self._squash = str(spec.document.get("squash", "clip")) if "head" in spec.document else "clip"
         self._sources: set[str] = set()
 
     @without_float_errors
-    def override(self, step: EpisodeStep, act: object, source: str, state: Any) -> Tree:
-        """Change the action that a step records, and its log-probability. Return the action for the environment."""
+    def override(self, step: RL4SysAction, act: object, source: str, state: Any) -> Tree:
+        """Record `act` as the action of a step, with its log-probability. Return a checked copy of `act`."""
         if step.writer is not None:
             raise ActionError("this action is stored already; call override before add_to_trajectory")
         self._check_source(source)
@@ -270,8 +273,8 @@ class ActionOverrider:
             raise ActionError(f"{source!r} is one source too many; an agent has at most {MAX_SOURCES}")
         self._sources.add(source)
 
-    def _checked(self, action: object, mask: NDArray[np.bool_] | None) -> Tree:
-        """Return a checked copy of an action, in the dtypes of the space."""
+    def _checked(self, action: object, mask: Mask) -> Tree:
+        """Return a checked copy of an action, in the dtypes of the space. Raise ActionError if space or mask forbid it."""
         try:
             act = self._reader.observation(action)[0]
         except ObservationError as exc:

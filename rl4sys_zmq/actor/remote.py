@@ -22,6 +22,7 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.liveness import INFERENCE_RETRY_S
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.private import fixed_path
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
@@ -40,7 +41,7 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 
 
 class InferenceCaller(Resource):
-    """The connection to the learner's inference service. Any host thread can call `ask`."""
+    """The connection to the learner's inference service. Several host threads can call `ask` at once."""
 
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
         self.required = config.inference == "remote"  # no local policy could choose instead
@@ -53,8 +54,12 @@ class InferenceCaller(Resource):
         self._closed = False
         self._not_before = 0.0
 
-    def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
-        """Return the learner's actions. None for a while after a failed call: the local policy must then choose."""
+    def ask(self, new_address: str, observations: NDArray[Any], masks: Mask) -> Answer | None:
+        """Return raw actions, actions, log-probabilities and (generation, version) from the service at `new_address`.
+
+        Return None for some seconds after a failed call: the local policy must then choose. With ``inference: remote``, raise
+        CallError instead.
+        """
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
             return None
@@ -80,7 +85,7 @@ class InferenceCaller(Resource):
         if client is not None:
             client.close()
 
-    def _ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
+    def _ask(self, new_address: str, observations: NDArray[Any], masks: Mask) -> Answer:
         payload = {"obs": observations, "mask": masks, "explore": self._config.explore}
         deadline = time.monotonic() + self._config.inference_timeout_s
         while True:

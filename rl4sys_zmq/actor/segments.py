@@ -1,4 +1,4 @@
-"""Unfinished segments: open ones, which a host thread writes, and closed ones, which wait for late rewards."""
+"""Segments until they are sent: open ones, which a host thread writes; closed ones, which wait for late rewards; the outbox."""
 
 from __future__ import annotations
 
@@ -8,77 +8,38 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.io.segment_queue import Outbox
+from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp, RL4SysAction, new_action
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import BadInput, RewardError
-from rl4sys_zmq.immutable import immutable_object
+from rl4sys_zmq.errors import ProtocolError, RewardError
+from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.policies import Policy, RandomSource
+from rl4sys_zmq.policies.base import Mask
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.values.spaces import LeafSpace
+from rl4sys_zmq.values.trees import Tree, copy_tree
+from rl4sys_zmq.wire import PackedSegment, pack_segment
 from rl4sys_zmq.wire.layout import action_dtype
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.inputs import ActionOverrider
+    from rl4sys_zmq.actor.io.spool import Spool
 
 log = get_logger(__name__)
 
 FIRST_ROWS = 128
 NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
-
-class AgentIdentity:
-    """A marker of the agent to which actions and trajectories belong. A forked child's agent keeps its parent's marker."""
-
-    def __init__(self, counters: Counters, *, drops_bad_input: bool) -> None:
-        self._counters, self._drops_bad_input = counters, drops_bad_input
-        self.overrider: ActionOverrider | None = None  # set before the agent chooses its first action
-
-    def refuse(self, error: BadInput) -> None:
-        """Raise `error`, or with ``on_bad_input: drop`` count it as ``bad_input.ERROR``."""
-        if not self._drops_bad_input:
-            raise error
-        self._counters.add(f"bad_input.{type(error).__name__}")
-
-
-@immutable_object
-class PolicyStamp:
-    """The identity of what chose an action: agent, generation and version. All actions of one thread and version share it.
-
-    Attributes:
-        policy: A function that returns the policy, or None if the policy no longer exists or was never in this process. A
-            strong reference would keep the weights of a version in memory as long as the host keeps one of its actions.
-    """
-
-    generation: int
-    version: int
-    owner: AgentIdentity
-    source: str = ""  # source of an overridden action, as in `Segment.source`; empty if the policy chose the action
-    policy: Callable[[], Policy | None] = field(default=lambda: None, repr=False)
-    sampler: RandomSource | None = None  # random numbers of the thread; None if the policy was never here
-
-
-class EpisodeStep:
-    """One step of an episode, before `SegmentWriter.write` copies it into the columns of a segment."""
-
-    __slots__ = ("known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
-
-    obs: Tree
-    raw: Any  # action to train on (before clipping or squashing), None if no policy chose the action
-    log_prob: float
-    stamp: PolicyStamp
-    mask: NDArray[np.bool_] | None  # `[n]`, True where an action was allowed, or None
-    known_reward: float | None
-    writer: SegmentWriter | None  # `SegmentWriter` that has a copy of the step, None before the step is added to a trajectory
-    row: int  # row of the step in `writer`. Unset before the step is added
+SPOOLED_ITEMS = 32
+"""The largest number of segments that go from memory into the spool in one transaction."""
 
 
 class TreeColumn:
@@ -97,28 +58,17 @@ class TreeColumn:
     def __getitem__(self, index: int | slice) -> Tree:
         return self._leaves.unflatten(column[index] for column in self._columns)
 
-    def copy_row(self, row: int) -> Tree:
-        return self._leaves.unflatten(np.array(column[row]) for column in self._columns)
-
     def grow(self, rows: int) -> None:
-        """Add `rows` rows to each array, at most doubling it."""
+        """Add `rows` rows to each array, but at most as many as it has."""
         self._columns = [_grown(column, rows) for column in self._columns]
 
 
-def new_column(space: ObservationSpace, rows: int) -> Tree:
-    """Return storage for `rows` observations: an array ``[rows, *obs]``, or a `TreeColumn`."""
+def new_column(space: ObservationSpace, rows: int, dtype_of: Callable[[LeafSpace], str] = attrgetter("dtype")) -> Tree:
+    """Return storage for `rows` elements of a space: an array ``[rows, *shape]``, or a `TreeColumn`."""
     if space.shape is None:
         leaves = leaves_of(space)
-        return TreeColumn(leaves, rows, [leaf.dtype for leaf in leaves.spaces])
-    return np.empty((rows, *space.shape), dtype=space.dtype)
-
-
-def new_action_column(space: Space, rows: int) -> Tree:
-    """Return storage for `rows` raw actions, in the dtypes of segments."""
-    if space.shape is None:
-        leaves = leaves_of(space)
-        return TreeColumn(leaves, rows, [action_dtype(leaf) for leaf in leaves.spaces])
-    return np.empty((rows, *space.shape), dtype=action_dtype(space))
+        return TreeColumn(leaves, rows, [dtype_of(leaf) for leaf in leaves.spaces])
+    return np.empty((rows, *space.shape), dtype=dtype_of(space))
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -127,6 +77,8 @@ class SegmentWriter:
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
     """
+
+    action_type: ClassVar[type[RL4SysAction]] = RL4SysAction
 
     observation_space: InitVar[ObservationSpace]
     _space: Space  # of the actions
@@ -138,7 +90,7 @@ class SegmentWriter:
     rewards: NDArray[np.float32] = field(init=False)  # NaN: missing
     log_probs: NDArray[np.float32] = field(init=False)  # `[rows]` float32
     versions: NDArray[np.uint64] = field(init=False)  # `[rows]`; unwritten rows have the version of the last written row
-    masks: NDArray[np.bool_] | None = field(default=None, init=False)  # `[rows + 1, n]` bool, None if no step has had a mask
+    masks: Mask = field(default=None, init=False)  # `[rows + 1, n]` bool, None if no step has had a mask
     stamp: PolicyStamp | None = field(default=None, init=False)
     generation: int = field(default=0, init=False)
     source: str = field(default="", init=False)
@@ -160,13 +112,13 @@ class SegmentWriter:
     def __post_init__(self, observation_space: ObservationSpace) -> None:
         rows = self.rows = min(self.limit, FIRST_ROWS)
         self.observations = new_column(observation_space, rows + 1)
-        self.actions = new_action_column(self._space, rows)
+        self.actions = new_column(self._space, rows, action_dtype)
         self.rewards = NO_REWARDS[:rows].copy()  # a third of the time of np.full
         self.log_probs = np.empty(rows, dtype=np.float32)
         self.versions = np.empty(rows, dtype=np.uint64)
         self._view()
 
-    def write(self, step: EpisodeStep) -> None:
+    def write(self, step: RL4SysAction) -> None:
         row = self.steps
         if row == self.rows:
             self._grow()
@@ -190,7 +142,7 @@ class SegmentWriter:
         step.row = row
         self.steps = row + 1
 
-    def continues(self, step: EpisodeStep) -> bool:
+    def continues(self, step: RL4SysAction) -> bool:
         """Return True if `step` can be the next row of this segment. The segment must already have a step."""
         return self.generation == step.stamp.generation and self.source == step.stamp.source
 
@@ -210,7 +162,7 @@ class SegmentWriter:
         """Return the index of the first row without a reward. There must be such a row."""
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
-    def close(self, observation: Tree | None, mask: NDArray[np.bool_] | None) -> None:
+    def close(self, observation: Tree | None, mask: Mask) -> None:
         """Record the observation after the last step. The segment gets no more steps."""
         if observation is not None:
             self._bootstrap = True
@@ -218,22 +170,28 @@ class SegmentWriter:
             if mask is not None or self.masks is not None:
                 self._set_mask(self.steps, mask)
 
-    def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
-        """Fill `step` with copies of a row, so that the host can read the step and set its reward later."""
-        reward = self._reward_cells[row]
-        step.obs, step.raw = _copied_row(self.observations, row), _copied_row(self.actions, row)
-        step.log_prob = self._log_prob_cells[row]
-        step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
-        step.mask = None if self.masks is None else self.masks[row].copy()
-        step.known_reward = None if isnan(reward) else reward
-        step.writer, step.row = self, row
+    def recorded_actions(self, owner: AgentIdentity, known: Sequence[RL4SysAction | None]) -> list[RL4SysAction]:
+        """Return all steps as actions, oldest first: the given object where `known` has one, otherwise a copy of the row."""
+        by_row = {action.row: action for action in known if action is not None and action.writer is self}
+        return [by_row.get(row) or self.recorded_action(row, owner) for row in range(self.steps)]
+
+    def recorded_action(self, row: int, owner: AgentIdentity) -> RL4SysAction:
+        """Return an action with copies of a row, so that the host can read the step and set its reward later."""
+        raw, reward = copy_tree(self.actions[row]), self._reward_cells[row]
+        stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
+        mask = None if self.masks is None else self.masks[row].copy()
+        log_prob = self._log_prob_cells[row]
+        action = new_action(self.action_type, copy_tree(self.observations[row]), raw, raw, log_prob, stamp, mask)
+        action.known_reward = None if isnan(reward) else reward
+        action.writer, action.row = self, row
+        return action
 
     @property
     def last_observation(self) -> Tree:
-        return _copied_row(self.observations, self.steps - 1)
+        return copy_tree(self.observations[self.steps - 1])
 
     @property
-    def last_mask(self) -> NDArray[np.bool_] | None:
+    def last_mask(self) -> Mask:
         return None if self.masks is None else self.masks[self.steps - 1].copy()
 
     @property
@@ -263,7 +221,7 @@ class SegmentWriter:
             source=self.source,
         )
 
-    def _set_mask(self, row: int, mask: NDArray[np.bool_] | None) -> None:
+    def _set_mask(self, row: int, mask: Mask) -> None:
         if self.masks is None:
             self.masks = np.ones((self.rows + 1, action_layout(self._space).logits), dtype=np.bool_)
         self.masks[row] = True if mask is None else mask
@@ -280,22 +238,18 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Create memoryviews of the columns. A write of one number takes half as long as to an array."""
+        """Create memoryviews of the columns. Writing one number to a memoryview takes half as long as to an array."""
         self._action_cells = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells = self.log_probs.data
         self._reward_cells = self.rewards.data
 
 
 def _grown(column: Any, rows: int) -> Any:
-    """Return a column with `rows` more rows, at most twice as long as before."""
+    """Return a column with `rows` more rows, but at most twice as many as before."""
     if isinstance(column, TreeColumn):
         column.grow(rows)
         return column
     return np.concatenate([column, np.empty_like(column[:rows])])
-
-
-def _copied_row(column: Tree, row: int) -> Tree:
-    return column.copy_row(row) if isinstance(column, TreeColumn) else column[row].copy()
 
 
 class PendingEpisodeSegments:
@@ -316,7 +270,7 @@ class PendingEpisodeSegments:
         self.reward_sum = 0.0  # sum of the rewards in the segments that were already queued for sending
         self.lost = self.overridden = False
         self.held: SegmentWriter | None = None  # the waiting segment to which the steps in `late` can be added
-        self.late: deque[EpisodeStep] = deque()
+        self.late: deque[RL4SysAction] = deque()
 
 
 class LateRewardQueue:
@@ -343,7 +297,7 @@ class LateRewardQueue:
         self._lock = threading.RLock()
 
     def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
-        """Add the next closed segment of an episode. It goes to the outbox when it and all earlier ones have their rewards."""
+        """Add the next closed segment of an episode. Pass it to the outbox once it and all earlier ones have their rewards."""
         with self._lock:
             writer.pending = self
             closed.writers.append(writer)
@@ -360,8 +314,8 @@ class LateRewardQueue:
             for closed in complete.values():
                 self._release(closed)
 
-    def join(self, step: EpisodeStep, limit: int) -> PendingEpisodeSegments | None:
-        """Write a late step of an ended episode into the segment that stays open for late steps, if the step fits."""
+    def join(self, step: RL4SysAction, limit: int) -> PendingEpisodeSegments | None:
+        """Write a late step of an ended episode into the segment that waits for such steps. Return None if it does not fit."""
         with self._lock:
             closed = next((closed for _, closed, _ in self.late if closed.held is not None and closed.late[0] is step), None)
             if closed is None:
@@ -393,7 +347,7 @@ class LateRewardQueue:
                 closed.writers.remove(writer)
                 self._end_late(closed)
                 self._outbox.put_items += 1
-                self._outbox.dropped.add("reward_timeout")
+                self._outbox.memory_dropped.add("reward_timeout")
                 self._release(closed)
             first, self._warned = bool(expired) and not self._warned, self._warned or bool(expired)
         if first:  # without the lock: a handler of the host can take long
@@ -403,7 +357,7 @@ class LateRewardQueue:
             )  # fmt: skip
 
     def _end_late(self, closed: PendingEpisodeSegments) -> None:
-        """Close an episode for late steps. If late steps are missing, leave a gap in the indices of the segments."""
+        """End an episode's wait for late steps. If some are missing, count up the indices of the later segments, as a gap."""
         held, closed.held = closed.held, None
         if held is not None and len(closed.late) > 1:
             closed.lost = True
@@ -442,3 +396,162 @@ class LateRewardQueue:
                 continue
             self._outbox.put(segment)
             self._wake()
+
+
+@immutable
+class QueuedSegmentInfo:
+    """The properties of one queued segment that decide when it is sent or dropped."""
+
+    generation: int
+    oldest_version: int  # lowest policy version among the segment's steps
+    steps: int
+    nbytes: int  # size of the segment's columns, in bytes
+
+
+class Outbox(Resource):
+    """The bounded FIFO of finished segments that have not been sent: in memory, and behind that in the spool, if there is one.
+
+    Host threads call `put` under a common lock, and read the counts. The I/O thread calls all other methods. Each side does
+    single operations on a deque, so neither waits for the other. If the memory is full, its oldest segment is dropped and
+    counted. With ``overflow: wait`` nothing is dropped: the learner's credit limits the length.
+
+    Attributes:
+        in_hand: The number of segments that are moving from memory to the spool, or from here to the session. The number is set
+            before a move and cleared after it. So a thread that reads `items`, then `in_hand`, then the session's count misses
+            no segment.
+    """
+
+    def __init__(self, max_items: int, max_bytes: int, *, drops: bool) -> None:
+        self.spool: Spool | None = None
+        self.in_hand = 0
+        self.memory_dropped = Counters()  # number of segments by reason
+        self.put_items = self.put_steps = 0
+        self._max_items, self._max_bytes, self._drops = max_items, max_bytes, drops
+        self._memory: deque[Segment] = deque()
+        # Each number is changed by one side only.
+        self._bytes_in = self._bytes_popped = self._bytes_dropped = 0
+        self._steps_popped = self._steps_dropped = 0
+
+    def put(self, segment: Segment) -> None:
+        """Add a segment. If the memory is then full, drop the oldest segments."""
+        steps, nbytes = segment.steps, segment.nbytes  # a signal handler can run, and raise, in these calls and not below
+        self.put_items += 1
+        self.put_steps += steps
+        self._bytes_in += nbytes
+        self._memory.append(segment)
+        while self._drops and len(self._memory) > 1 and (len(self._memory) > self._max_items or self._nbytes > self._max_bytes):
+            try:
+                oldest = self._memory.popleft()
+            except IndexError:
+                return
+            steps, nbytes = oldest.steps, oldest.nbytes
+            self._steps_dropped += steps
+            self._bytes_dropped += nbytes
+            self.memory_dropped.add("overflow")
+
+    @property
+    def _nbytes(self) -> int:
+        return self._bytes_in - self._bytes_popped - self._bytes_dropped
+
+    @property
+    def items(self) -> int:
+        in_memory = len(self._memory)  # first: a segment that moves meanwhile is counted twice, and not missed
+        return in_memory if self.spool is None else in_memory + self.spool.untaken_items
+
+    @property
+    def steps(self) -> int:
+        in_memory = self.put_steps - self._steps_popped - self._steps_dropped
+        return in_memory if self.spool is None else in_memory + self.spool.untaken_steps
+
+    @property
+    def submitted(self) -> int:
+        """The number of segments that the host has finished; with a spool, over all starts of the actor."""
+        if self.spool is None:
+            return self.put_items
+        return self.spool.submitted + len(self._memory) + sum(self.memory_dropped.snapshot().values())
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """The number of segments dropped before they were sent, by reason; with a spool, over all starts of the actor."""
+        counts = {} if self.spool is None else self.spool.dropped
+        for reason, count in self.memory_dropped.snapshot().items():
+            counts[reason] = counts.get(reason, 0) + count
+        return counts
+
+    def fill_spool(self) -> bool:
+        """Move some segments from memory to the spool, in one transaction. Return False if no segment was moved."""
+        if self.spool is None:
+            return False
+        batch: list[PackedSegment] = []
+        self.in_hand = min(SPOOLED_ITEMS, len(self._memory))
+        while len(batch) < self.in_hand and (segment := self._pop()) is not None:
+            if (packed := self._packed(segment)) is not None:
+                batch.append(packed)
+        if batch:
+            self.spool.put(batch)
+        self.in_hand = 0
+        return bool(batch)
+
+    def peek(self) -> QueuedSegmentInfo | None:
+        """Return the properties of the segment that `take` returns next; None if there is no segment."""
+        if self.spool is not None:
+            return self.spool.peek() if self.spool.reconciled else None
+        try:
+            segment = self._memory[0]
+        except IndexError:  # a host thread can drop it at any time
+            return None
+        return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
+
+    def take(self) -> PackedSegment | None:
+        """Remove and return the oldest segment, encoded for the message; None if no segment can be sent."""
+        if self.spool is not None:
+            return self.spool.take()
+        segment = self._pop()
+        return self._packed(segment) if segment is not None else None
+
+    def drop(self, reason: str) -> bool:
+        """Drop the oldest segment and count it as dropped for `reason`. Return False if the disk fails."""
+        if self.spool is not None:
+            return self.spool.drop_head(1, reason) == 1
+        if self._pop() is not None:
+            self.memory_dropped.add(reason)
+        return True
+
+    def newest_version(self, steps: int, generation: int) -> int:
+        """Return the lowest version in the newest segments of `generation` that have `steps` steps; 0 if they have fewer."""
+        lowest = None
+        for segment in reversed(self._memory.copy()):
+            if segment.generation != generation:
+                break
+            oldest = int(segment.versions.min())
+            lowest = oldest if lowest is None else min(lowest, oldest)
+            steps -= segment.steps
+            if steps <= 0:
+                return lowest
+        return 0
+
+    def close(self) -> None:
+        """Move all segments to the spool and close it, if there is one."""
+        while self.fill_spool():
+            pass
+        if self.spool is not None:
+            self.spool.close()
+
+    def _pop(self) -> Segment | None:
+        try:
+            segment = self._memory.popleft()
+        except IndexError:
+            return None
+        self._bytes_popped += segment.nbytes
+        self._steps_popped += segment.steps
+        return segment
+
+    def _packed(self, segment: Segment) -> PackedSegment | None:
+        """Return a segment encoded for the message. If that fails, count it as dropped and return None."""
+        try:
+            return pack_segment(segment)
+        except (ProtocolError, TypeError, ValueError):
+            if not self.memory_dropped.get("not_encodable"):
+                log.exception("a segment of %d steps can't be encoded, and is dropped", segment.steps)
+            self.memory_dropped.add("not_encodable")
+            return None

@@ -9,17 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
@@ -77,8 +75,11 @@ class RL4SysTrajectory:
     def __post_init__(self) -> None:
         self.closed = PendingEpisodeSegments(self.episode_id)
 
-    def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
-        """Return the observation and mask of the first action that was not added; the arguments if all were added."""
+    def bootstrap(self, observation: Tree, mask: Mask) -> tuple[Tree, Mask]:
+        """Return the observation and mask of the first requested action that was not added; the arguments if there is none.
+
+        The learner bootstraps from them.
+        """
         waiting = next((action for action in self.requested if action.writer is None), None)
         return (observation, mask) if waiting is None else (waiting.obs, waiting.mask)
 
@@ -119,7 +120,7 @@ class RL4SysTrajectory:
         """Store an action as the next step, as `RL4SysAgent.add_to_trajectory` does.
 
         Raises:
-            ActionError: As for `RL4SysAgent.add_to_trajectory`.
+            ActionError: If the action is of another agent or already stored, or, with ``overflow: wait``, comes too late.
         """
         self.episodes.add(self, action)
 
@@ -144,7 +145,7 @@ class RL4SysTrajectory:
         """End the episode in a terminal state, and send its last steps, as `RL4SysAgent.mark_end_of_trajectory` does.
 
         Raises:
-            RewardError: As for `RL4SysAgent.mark_end_of_trajectory`.
+            RewardError: If a step has no reward. Only with ``overflow: wait``.
         """
         self.episodes.end(self)
 
@@ -195,7 +196,7 @@ class TrajectoryManager:
         return newest if belongs else None
 
     def _begun(self, traj: RL4SysTrajectory) -> RL4SysTrajectory:
-        """Return the trajectory for the next request: the one that an action has begun after the end of `traj`, else `traj`."""
+        """Return the running episode if one has begun since `traj` ended and got no request so far; otherwise `traj`."""
         newest = traj.requested.newest
         if newest is None or newest.completed or newest.first is not None:
             return traj
@@ -211,7 +212,7 @@ class TrajectoryManager:
         traj.requested.append(action)
 
     def _forget_requests(self, traj: RL4SysTrajectory) -> None:
-        """Forget older requested actions that the host no longer has and so can never add."""
+        """Forget older requested actions to which the host has no reference, so that it can never add them."""
         actions = list(traj.requested)
         # Three references are not the host's: the list, the deque, and the argument of the call.
         held = [sys.getrefcount(actions[i]) > 3 + (actions[i] is traj.first) for i in range(len(actions))]
@@ -224,7 +225,7 @@ class TrajectoryManager:
         self,
         trajs: Sequence[RL4SysTrajectory | None],
         observations: Sequence[Tree],
-        masks: Sequence[NDArray[np.bool_] | None],
+        masks: Sequence[Mask],
         generation: int,
     ) -> list[RL4SysTrajectory]:
         """Prepare trajectories for their next step, by a policy of `generation`. Replace ended trajectories by new ones."""
@@ -248,10 +249,8 @@ class TrajectoryManager:
             if traj is not None and traj.last is not None and traj.last.done and not traj.completed:
                 self.end(traj, traj.last)
 
-    def cut(
-        self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
-    ) -> SegmentWriter:
-        """Close the trajectory's segment, and return a new one. Without `follows`, steps are missing between the two."""
+    def cut(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask, *, follows: bool = True) -> SegmentWriter:
+        """Close the trajectory's segment, and return the next. `follows` is False if steps are missing between them."""
         writer = traj.writer
         left = traj.cap_left - writer.steps
         capped = left <= 0
@@ -276,7 +275,7 @@ class TrajectoryManager:
         known = (traj.last, traj.marked)
         for writer in writers:
             writer.pending = self._pending
-        return [action for writer in writers for action in recorded_actions(writer, self.owner, known)]
+        return [action for writer in writers for action in writer.recorded_actions(self.owner, known)]
 
     def discard_open_segment(self, traj: RL4SysTrajectory) -> None:
         """Discard the trajectory's newest steps, as `RL4SysTrajectory.clear` describes."""
@@ -298,11 +297,11 @@ class TrajectoryManager:
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec
         if spec.columns:
-            return ExtraColumnSegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
+            return ExtraColumnSegmentWriter(spec, max_steps, segment_index)
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action as the next step of `traj`, with all checks that `RL4SysAgent.add_to_trajectory` leaves out."""
+        """Store an action as the next step of `traj`, with the checks that the fast path of the agent leaves out."""
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
@@ -341,7 +340,7 @@ class TrajectoryManager:
         traj.requested.popleft()
 
     def _skip_to(self, traj: RL4SysTrajectory, action: RL4SysAction) -> bool:
-        """Make `action` the first of ``traj.requested``, with a gap for earlier ones. Return False if it is not in there."""
+        """Remove the actions before `action` from ``traj.requested``, and note the gap. Return False if it is not there."""
         requested = traj.requested
         while requested and requested[0].writer is not None:  # a signal handler has raised after the write
             requested.popleft()
@@ -405,7 +404,7 @@ class TrajectoryManager:
             for _ in requested[:end]:
                 traj.requested.popleft()
 
-    def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
+    def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, Mask]:
         """Return the observation after the last step of a truncated episode, and its mask; None if the host gave none."""
         try:
             if final_obs is not None:
@@ -417,7 +416,7 @@ class TrajectoryManager:
         return None, None
 
     def _check_rewards(self, writers: Sequence[SegmentWriter]) -> None:
-        """Check that the last segments have all rewards. If rewards may come late, only count a missing one."""
+        """Raise RewardError if one of the last segments lacks a reward. If rewards may come late, count the episode instead."""
         for part in writers:
             if not part.missing:
                 continue
@@ -479,9 +478,9 @@ class TrajectoryManager:
         action: RL4SysAction | None,
         truncated: bool,
         final: Tree | None,
-        allowed: NDArray[np.bool_] | None,
+        allowed: Mask,
     ) -> None:
-        """Close the last segment of an episode. In a truncated episode, the last observation can replace `final`."""
+        """Close the last segment of an episode. With `truncated`, the last step's observation can stand in for `final`."""
         writer = traj.writer
         after, its_mask = traj.bootstrap(None, None)
         if action is not traj.last and (action is not None or after is not None):

@@ -31,9 +31,6 @@ class Distribution(Protocol):
     def mean_entropy(self) -> Tensor:
         """Return the mean entropy of the ``B`` distributions in nats, as a scalar tensor."""
 
-    def mode(self) -> Tensor:
-        """Return the most probable action of each distribution, in the form that `log_probs` takes."""
-
 
 class Categorical:
     """A batch of ``B`` distributions over ``n`` discrete actions. It implements `Distribution`.
@@ -53,10 +50,6 @@ class Categorical:
     def mean_entropy(self) -> Tensor:
         """Return the mean of ``-Σ p log p`` over the ``B`` distributions, as a scalar tensor."""
         return (self._log_probs.exp() * self._log_probs).sum() * (-1.0 / len(self._log_probs))
-
-    def mode(self) -> Tensor:
-        """Return the most probable actions, int64 ``[B]`` from 0."""
-        return self._log_probs.argmax(dim=1)
 
 
 class DiagonalGaussian:
@@ -83,31 +76,25 @@ class DiagonalGaussian:
         """Return the entropy ``Σ log σ + n/2 (1 + log 2π)``, for standard deviations σ, as a scalar tensor."""
         return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
 
-    def mode(self) -> Tensor:
-        """Return the means, ``[B, n]``: the most probable actions."""
-        return self._means
 
-
-class ActionDistributions:
-    """The conversion of network outputs to distributions over the actions of one space, and the encoding of these actions."""
+class ActionDistributionBuilder:
+    """A function that converts network outputs to distributions over the actions of one space. It also encodes such actions."""
 
     def __init__(self, space: ActionSpace) -> None:
         self.layout = action_layout(space)
         self._space = space
-        self._groups = () if isinstance(space, BoxSpace | DiscreteSpace) else choice_groups(self.layout)
-        self._choices = [torch.from_numpy(group.choices) for group in self._groups]
-        self._logits = [torch.from_numpy(group.logits) for group in self._groups]
+        groups = () if isinstance(space, BoxSpace | DiscreteSpace) else choice_groups(self.layout)
+        self._groups = [(group.options, torch.from_numpy(group.choices), torch.from_numpy(group.logits)) for group in groups]
 
     @property
     def number_columns(self) -> slice | None:
-        """The columns of encoded actions that are numbers; None without a Box."""
+        """The columns of the result of `encode` that have the numbers of the Boxes; None if the space has no Box."""
         if not self.layout.numbers:
             return None
         return slice(None) if isinstance(self._space, BoxSpace) else slice(self.layout.choices, None)
 
     def place(self, device: torch.device) -> None:
-        self._choices = [index.to(device) for index in self._choices]
-        self._logits = [index.to(device) for index in self._logits]
+        self._groups = [(options, choices.to(device), logits.to(device)) for options, choices, logits in self._groups]
 
     def encode(self, actions: Tree) -> Tensor:
         """Return raw actions, a tree of arrays ``[N, *leaf]``, in the form that `Distribution.log_probs` takes.
@@ -122,18 +109,22 @@ class ActionDistributions:
         return torch.from_numpy(self.layout.join(actions))
 
     def __call__(self, outputs: Tensor, log_std: Tensor | None, forbidden: Tensor | None) -> Distribution:
-        """Return the distributions for the outputs of a network ``[B, outputs]``, in the order of `ActionLayout`."""
+        """Return ``B`` distributions over actions from outputs of a network, ``[B, outputs]``, in the order of `ActionLayout`.
+
+        `log_std` has the logarithms of the standard deviations, ``[n]``; None without a Box. `forbidden` is True for each
+        discrete action to exclude, bool ``[B, options]``; None if all are allowed.
+        """
         if isinstance(self._space, DiscreteSpace):
             return Categorical(outputs, forbidden)
         if isinstance(self._space, BoxSpace):
             assert log_std is not None
             return DiagonalGaussian(outputs, log_std)
         groups = []
-        for group, index in zip(self._groups, self._logits, strict=True):
-            excluded = None if forbidden is None else forbidden.index_select(1, index).reshape(-1, group.options)
-            groups.append(Categorical(outputs.index_select(1, index).reshape(-1, group.options), excluded))
+        for options, choices, index in self._groups:
+            excluded = None if forbidden is None else forbidden.index_select(1, index).reshape(-1, options)
+            groups.append((Categorical(outputs.index_select(1, index).reshape(-1, options), excluded), choices))
         numbers = None if log_std is None else DiagonalGaussian(outputs[:, self.layout.logits :], log_std)
-        return JointDistribution(len(outputs), groups, self._choices, numbers)
+        return JointDistribution(len(outputs), groups, numbers)
 
 
 class JointDistribution:
@@ -143,30 +134,24 @@ class JointDistribution:
     computed together.
     """
 
-    def __init__(self, rows: int, groups: list[Categorical], choices: list[Tensor], numbers: DiagonalGaussian | None) -> None:
-        self._rows, self._groups, self._choices, self._numbers = rows, groups, choices, numbers
-        self._count = sum(map(len, choices))
+    def __init__(self, rows: int, groups: list[tuple[Categorical, Tensor]], numbers: DiagonalGaussian | None) -> None:
+        self._rows, self._groups, self._numbers = rows, groups, numbers
+        self._count = sum(len(choices) for _, choices in groups)
 
     def log_probs(self, actions: Tensor) -> Tensor:
         parts = [
             group.log_probs(actions.index_select(1, choices).long().reshape(-1)).view(self._rows, -1).sum(dim=1)
-            for group, choices in zip(self._groups, self._choices, strict=True)
+            for group, choices in self._groups
         ]
         if self._numbers is not None:
             parts.append(self._numbers.log_probs(actions[:, self._count :]))
         return torch.stack(parts).sum(dim=0)
 
     def mean_entropy(self) -> Tensor:
-        parts = [group.mean_entropy() * float(len(choices)) for group, choices in zip(self._groups, self._choices, strict=True)]
+        parts = [group.mean_entropy() * float(len(choices)) for group, choices in self._groups]
         if self._numbers is not None:
             parts.append(self._numbers.mean_entropy())
         return torch.stack(parts).sum()
-
-    def mode(self) -> Tensor:
-        indices = torch.empty((self._rows, self._count), dtype=torch.float32, device="cpu")
-        for group, choices in zip(self._groups, self._choices, strict=True):
-            indices = indices.to(choices.device).index_copy(1, choices, group.mode().view(self._rows, -1).float())
-        return indices if self._numbers is None else torch.cat((indices, self._numbers.mode()), dim=1)
 
 
 class ActionScale:

@@ -104,7 +104,10 @@ _ARRAYS = "gram", "moment", "means", "factors"
 
 
 class LinearBandit:
-    """The algorithm `BANDIT`. Each step of a segment is a separate decision, whether or not the episode continues."""
+    """The algorithm `BANDIT`: for each action, a linear model of the reward.
+
+    Each step of a segment is a separate decision, whether or not the episode continues.
+    """
 
     kind: ClassVar[str] = "onpolicy"
     publish_every_updates = 1
@@ -127,7 +130,7 @@ class LinearBandit:
         self._means, self._factors = self._posterior()
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from now on, but `ridge` only from the next update on."""
+        """Use these parameters from now on. Only a new `ridge` waits for the next update."""
         self.parameters = read_parameters(BanditParameters, parameters, algorithm="BANDIT")
         self.rollout_length = self.parameters.rollout_length
 
@@ -142,7 +145,7 @@ class LinearBandit:
         return max(0, self.parameters.steps_per_update - self._waiting_steps)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Add the observed decisions, in order, to the models of their actions."""
+        """Fit the models of the actions to the observed decisions. Return metrics; None if there are too few decisions."""
         if not self._waiting or (self.demand() and not partial):
             return None
         segments, self._waiting, self._waiting_steps = self._waiting, [], 0
@@ -165,7 +168,7 @@ class LinearBandit:
         return features[: segment.steps].astype(np.float64)
 
     def _add(self, features: Array, actions: NDArray[np.int64], rewards: Array) -> None:
-        """Add decisions ``[N]`` to the sums of their actions, and discount the earlier ones."""
+        """Reduce the weight of earlier decisions, and add ``N`` decisions to the sums from which the models follow."""
         count, forgetting = len(actions), self.parameters.forgetting
         kept = forgetting**count
         self._gram *= kept
@@ -179,7 +182,7 @@ class LinearBandit:
             self._moment[action] += weighted.T @ rewards[rows]
 
     def _posterior(self) -> tuple[Array, Array]:
-        """Return the means ``[n, D]`` and the inverse Cholesky factors ``[n, D, D]`` of all actions."""
+        """Return each action's model of ``D`` weights: means ``[n, D]`` and inverse Cholesky factors ``[n, D, D]``."""
         identity = np.eye(self._gram.shape[1])
         try:
             lower = np.linalg.cholesky(self._gram + self._ridge_share * self.parameters.ridge * identity)
@@ -213,7 +216,7 @@ class LinearBandit:
         self._waiting, self._waiting_steps = [], 0
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Take the posterior of the given policy as the prior."""
+        """Start the training from a bandit policy with these tensors: from its models of the actions."""
         means, factors = (np.array(tensors[name], dtype=np.float64) for name in ("means", "factors"))
         identity = np.eye(factors.shape[1])
         try:

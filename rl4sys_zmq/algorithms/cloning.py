@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionDistributions
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionDistributionBuilder
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
@@ -33,7 +33,7 @@ def cloned_columns(
     """
     leaves = zip(*([leaf[: segment.steps] for leaf in segment.observation_leaves] for segment in segments), strict=True)
     observations = leaves_of(observation_space).unflatten(map(np.concatenate, leaves))
-    acted = ActionDistributions(action_space)
+    acted = ActionDistributionBuilder(action_space)
     chosen = acted.encode(np.concatenate([segment.actions for segment in segments]))
     forbidden = forbidden_actions(segments, acted.layout.logits)
     return encode_observations(observation_space, observations), chosen, *(() if forbidden is None else (forbidden,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl4sys_zmq.config.options import InvalidValue, number, whole_number
-from rl4sys_zmq.learner.registry.like import Libraries, Library, SharedName, Values, falling, times
+from rl4sys_zmq.learner.registry.like import ForeignParameter, Libraries, Library, Values, falling, times
 
 LONGEST_SEGMENT = 128
 """The largest segment of an actor, in steps, if a library gives the steps of each environment per update."""
@@ -40,12 +40,15 @@ def _activation(value: Any, values: Values) -> dict[str, object]:
 
 
 def _layers(sizes: list[int], function: str) -> dict[str, Any]:
-    """Return the table's rows about networks: the keys that Stable-Baselines3 has in `policy_kwargs`."""
-    return {"net_arch": sizes, "activation_fn": SharedName(function, "nn.ReLU is relu", "activation", _activation)}
+    """Return the descriptions and defaults of two parameters of Stable-Baselines3: `net_arch` and `activation_fn`."""
+    return {"net_arch": sizes, "activation_fn": ForeignParameter(function, "nn.ReLU is relu", "activation", _activation)}
 
 
 def _batch(steps: str, default: int, envs: str, environments: int, alone: str = "steps per segment") -> dict[str, Any]:
-    """Return the table's rows about the batch: the steps of each environment per update, and the number of environments."""
+    """Return the descriptions of two parameters of another library that together give the size of a batch.
+
+    They are `steps`, the steps of each environment per update, and `envs`, the number of environments.
+    """
     count = whole_number(1, 1 << 20)
 
     def environment(value: Any, values: Values) -> dict[str, object]:
@@ -57,8 +60,8 @@ def _batch(steps: str, default: int, envs: str, environments: int, alone: str = 
 
     note = f"steps of each environment per update, times {envs}; without like: {alone}"
     return {
-        steps: SharedName(default, note, "steps_per_update, rollout_length", convert, alone == "steps per segment"),
-        envs: SharedName(environments, "environments of all actors", "steps_per_update", environment),
+        steps: ForeignParameter(default, note, "steps_per_update, rollout_length", convert, alone == "steps per segment"),
+        envs: ForeignParameter(environments, "environments of all actors", "steps_per_update", environment),
     }
 
 
@@ -73,14 +76,14 @@ _SB3_COMMON = {
 _SB3_PPO = {
     "learning_rate": falling(3e-4, "learning_rate", {"anneal_lr": True}), **_SB3_COMMON, **_batch("n_steps", 2048, "n_envs", 1),
     "gae_lambda": 0.95, "batch_size": 64, "n_epochs": 10, "clip_range": falling(0.2, "clip_coef", {"anneal_clip": True}),
-    "clip_range_vf": SharedName(None, "the clipped error alone; without like: the larger one", differs=True),
-    "normalize_advantage": SharedName(True, _EACH, differs=True),
+    "clip_range_vf": ForeignParameter(None, "the clipped error alone; without like: the larger one", differs=True),
+    "normalize_advantage": ForeignParameter(True, _EACH, differs=True),
     "target_kl": times(1.5, "target_kl", None, "1.5 times it ends the update, at a minibatch; without like: it, after a pass"),
 }  # fmt: skip
 _SB3_A2C = {
     "learning_rate": falling(7e-4, "learning_rate", {"anneal_lr": True}), **_SB3_COMMON, **_batch("n_steps", 5, "n_envs", 1),
     "gae_lambda": 1.0, "normalize_advantage": False, "use_rms_prop": True,
-    "rms_prop_eps": SharedName(
+    "rms_prop_eps": ForeignParameter(
         1e-5, "nothing without use_rms_prop: Adam has 1e-5", "adam_eps",
         lambda value, values: {"adam_eps": value if values["use_rms_prop"] else 1e-5},
     ),
@@ -88,13 +91,13 @@ _SB3_A2C = {
 
 
 def _cleanrl_ppo(file: str, *, alone: str = "steps per segment", numbers: bool = True, **other: Any) -> Library:
-    """Return the table of a file of CleanRL's PPO, with the defaults that differ from those for continuous actions."""
+    """Return the parameters of a file of CleanRL's PPO. `other` has defaults that are not those for continuous actions."""
     names: dict[str, Any] = {
         "total_timesteps": 1_000_000, "learning_rate": 3e-4, "num_envs": 1, "num_steps": 2048, "anneal_lr": True, "gamma": 0.99,
-        "gae_lambda": 0.95, "num_minibatches": 32, "update_epochs": 10, "norm_adv": SharedName(True, _EACH, differs=True),
+        "gae_lambda": 0.95, "num_minibatches": 32, "update_epochs": 10, "norm_adv": ForeignParameter(True, _EACH, differs=True),
         "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.0, "max_grad_norm": 0.5,
-        "vf_coef": SharedName(0.5, "weight of half the squared error, as here", differs=True),
-        "target_kl": SharedName(None, "of a pass's last minibatch; without like: of the whole pass", differs=True), **other,
+        "vf_coef": ForeignParameter(0.5, "weight of half the squared error, as here", differs=True),
+        "target_kl": ForeignParameter(None, "of a pass's last minibatch; without like: of the whole pass", differs=True), **other,
     }  # fmt: skip
     names |= _batch("num_steps", names["num_steps"], "num_envs", names["num_envs"], alone)
     rules = {**_CLIPPED, "norm_adv_over": "minibatch", "target_kl_over": "last_minibatch"}
@@ -113,12 +116,8 @@ def _entropy(value: Any, values: Values) -> dict[str, object]:
         raise InvalidValue("a number above 0, 'auto', or 'auto_' and the first value") from None
 
 
-def _target_entropy(value: Any, values: Values) -> dict[str, object]:
-    return {"target_entropy": None if value == "auto" else value}
-
-
 def _sb3_replay(name: str, rules: Values, **other: Any) -> Library:
-    """Return the table of an off-policy algorithm of Stable-Baselines3."""
+    """Return the parameters of an off-policy algorithm of Stable-Baselines3, with their defaults."""
     names = {
         "buffer_size": 1_000_000, "learning_starts": 100, "batch_size": 256, "tau": 0.005, "gamma": 0.99, "train_freq": 1,
         "gradient_steps": 1, "n_steps": 1, **other,
@@ -127,13 +126,13 @@ def _sb3_replay(name: str, rules: Values, **other: Any) -> Library:
 
 
 def _cleanrl_replay(file: str, rules: Values, differences: str = "", **other: Any) -> Library:
-    """Return the table of an off-policy file of CleanRL."""
+    """Return the parameters of an off-policy file of CleanRL, with their defaults."""
     return Library(f"CleanRL, {file}", {"gamma": 0.99, **other}, rules, _CLEANRL_ABSENT, differences + _VERSIONS)
 
 
 _DETERMINISTIC: dict[str, Any] = {
     "learning_rate": 1e-3, **_layers([400, 300], "relu"),
-    "noise_std": SharedName(0.0, "of action_noise, as a share of half the range", "exploration_noise"),
+    "noise_std": ForeignParameter(0.0, "of action_noise, as a share of half the range", "exploration_noise"),
 }  # fmt: skip
 _DISCRETE: dict[str, Any] = {
     "total_timesteps": 500_000, "learning_rate": 2.5e-4, "buffer_size": 10_000, "batch_size": 128, "learning_starts": 10_000,
@@ -181,9 +180,10 @@ DQN: Libraries = {
     "rl4sys": Library(
         "RL4Sys, DQN",
         {
-            "learning_rate": SharedName(1e-4, "also of lr, which its code reads"), "batch_size": 32, "gamma": 0.99, "tau": 0.005,
-            "buffer_size": 1_000_000, "start_e": 1.0, "end_e": 0.05, "exploration_fraction": 0.1, "learning_starts": 50_000,
-            "target_network_frequency": 1000, "traj_per_epoch": 5, "train_iters": 1, "total_timesteps": 1_000_000,
+            "learning_rate": ForeignParameter(1e-4, "also of lr, which its code reads"),
+            "batch_size": 32, "gamma": 0.99, "tau": 0.005, "buffer_size": 1_000_000, "start_e": 1.0, "end_e": 0.05,
+            "exploration_fraction": 0.1, "learning_starts": 50_000, "target_network_frequency": 1000, "traj_per_epoch": 5,
+            "train_iters": 1, "total_timesteps": 1_000_000,
         },
         {**_ONE_STEP, **WHOLE_ERROR, "hidden_sizes": [64, 64]},
         {
@@ -196,7 +196,7 @@ DQN: Libraries = {
 }  # fmt: skip
 C51: Libraries = {
     "cleanrl": _cleanrl_replay("c51.py", {**_ONE_STEP, "tau": 1.0}, n_atoms=101, v_min=-100.0, v_max=100.0, **{
-        **_DISCRETE, "batch_size": SharedName(
+        **_DISCRETE, "batch_size": ForeignParameter(
             128, "Adam's epsilon is 0.01 divided by it", "batch_size, adam_epsilon",
             lambda value, _: {"batch_size": value, "adam_epsilon": 0.01 / whole_number(1, 1 << 20)(value)},
         ),
@@ -205,18 +205,22 @@ C51: Libraries = {
 SAC: Libraries = {
     "sb3": _sb3_replay(
         "SAC", {}, learning_rate=3e-4, **_layers([256, 256], "relu"),
-        ent_coef=SharedName("auto", "auto, auto_ and its first value, or fixed", "learn_temperature, temperature", _entropy),
-        target_entropy=SharedName("auto", "auto: null", "", _target_entropy),
+        ent_coef=ForeignParameter(
+            "auto", "auto, auto_ and its first value, or fixed", "learn_temperature, temperature", _entropy
+        ),
+        target_entropy=ForeignParameter(
+            "auto", "auto: null", "", lambda value, _: {"target_entropy": None if value == "auto" else value}
+        ),
     ),
     "cleanrl": _cleanrl_replay(
         "sac_continuous_action.py", {"log_std_min": -5.0, "log_std_max": 2.0},
         "log σ is clipped to its range, into which a tanh maps it there. One step of the policy follows each one of the critics; "
         "there two follow each second one. ", **{**_REPLAY, "learning_starts": 5000}, policy_lr=3e-4, autotune=True,
-        q_lr=SharedName(
+        q_lr=ForeignParameter(
             1e-3, "of the critics and of the temperature", "critic_learning_rate, temperature_learning_rate",
             lambda value, _: {"critic_learning_rate": value, "temperature_learning_rate": value},
         ),
-        alpha=SharedName(
+        alpha=ForeignParameter(
             0.2, "nothing with autotune, which begins at 1; without like: its first value", "temperature",
             lambda value, values: {"temperature": None if values["autotune"] else value}, True,
         ),

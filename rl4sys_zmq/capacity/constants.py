@@ -19,25 +19,24 @@ FORMAT = 1
 FSYNC = ("normal", "always")
 INGRESS_COSTS = ("ingress", "gateway", "trainer", "processor")
 MAX_BYTES = 1 << 20
-_REMEDY = "run rl4sys-learner capacity --measure again, or remove the file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IngressCost:
-    """The time that a learner spends on a message with segments, in seconds: per message, per segment and per byte."""
+class ReceivingCost:
+    """The time that a learner spends on data that arrives, in seconds: per message with segments, per segment and per byte."""
 
     message_s: float
     segment_s: float
     byte_s: float
 
     def seconds(self, messages: float, segments: float, nbytes: float) -> float:
-        """Return the time of so many messages, segments and bytes, in seconds. With rates, this is the share of a second."""
+        """Return the seconds for these numbers of messages, segments and bytes. For rates, the result is a load."""
         return messages * self.message_s + segments * self.segment_s + nbytes * self.byte_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutCost:
-    """The time from an update until the last actor has the new weights, if all weights are sent (level 0), in seconds."""
+    """The time from an update until all actors have the new weights, in seconds. All weights are sent, not a diff."""
 
     version_s: float  # per version
     actor_s: float  # per version and actor
@@ -45,22 +44,22 @@ class FanoutCost:
     sent_byte_s: float  # per byte that is sent to one actor
 
     def seconds(self, model_bytes: float, update_bytes: float, actors: float) -> float:
-        """Return the time of one version in seconds. `model_bytes` is the size in float32, `update_bytes` that of a message."""
+        """Return the seconds for one version. `model_bytes` is the size of the weights, `update_bytes` that of the message."""
         here = self.version_s + model_bytes * self.model_byte_s
         return here + actors * (self.actor_s + update_bytes * self.sent_byte_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """The constants of the predictions. All times are in seconds, all sizes in bytes."""
+    """The measured times (in seconds) and sizes (in bytes) from which the load of a learner is predicted."""
 
     # wall time of the whole way of a message in memory, at saturation: gateway, learner thread, and their switches of the
     # interpreter lock
-    ingress: IngressCost
-    gateway: IngressCost  # CPU time of the gateway for a message
-    trainer: IngressCost  # CPU time of the learner thread for a message, without training
-    processor: IngressCost  # CPU time of the learner's process for a message, over all threads
-    durable: Mapping[str, IngressCost]  # as `ingress`, with the journal on disk, by value of the option ``fsync``
+    ingress: ReceivingCost
+    gateway: ReceivingCost  # CPU time of the gateway for a message
+    trainer: ReceivingCost  # CPU time of the learner thread for a message, without training
+    processor: ReceivingCost  # CPU time of the learner's process for a message, over all threads
+    durable: Mapping[str, ReceivingCost]  # as `ingress`, with the journal on disk, by value of the option ``fsync``
     commit_s: float  # one write and flush of a small message to the disk
     fanout: FanoutCost  # a version of the weights
     encode_byte_s: float  # the encoding of a diff at level 1, per byte of the weights
@@ -76,25 +75,25 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredConstants:
     constants: Constants
     # the result of `machine_record`; empty if the constants were not measured here
     machine: Mapping[str, Any] = field(default_factory=dict)
 
 
-def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> IngressCost:
-    """Return the non-negative costs that explain measured times with the smallest relative errors.
+def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> ReceivingCost:
+    """Return the costs, at least 0, that predict measured times with the smallest relative errors.
 
-    A point has the numbers of messages, segments and bytes that took the time in `seconds`.
+    `seconds` has the measured times. The point of each time has its numbers of messages, segments and bytes.
     """
-    solved = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
-    return IngressCost(message_s=solved[0], segment_s=solved[1], byte_s=solved[2])
+    message_s, segment_s, byte_s = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
+    return ReceivingCost(message_s=message_s, segment_s=segment_s, byte_s=byte_s)
 
 
 def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> FanoutCost:
-    """Return the non-negative costs that explain measured times of versions with the smallest relative errors.
+    """Return the costs, at least 0, that predict the measured times of versions with the smallest relative errors.
 
-    A point has the size of the weights in bytes and the number of actors.
+    `seconds` has the times. The point of each time has the size of the weights in bytes and the number of actors.
     """
     rows = np.array([(1.0, actors, size, size * actors) for size, actors in points])
     solved = _fit(rows, np.array(seconds, np.float64))
@@ -102,9 +101,9 @@ def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) 
 
 
 def _fit(rows: Any, seconds: Any) -> list[float]:
-    """Return the least-squares solution of ``rows @ x = seconds``, with relative errors and without negative numbers.
+    """Return the ``x``, without negative numbers, for which ``rows @ x`` has the smallest relative errors to `seconds`.
 
-    Columns with a negative element of ``x`` are left out, and the rest is solved again.
+    This is a least-squares solution. A column with a negative element is left out, and the rest is solved again.
     """
     weighted = rows / seconds[:, None]
     scale = np.abs(weighted).max(axis=0)
@@ -121,13 +120,13 @@ def _fit(rows: Any, seconds: Any) -> list[float]:
 
 
 RECORDED = Constants(
-    ingress=IngressCost(message_s=300e-6, segment_s=5e-6, byte_s=0.45e-9),
-    gateway=IngressCost(message_s=150e-6, segment_s=2e-6, byte_s=0.2e-9),
-    trainer=IngressCost(message_s=120e-6, segment_s=3e-6, byte_s=0.15e-9),
-    processor=IngressCost(message_s=350e-6, segment_s=5e-6, byte_s=0.8e-9),
+    ingress=ReceivingCost(message_s=300e-6, segment_s=5e-6, byte_s=0.45e-9),
+    gateway=ReceivingCost(message_s=150e-6, segment_s=2e-6, byte_s=0.2e-9),
+    trainer=ReceivingCost(message_s=120e-6, segment_s=3e-6, byte_s=0.15e-9),
+    processor=ReceivingCost(message_s=350e-6, segment_s=5e-6, byte_s=0.8e-9),
     durable={
-        "normal": IngressCost(message_s=330e-6, segment_s=12e-6, byte_s=3e-9),
-        "always": IngressCost(message_s=330e-6, segment_s=12e-6, byte_s=3.2e-9),
+        "normal": ReceivingCost(message_s=330e-6, segment_s=12e-6, byte_s=3e-9),
+        "always": ReceivingCost(message_s=330e-6, segment_s=12e-6, byte_s=3.2e-9),
     },
     commit_s=1e-3,
     fanout=FanoutCost(version_s=0.6e-3, actor_s=60e-6, model_byte_s=0.4e-9, sent_byte_s=0.75e-9),
@@ -140,13 +139,13 @@ RECORDED = Constants(
 
 
 def constants_path() -> Path:
-    """Return the file of the user for the constants: ``capacity.json`` in the folder for caches, in ``rl4sys_zmq``."""
+    """Return the path of the file with this user's measured constants: ``rl4sys_zmq/capacity.json`` in the cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rl4sys_zmq" / "capacity.json"
 
 
-def write_constants(path: Path, measured: Measured) -> None:
-    """Write constants and the description of their machine to a file with mode 0600. An existing file is replaced as a whole."""
+def write_constants(path: Path, measured: MeasuredConstants) -> None:
+    """Write constants and the description of their machine to a file that only this user can read. Replace an existing file."""
     document = {"format": FORMAT, "machine": dict(measured.machine), "constants": asdict(measured.constants)}
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
@@ -157,40 +156,39 @@ def write_constants(path: Path, measured: Measured) -> None:
         raise ConfigError(f"{path} cannot be written ({exc.strerror}); give --constants FILE", key="constants") from exc
 
 
-def read_constants(path: Path) -> Measured:
+def read_constants(path: Path) -> MeasuredConstants:
     """Read the constants that `write_constants` wrote."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes; {_REMEDY}", key="constants")
+            raise _unusable(path, f"has more than {MAX_BYTES} bytes")
         document = json.loads(path.read_bytes())
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read ({exc.strerror}); {_REMEDY}", key="constants") from exc
+        raise _unusable(path, f"cannot be read ({exc.strerror})") from exc
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path} is not JSON ({exc}); {_REMEDY}", key="constants") from exc
+        raise _unusable(path, f"is not JSON ({exc})") from exc
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ConfigError(f"{path} was not written by this version; {_REMEDY}", key="constants")
+        raise _unusable(path, "was not written by this version")
     try:
-        constants = document["constants"]
-        return Measured(constants=_constants(constants), machine=dict(document["machine"]))
+        return MeasuredConstants(constants=_constants(document["constants"]), machine=dict(document["machine"]))
     except (KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(
-            f"{path} lacks a constant, or has one that is not a number ({exc}); {_REMEDY}", key="constants"
-        ) from exc
+        raise _unusable(path, f"lacks a constant, or has one that is not a number ({exc})") from exc
+
+
+def _unusable(path: Path, problem: str) -> ConfigError:
+    return ConfigError(f"{path} {problem}; run rl4sys-learner capacity --measure again, or remove the file", key="constants")
 
 
 def _constants(document: Mapping[str, Any]) -> Constants:
-    values: dict[str, Any] = {
-        "fanout": _group(FanoutCost, document["fanout"]),
-        "durable": {name: _group(IngressCost, document["durable"][name]) for name in FSYNC},
-    }
-    for name in (each.name for each in fields(Constants) if each.name not in values):
-        value = document[name]
-        values[name] = _group(IngressCost, value) if name in INGRESS_COSTS else _number(value)
+    def group(kind: Any, numbers: Mapping[str, Any]) -> Any:
+        return kind(**{each.name: _number(numbers[each.name]) for each in fields(kind)})
+
+    values: dict[str, Any] = {name: group(ReceivingCost, document[name]) for name in INGRESS_COSTS}
+    values["fanout"] = group(FanoutCost, document["fanout"])
+    values["durable"] = {name: group(ReceivingCost, document["durable"][name]) for name in FSYNC}
+    for each in fields(Constants):
+        if each.name not in values:
+            values[each.name] = _number(document[each.name])
     return Constants(**values)
-
-
-def _group(kind: Any, document: Mapping[str, Any]) -> Any:
-    return kind(**{each.name: _number(document[each.name]) for each in fields(kind)})
 
 
 def _number(value: object) -> float:

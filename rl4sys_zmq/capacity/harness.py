@@ -1,6 +1,6 @@
 """The harness of the measurements: an algorithm without training, child processes, and senders of trajectories.
 
-The messages of the senders are ready, so the learner is the limit.
+The messages are encoded before the measurement, so that the learner limits the speed and not the senders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEMAND = 1 << 50
 
 @contextlib.contextmanager
 def child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """Run a function, whose first argument is a pipe, in a new process. Yield the other side of the pipe."""
+    """Run `target` in a new process during the ``with`` block. Yield one end of a pipe; its first argument is the other end."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=target, args=(there, *arguments))
@@ -56,7 +56,7 @@ def child(target: Callable[..., None], *arguments: object) -> Iterator[Connectio
 
 @contextlib.contextmanager
 def senders(targets: Sequence[tuple[Callable[..., None], tuple[object, ...]]], seconds: float) -> Iterator[None]:
-    """Run functions in processes during the ``with`` block. Their last argument is the latest Unix time of their end."""
+    """Run functions in processes of their own during the ``with`` block. Their last argument is the Unix time of their end."""
     spawn = multiprocessing.get_context("spawn")
     until_s = time.time() + START_S + seconds
     running = [spawn.Process(target=target, args=(*args, until_s)) for target, args in targets]
@@ -72,7 +72,7 @@ def senders(targets: Sequence[tuple[Callable[..., None], tuple[object, ...]]], s
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryKind:
-    """A kind of trajectory to send: its name in the output, length, spaces and masks."""
+    """A kind of trajectory for measurements: its name in the output, number of steps, spaces, and True if it has masks."""
 
     name: str
     steps: int
@@ -123,9 +123,10 @@ def body_bytes(payload: TrajectoryKind, batch: int) -> list[int]:
 
 
 def send(address: str, kind: TrajectoryKind, batch: int, actors: int, name: str, until_s: float) -> None:
-    """Join a learner as actors, and send as fast as its flow control allows, until `until_s` (Unix time).
+    """Join a learner as several actors, and send as fast as it grants credit, until the Unix time `until_s`.
 
-    Several actors request credit for few segments each, so that the learner acknowledges each of their messages.
+    A single actor requests unlimited credit. Otherwise, each requests credit for a few segments, so that the learner
+    acknowledges each message.
     """
     ahead = UNLIMITED if actors == 1 else AHEAD * kind.steps
     with contextlib.ExitStack() as stack:
@@ -142,7 +143,7 @@ def send(address: str, kind: TrajectoryKind, batch: int, actors: int, name: str,
 
 
 class _Actor:
-    """One simulated actor with a message that is ready to be sent, except for its numbers."""
+    """One simulated actor. It sends the same encoded message many times, each time with new segment numbers."""
 
     def __init__(self, dealer: Socket, kind: TrajectoryKind, batch: int, ahead: int) -> None:
         self._dealer, self._kind, self._batch, self._ahead = dealer, kind, batch, ahead
@@ -179,7 +180,7 @@ class _Actor:
 
 
 class UntrainedAlgorithm:
-    """An algorithm that counts what it observes, and never updates or makes actors wait."""
+    """An algorithm that counts the segments and steps that it observes. It never updates, and never makes actors wait."""
 
     kind: ClassVar[str] = "offpolicy"
     rollout_length = 16

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rl4sys_zmq.algorithms import make_algorithm
-from rl4sys_zmq.capacity.constants import Constants, Measured, fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.constants import Constants, MeasuredConstants, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.harness import P1, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.measure_paths import IngressMeasurement, append_rate, measure_fanout, measure_ingress, policy_bytes
+from rl4sys_zmq.capacity.measure_paths import append_rate, measure_fanout, measure_ingress, policy_bytes
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import HEADER_BYTES, EncodingOptions, WireDtype, digest, encode_update
 
@@ -33,14 +33,17 @@ TRAINING_STEPS, TRAINING_EPOCHS = 1024, 2
 PrintLine = Callable[[str], None]
 
 
-def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> Measured:
-    """Measure all constants on this machine: each loop for `seconds`, and each publication of weights `versions` times."""
+def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> MeasuredConstants:
+    """Measure all constants of the predictions on this machine. `say` prints the progress.
+
+    Each measurement of data takes about `seconds`. Weights of each measured size are published `versions` times.
+    """
     say("the way of data into the learner")
-    in_memory = [_case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
+    in_memory = [_Case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
     durable = {}
     for fsync in ("normal", "always"):
         say(f"the journal, fsync {fsync}")
-        on_disk = [_case(kind, batch, actors, seconds, fsync) for kind, batch, actors in DURABLE_CASES]
+        on_disk = [_Case(kind, batch, actors, seconds, fsync) for kind, batch, actors in DURABLE_CASES]
         durable[fsync] = fit_ingress([case.amounts for case in on_disk], [case.seconds for case in on_disk])
     appended = append_rate(SMALL, batch=1, items_per_commit=1, seconds=seconds / 2)
     say("the weights")
@@ -62,27 +65,23 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
         gradient_s=gradient_s,
         gradient_unit_s=gradient_unit_s,
     )
-    return Measured(constants=constants, machine=machine_record())
+    return MeasuredConstants(constants=constants, machine=machine_record())
 
 
-@dataclass(frozen=True, slots=True)
 class _Case:
-    # number of messages, segments and bytes of a message: the first two are 1 and the size of its batch
-    amounts: tuple[float, float, float]
-    seconds: float  # time of a message
-    measured: IngressMeasurement
+    """The measured speed of a learner that receives one kind of message: `batch` trajectories in each, from `actors` actors."""
 
-
-def _case(kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: str = "") -> _Case:
-    measured = measure_ingress(kind, batch=batch, actors=actors, seconds=seconds, fsync=fsync)
-    message_s = batch * kind.steps / measured.steps_per_s
-    return _Case((1.0, float(batch), float(sum(body_bytes(kind, batch)))), message_s, measured)
+    def __init__(self, kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: str = "") -> None:
+        self.measured = measure_ingress(kind, batch=batch, actors=actors, seconds=seconds, fsync=fsync)
+        self.seconds = batch * kind.steps / self.measured.steps_per_s  # of a message
+        # number of messages, segments and bytes of a message
+        self.amounts = (1.0, float(batch), float(sum(body_bytes(kind, batch))))
 
 
 def _diffs() -> tuple[float, float]:
-    """Return the time to encode a diff at level 1 per byte of the weights, and the weights' size over the diff's.
+    """Return the seconds to encode a diff, per byte of the weights, and the weights' size divided by the diff's.
 
-    All weights change, as in an update of PPO.
+    All weights change, as in an update of PPO. The option ``weights.level`` is 1.
     """
     rng = np.random.default_rng(SEED)
     first = rng.normal(0.0, 0.1, DIFF_PARAMETERS)
@@ -98,7 +97,7 @@ def _diffs() -> tuple[float, float]:
 
 
 def _gradients() -> tuple[float, float]:
-    """Return the time of a gradient step of PPO in seconds: a fixed part, and a part per parameter and row of a minibatch."""
+    """Measure a gradient step of PPO. Return its fixed time in seconds, and the seconds per parameter and minibatch row."""
     import torch
 
     threads = torch.get_num_threads()
@@ -113,7 +112,7 @@ def _gradients() -> tuple[float, float]:
 
 
 def _gradient(hidden: int, minibatch: int) -> tuple[float, float]:
-    """Return the parameters of the policy times the rows of a minibatch, and the time of a gradient step in seconds."""
+    """Return the number of the policy's parameters times the minibatch rows, and the seconds of a gradient step of PPO."""
     observations, actions = BoxSpace((8,)), DiscreteSpace(4)
     parameters = {
         "hidden_sizes": [hidden, hidden],

@@ -38,7 +38,7 @@ STEP = 1e-3
 
 
 @dataclass(frozen=True)
-class IngressMeasurement:
+class ReceivingSpeed:
     """The measured speed of a process that receives trajectories."""
 
     steps_per_s: float
@@ -57,10 +57,10 @@ def measure_ingress(
     actors: int = 1,
     fsync: str = "",
     folder: Path | None = None,
-) -> IngressMeasurement:
-    """Measure the steps per second that a learner receives from several sending processes, each with a number of actors.
+) -> ReceivingSpeed:
+    """Measure the steps per second that a learner receives from `processes` processes with `actors` actors each.
 
-    A message has `batch` trajectories. `fsync` is the option of a journal on disk, or "" for a journal in memory.
+    A message has `batch` trajectories. `fsync` is the option ``fsync`` of a journal on disk. "" is a journal in memory.
     """
     keep_freed_memory()
     made: list[UntrainedAlgorithm] = []
@@ -91,13 +91,13 @@ def measure_ingress(
             rate, cpu, thread_cpu = measure(lambda: counting.steps, seconds, threads)
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
-    return IngressMeasurement(rate, cpu, per, *thread_cpu)
+    return ReceivingSpeed(rate, cpu, per, *thread_cpu)
 
 
 def append_rate(
     kind: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
-) -> IngressMeasurement:
-    """Measure a loop that appends the same bytes to a file, with `fdatasync` after each `items_per_commit` trajectories."""
+) -> ReceivingSpeed:
+    """Measure how fast a file takes the bytes of trajectories, with `fdatasync` after each `items_per_commit` of them."""
     block = os.urandom(round(sum(body_bytes(kind, batch)) / batch * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:
         done, began, cpu = 0, time.monotonic(), time.process_time()
@@ -107,14 +107,13 @@ def append_rate(
             done += 1
         took = time.monotonic() - began
     steps = done * items_per_commit * kind.steps
-    return IngressMeasurement(steps / took, (time.process_time() - cpu) / took, items_per_commit)
+    return ReceivingSpeed(steps / took, (time.process_time() - cpu) / took, items_per_commit)
 
 
 def measure(count: Callable[[], int], seconds: float, threads: Sequence[Sequence[int]] = ()) -> tuple[float, float, list[float]]:
-    """Measure the growth of the number of steps that `count` returns, for `seconds` after a warm-up, or until there are steps.
+    """Measure how fast the number that `count` returns grows, for at least `seconds` after a warm-up.
 
-    Return the steps per second, the CPU time of the process divided by wall time, and the same of each group of `threads`,
-    which are given by their ``ident``.
+    Return its growth per second, then CPU time divided by wall time for the process, and for each group of `threads`.
     """
     time.sleep(WARM_UP_S)
     used = [_cpu_s(group) for group in threads]
@@ -136,7 +135,7 @@ def _cpu_s(threads: Sequence[int]) -> float:
 
 
 def wait_for(look: Callable[[], T]) -> T:
-    """Return the first true result of `look`. Raise `TimeoutError` after `START_S`."""
+    """Call `look` until its result is true, and return the result. Raise `TimeoutError` after 20 s."""
     deadline = time.monotonic() + START_S
     while not (result := look()):
         if time.monotonic() > deadline:
@@ -146,7 +145,7 @@ def wait_for(look: Callable[[], T]) -> T:
 
 
 class _WalkingAlgorithm(UntrainedAlgorithm):
-    """An algorithm that updates after each step, and changes its weights at random at each snapshot."""
+    """An algorithm that does not learn: it updates after each step, and changes its weights at random at each snapshot."""
 
     kind: ClassVar[str] = "onpolicy"
     rollout_length = 1
@@ -178,7 +177,7 @@ class _WalkingAlgorithm(UntrainedAlgorithm):
 
 
 def measure_fanout(kilobytes: int, actors: int, level: int, versions: int, seed: int) -> float:
-    """Return the median time from an update until the last actor has the new weights, in milliseconds."""
+    """Return the median time from an update until all actors have the new weights, in ms. At `level` 0, no diff is sent."""
     made: list[_WalkingAlgorithm] = []
 
     def build(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], _: int) -> _WalkingAlgorithm:
@@ -197,7 +196,7 @@ def measure_fanout(kilobytes: int, actors: int, level: int, versions: int, seed:
 
 
 def policy_bytes(kilobytes: int) -> int:
-    """Return the exact size of the weights of `measure_fanout` for a policy of about `kilobytes`."""
+    """Return the size of the weights, in bytes, that `measure_fanout` publishes for `kilobytes`."""
     return 4 * _walking_spec(kilobytes).size
 
 
@@ -209,7 +208,7 @@ def _walking_spec(kilobytes: int) -> PolicySpec:
 
 
 def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
-    """Run a thread for each actor, which records when each version of the weights arrives. The first triggers the updates."""
+    """Run all actors as threads of this process. Each records when each version arrives; the first triggers the updates."""
     spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
     config = AgentConfig(
         client_id="lab", train_server_address=address, algorithm_name=WALKING, linger_ms=0, overflow="wait", **spaces
@@ -242,9 +241,9 @@ def _ask(agent: RL4SysAgent) -> None:
 def follow_versions(
     pipe: Connection, target: Callable[[int], None], actors: int, versions: int, gates: list[threading.Barrier]
 ) -> None:
-    """Run a thread for each actor, and tell the parent process when all are ready and when all have a version.
+    """Run `target` in a thread for each actor. Tell the parent process when all are ready, and when all have a version.
 
-    A thread waits at ``gates[0]`` before the first version, and after each version at ``gates[version % 2]``.
+    Each thread waits at ``gates[0]`` before the first version, and after each version at ``gates[version % 2]``.
     """
     threads = [threading.Thread(target=target, args=(n,)) for n in range(actors)]
     for thread in threads:

@@ -1,8 +1,7 @@
 """The load of each resource of a learner, and changes for loads that one process can hardly carry or not at all.
 
 These are pure functions of a workload and of measured constants. A load is the needed amount divided by the available amount.
-1.0 is the limit. In the formulas, rates such as ``messages_s`` are fields of `Traffic`, times such as ``message_s`` are fields
-of `Constants` and its parts, and other names are fields of `Workload`.
+1.0 is the limit. `docs/howto/capacity.md` lists the formulas.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rl4sys_zmq.capacity.constants import Constants
-from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
+from rl4sys_zmq.capacity.workload import Traffic, Workload
 from rl4sys_zmq.delivery.credit import CREDIT_BYTES
 from rl4sys_zmq.delivery.weight_history import RING_BYTES, RING_ITEMS
 
@@ -44,14 +43,17 @@ HOW_TO = {
 """The parts of a layout of several processes, and how each of them is set up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ResourceLoad:
-    """The load of one resource. `detail` has further numbers as text."""
+    """The load of one resource: the amount that is `used` and the `limit`, both in `unit`. `detail` has more numbers as text.
+
+    The default is the time of one thread, in seconds per second.
+    """
 
     name: str
     used: float
-    limit: float
-    unit: str
+    limit: float = THREADS
+    unit: str = "s/s"
     detail: str = ""
 
     @property
@@ -61,38 +63,27 @@ class ResourceLoad:
 
 
 def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of the learner's interpreter by data: the gateway and the learner threads share one interpreter lock.
+    """Return the load of the learner's Python interpreter, which its threads share, by arriving data, in seconds per second.
 
-    Seconds per second::
-
-        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s
-        + heartbeats_s * gateway.message_s
-        + messages_s * crypt_message_s + received_bytes_s * crypt_byte_s    (with keys)
-
-    The times are those of `Constants.ingress`, measured at saturation: so 1.0 is the rate at which the benchmark saturated.
+    `Constants.ingress` was measured at the highest possible rate, so a load of 1.0 is that rate.
     """
     used = costs.ingress.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
     used += flow.heartbeats_s * costs.gateway.message_s
     if load.keys:
         used += flow.messages_s * costs.crypt_message_s + flow.received_bytes_s * costs.crypt_byte_s
     detail = f"{flow.messages_s:,.0f} messages/s, {flow.segments_s:,.0f} segments/s, {flow.data_bytes_s / 1e6:,.1f} MB/s"
-    return ResourceLoad(name="interpreter (ingress)", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("interpreter (ingress)", used, detail=detail)
 
 
 def gateway_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of the gateway thread, in seconds of CPU time per second: as `ingress`, with `Constants.gateway`."""
+    """Return the load of the gateway thread by segments and heartbeats, in seconds of CPU time per second."""
     used = costs.gateway.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     detail = f"{flow.heartbeats_s:,.0f} heartbeats/s"
-    return ResourceLoad(name="gateway thread", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("gateway thread", used, detail=detail)
 
 
 def gradient_s(load: Workload, costs: Constants) -> float:
-    """Return the time of one gradient step, in seconds. 0 without training.
-
-    ::
-
-        gradient_s + model_bytes / 4 * minibatch / learners * gradient_unit_s + all_reduce_s    (the last with learners > 1)
-    """
+    """Return the time of one gradient step, in seconds. 0 without training."""
     training = load.training
     if training is None:
         return 0.0
@@ -102,14 +93,7 @@ def gradient_s(load: Workload, costs: Constants) -> float:
 
 
 def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of each learner thread: it takes its client's data, and trains. Actors are spread evenly over clients.
-
-    Seconds per second, for one client::
-
-        (messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s) / clients     (Constants.trainer)
-        + steps_s / clients * gradients_per_step * gradient_s
-        + publish_per_s * model_bytes * encode_byte_s                                            (level 1)
-    """
+    """Return the load of one learner thread, which takes data and trains. Each client has the same number of actors."""
     used = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s) / load.clients
     detail = "no training given"
     if load.training is not None:
@@ -118,21 +102,14 @@ def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceL
         detail = f"{gradients_s:,.1f} gradient steps/s of {1e3 * gradient_s(load, costs):.2f} ms for {flow.steps_s:,.0f} steps/s"
     if load.weights_level:
         used += load.publish_per_s * load.model_bytes * costs.encode_byte_s
-    return ResourceLoad(name="learner thread (each)", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("learner thread (each)", used, detail=detail)
 
 
 def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of publishing weights: the part of a second in which some actor does not have a version so far.
+    """Return the load of publishing weights: the share of the time in which an actor still lacks the newest version.
 
-    Seconds per second::
-
-        versions_s * (version_s + model_bytes * model_byte_s
-                      + actors / clients * (actor_s + update_bytes * sent_byte_s)
-                      + model_bytes * encode_byte_s)               (level 1)
-        + updates_s * update_bytes * crypt_byte_s                  (with keys: each connection encrypts separately)
-
-    At 1.0, the next version follows when the last actor has the one before. The times were measured with the actors on the
-    learner's machine, so actors on other machines leave more room.
+    At 1.0, each version is published as soon as all actors have the one before. With keys, each connection encrypts. The
+    times were measured with the actors on the learner's machine, so actors on other machines leave more room.
     """
     each = costs.fanout.seconds(load.model_bytes, flow.update_bytes, load.actors / load.clients)
     if load.weights_level:
@@ -141,59 +118,34 @@ def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     if load.keys:
         used += flow.updates_s * flow.update_bytes * costs.crypt_byte_s
     detail = f"{flow.updates_s:,.0f} messages/s of {flow.update_bytes / 1e3:,.1f} kB, {1e3 * each:.1f} ms to the last actor"
-    return ResourceLoad(name="fan-out of weights", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("fan-out of weights", used, detail=detail)
 
 
 def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | None:
-    """Return the load of the way of the data with the journal on disk, or None without a journal.
+    """Return the load of receiving data and writing it to the journal, in seconds per second, or None without a journal.
 
-    Seconds per second, with the times of `Constants.durable` for the value of ``fsync``::
-
-        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s
-
-    Messages that arrive during a commit share the next one, so commits do not limit the rate: there are at most
-    ``1 / commit_s`` of them. An acknowledgement waits for one or two.
+    Messages that arrive during a commit share the next commit, so commits do not limit the rate: there are at most
+    ``1 / commit_s`` in a second. An acknowledgement waits for one or two commits.
     """
     if not load.journal:
         return None
     used = costs.durable[load.fsync].seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
     commits_s = min(flow.messages_s, 1 / costs.commit_s) if costs.commit_s else flow.messages_s
     detail = f"{flow.data_bytes_s / 1e6:,.1f} MB/s, up to {commits_s:,.0f} commits/s, fsync {load.fsync}"
-    return ResourceLoad(name="journal", used=used, limit=THREADS, unit="s/s", detail=detail)
+    return ResourceLoad("journal", used, detail=detail)
 
 
 def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
-    """Return the bytes of segments in the journal before a checkpoint permits their removal, or None without a journal.
-
-    ::
-
-        data_bytes_s * checkpoint_every_s * 3 intervals * 2
-
-    The factor 2 is headroom: from half of ``journal_max_bytes`` on, the learner requests a checkpoint each second.
-    """
+    """Return the load of the journal's file: the bytes that no checkpoint covers so far. Return None without a journal."""
     if not load.journal:
         return None
     kept = flow.data_bytes_s * load.checkpoint_every_s * CHECKPOINTS_KEPT
     detail = f"{kept / 1e6:,.0f} MB until a checkpoint covers them"
-    return ResourceLoad(
-        name="journal's disk", used=JOURNAL_HEADROOM * kept, limit=load.journal_max_bytes, unit="bytes", detail=detail
-    )
+    return ResourceLoad("journal's disk", JOURNAL_HEADROOM * kept, load.journal_max_bytes, "bytes", detail)
 
 
 def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the resident memory of the learner when its queues are full.
-
-    Bytes::
-
-        learner_bytes
-        + actors * (connection_bytes + session_bytes)
-        + clients * (history + queues + model_bytes * 8 + replay_steps * 2 * observation_bytes)
-
-        history = the versions kept for late actors: up to 64 within 64 MiB, 2 at level 0, never fewer than 2
-        queues  = 32 updates for slow actors + the data of one second, at most 256 MiB
-
-    Eight copies of the model: policy and value network, each with gradients and two moments of Adam.
-    """
+    """Return the load of the memory: the bytes that the learner uses when its queues are full."""
     items = min(RING_ITEMS, max(2, RING_BYTES // load.model_bytes)) if load.weights_level else 2
     history = items * load.model_bytes
     queues = PUB_QUEUE * flow.update_bytes + min(CREDIT_BYTES, flow.data_bytes_s / load.clients)
@@ -203,48 +155,23 @@ def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     actors = load.actors * (costs.connection_bytes + costs.session_bytes)
     each = history + queues + trained + replay
     detail = f"{actors / 1e6:,.0f} MB for actors, {each / 1e6:,.0f} MB for each client"
-    return ResourceLoad(
-        name="memory",
-        used=costs.learner_bytes + actors + load.clients * each,
-        limit=load.memory_bytes,
-        unit="bytes",
-        detail=detail,
-    )
+    used = costs.learner_bytes + actors + load.clients * each
+    return ResourceLoad("memory", used, load.memory_bytes, "bytes", detail)
 
 
 def network(load: Workload, flow: Traffic) -> list[ResourceLoad]:
-    """Return the load of the network link in both directions, or an empty list if its speed is not given.
-
-    Bits per second::
-
-        received: received_bytes_s * 8 * 1.05
-        sent:     sent_bytes_s * 8 * 1.05
-    """
+    """Return the load of the network link in both directions, or an empty list if its speed is not given."""
     if load.bandwidth_bits_s is None:
         return []
-    ways = (("network, received", flow.received_bytes_s), ("network, sent", flow.sent_bytes_s))
-    return [
-        ResourceLoad(
-            name=name,
-            used=8 * PACKET_OVERHEAD * amount,
-            limit=load.bandwidth_bits_s,
-            unit="bit/s",
-            detail=f"{8 * PACKET_OVERHEAD * amount / 1e6:,.1f} Mbit/s",
-        )
-        for name, amount in ways
-    ]
+    rows = []
+    for name, bytes_s in (("network, received", flow.received_bytes_s), ("network, sent", flow.sent_bytes_s)):
+        used = 8 * PACKET_OVERHEAD * bytes_s
+        rows.append(ResourceLoad(name, used, load.bandwidth_bits_s, "bit/s", f"{used / 1e6:,.1f} Mbit/s"))
+    return rows
 
 
 def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the cores that the learner needs: all threads, also those of libzmq and of the journal.
-
-    Seconds of CPU time per second::
-
-        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s                 (Constants.processor)
-        + what the journal takes beyond the interpreter
-        + clients * (load of a learner thread - its part of the data)
-        + updates_s * (actor_s + update_bytes * sent_byte_s)
-    """
+    """Return the load of the processor: the cores that all threads of the learner need, libzmq and journal included."""
     used = costs.processor.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     written = journal(load, flow, costs)
     if written is not None:
@@ -252,17 +179,17 @@ def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
     data = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
     used += load.clients * learner_thread(load, flow, costs).used - data
     used += flow.updates_s * (costs.fanout.actor_s + flow.update_bytes * costs.fanout.sent_byte_s)
-    return ResourceLoad(name="processor cores", used=used, limit=load.cores, unit="cores")
+    return ResourceLoad("processor cores", used, load.cores, "cores")
 
 
 def descriptors(load: Workload) -> ResourceLoad:
     used = DESCRIPTORS_PER_ACTOR * load.actors + OTHER_DESCRIPTORS
-    return ResourceLoad(name="open files", used=used, limit=load.descriptors, unit="files")
+    return ResourceLoad("open files", used, load.descriptors, "files")
 
 
 def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
     """Return the load of every resource, in a fixed order. Resources that the workload leaves out are missing."""
-    flow = traffic(load, costs.diff_ratio)
+    flow = Traffic(load, costs.diff_ratio)
     loads: list[ResourceLoad | None] = [
         ingress(load, flow, costs),
         gateway_thread(load, flow, costs),
@@ -291,16 +218,13 @@ class Proposal:
 
 
 def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> list[Proposal]:
-    """Return changes for each resource whose load is above 70 %, the highest load first. Empty if one process is enough.
-
-    `rows` are the loads that `predict` returned for the workload and the constants.
-    """
+    """Return proposed changes for each resource with a load above 70 %, the highest load first. `predict` returns `rows`."""
     loaded = [row for row in sorted(rows, key=lambda row: row.share, reverse=True) if row.share > COMFORTABLE]
     return [Proposal(resource=row.name, text=text, needs=needs) for row in loaded for text, needs in _changes(row, load, costs)]
 
 
 def _changes(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield the `text` and `needs` of each proposal for a resource."""
+    """Yield changes that reduce the load of the resource `row`, each as the fields `text` and `needs` of a `Proposal`."""
     enough = row.used / COMFORTABLE
     match row.name:
         case "interpreter (ingress)" | "gateway thread":
@@ -332,12 +256,12 @@ def _changes(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tu
 
 
 def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield a larger number of segments in a message, if that is a remedy."""
+    """Yield a proposal of more segments in each message, if the load is then at most 70 %."""
     for count in (4, 16, MAX_SEGMENTS):
         if count <= load.segments_per_message:
             continue
         other = replace(load, segments_per_message=count)
-        flow = traffic(other, costs.diff_ratio)
+        flow = Traffic(other, costs.diff_ratio)
         measure = journal(other, flow, costs) if row.name == "journal" else ingress(other, flow, costs)
         if measure is not None and measure.share <= COMFORTABLE:
             yield f"send_frequency {count} at the actors: {count} segments in a message take {measure.share:.0%}", ""
@@ -345,7 +269,7 @@ def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> Iter
 
 
 def _more_processes(row: ResourceLoad, load: Workload) -> tuple[str, str]:
-    """Return the text and needs of a proposal: a number of separate learners that divide the clients, or a client's actors."""
+    """Return a proposal: to divide the clients among several learners or, with too few clients, to send less data."""
     count = math.ceil(row.share / COMFORTABLE)
     if count <= load.clients:
         return f"{count} learner processes, each with a part of the {load.clients} clients", ""
@@ -353,14 +277,14 @@ def _more_processes(row: ResourceLoad, load: Workload) -> tuple[str, str]:
 
 
 def _ranks(load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield the smallest number of processes that share the gradient steps and are enough, or the reason that none is."""
+    """Yield a proposal of the smallest sufficient number of ranks, or the reason why more ranks do not help."""
     training = load.training
     if training is None:
         return
     alone = gradient_s(load, costs)
     for count in range(2, MAX_LEARNERS + 1):
         other = replace(load, training=replace(training, learners=count))
-        share = learner_thread(other, traffic(other, costs.diff_ratio), costs).share
+        share = learner_thread(other, Traffic(other, costs.diff_ratio), costs).share
         if share <= COMFORTABLE:
             took = f"a gradient step of {1e3 * alone:.1f} ms takes {1e3 * gradient_s(other, costs):.1f} ms"
             yield f"learners {count}: {took}", "learners"
@@ -373,12 +297,12 @@ def _ranks(load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
 
 
 def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> Iterator[tuple[str, str]]:
-    """Yield the number of relays below the learner that divide its actors. Each version is sent once to each relay."""
+    """Yield a proposal of a number of relays among which the actors are divided. The learner sends only to the relays."""
     everyone = math.ceil(load.actors / load.clients)
     for count in range(2, max(3, everyone)):
         below = math.ceil(everyone / count)
         widest = max(count, below)
-        flow = traffic(load, costs.diff_ratio)
+        flow = Traffic(load, costs.diff_ratio)
         other = replace(load, actors=max(load.clients, widest * load.clients))
         ratio = widest * load.clients / load.actors
         share = fanout(other, flow, costs).share if row.name == "fan-out of weights" else row.share * ratio

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from rl4sys_zmq.config.options import check_fields, integer, nullable, number, option
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import config_error
 from rl4sys_zmq.liveness import BEACON_S, HEARTBEAT_S
 
 SEGMENT_HEAD_BYTES = 64
@@ -24,7 +24,7 @@ _RATE, _ABOVE_0 = number(0, sys.float_info.max), number(0, sys.float_info.max, a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class PlannedTraining:
     """The planned training of one client: the number and the size of its gradient steps."""
 
     algorithm: str  # for the output
@@ -58,7 +58,7 @@ class Workload:
     journal_max_bytes: int = option(_COUNT, 4 << 30)
     checkpoint_every_s: float = option(_ABOVE_0, 10.0)
     keys: bool = False  # True if connections are encrypted
-    training: Training | None = None  # the gradient steps of a client; None to leave training out
+    training: PlannedTraining | None = None  # the gradient steps of a client; None to leave training out
     cores: int = option(_COUNT, 2)
     memory_bytes: int = option(_COUNT, 8 << 30)  # memory that the learner can use
     descriptors: int = option(_COUNT, 20_000)  # largest number of open files of the learner's process
@@ -67,65 +67,27 @@ class Workload:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.clients > self.actors:
-            raise ConfigError(
-                f"{self.clients} clients share {self.actors} actors; expected at least one actor each", key="clients"
-            )
+            raise config_error("clients", f"{self.clients} clients share {self.actors} actors; expected at least one actor each")
 
 
-@dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages and bytes per second of a workload. All rates are of the whole learner."""
-
-    steps_s: float
-    segments_s: float
-    messages_s: float  # messages with segments
-    heartbeats_s: float  # an actor sends one when it has sent nothing else for `HEARTBEAT_S`
-    segment_bytes: float
-    data_bytes_s: float  # of all messages with segments
-    received_bytes_s: float
-    versions_s: float  # versions of all clients' weights
-    update_bytes: float  # size of one update of the weights
-    updates_s: float  # updates to all actors together
-    sent_bytes_s: float
-
-
-def traffic(load: Workload, diff_ratio: float) -> Traffic:
-    """Return the messages and bytes per second of a workload.
-
-    With ``n`` steps in a segment, ``k`` segments in a message, and fields of `Workload` and `Traffic`::
-
-        segment_bytes    = 64 + (n + 1) * observation_bytes + n * (action_bytes + 8)
-        segments_s       = actors * steps_per_s / n
-        messages_s       = segments_s / k
-        heartbeats_s     = max(0, actors / 1 s - messages_s)
-        data_bytes_s     = segments_s * segment_bytes + messages_s * 140
-        update_bytes     = 128 + model_bytes              (level 0), or
-                           128 + model_bytes / diff_ratio (level 1)
-        updates_s        = publish_per_s * actors
-        sent_bytes_s     = updates_s * update_bytes + (beacons + acknowledgements) * 120
+    """The messages and bytes per second that a learner receives and sends under a workload, for all clients together.
 
     `diff_ratio` is the size of the weights divided by the size of a diff between two versions.
     """
-    n = load.segment_steps
-    segment_bytes = SEGMENT_HEAD_BYTES + (n + 1) * load.observation_bytes + n * (load.action_bytes + STEP_BYTES)
-    steps_s = load.actors * load.steps_per_s
-    segments_s = steps_s / n
-    messages_s = segments_s / load.segments_per_message
-    heartbeats_s = max(0.0, load.actors / HEARTBEAT_S - messages_s)
-    data_bytes_s = segments_s * segment_bytes + messages_s * MESSAGE_BYTES
-    update_bytes = UPDATE_HEAD_BYTES + load.model_bytes / (diff_ratio if load.weights_level else 1.0)
-    updates_s = load.publish_per_s * load.actors
-    beacons_s, acks_s = load.actors / BEACON_S, messages_s + heartbeats_s
-    return Traffic(
-        steps_s=steps_s,
-        segments_s=segments_s,
-        messages_s=messages_s,
-        heartbeats_s=heartbeats_s,
-        segment_bytes=segment_bytes,
-        data_bytes_s=data_bytes_s,
-        received_bytes_s=data_bytes_s + heartbeats_s * SMALL_MESSAGE_BYTES,
-        versions_s=load.publish_per_s * load.clients,
-        update_bytes=update_bytes,
-        updates_s=updates_s,
-        sent_bytes_s=updates_s * update_bytes + (beacons_s + acks_s) * SMALL_MESSAGE_BYTES,
-    )
+
+    def __init__(self, load: Workload, diff_ratio: float) -> None:
+        n = load.segment_steps
+        self.segment_bytes = SEGMENT_HEAD_BYTES + (n + 1) * load.observation_bytes + n * (load.action_bytes + STEP_BYTES)
+        self.steps_s = load.actors * load.steps_per_s
+        self.segments_s = self.steps_s / n
+        self.messages_s = self.segments_s / load.segments_per_message  # with segments
+        # an actor sends a heartbeat when it has sent nothing else for `HEARTBEAT_S`
+        self.heartbeats_s = max(0.0, load.actors / HEARTBEAT_S - self.messages_s)
+        self.data_bytes_s = self.segments_s * self.segment_bytes + self.messages_s * MESSAGE_BYTES
+        self.received_bytes_s = self.data_bytes_s + self.heartbeats_s * SMALL_MESSAGE_BYTES
+        self.versions_s = load.publish_per_s * load.clients  # of all clients' weights
+        self.update_bytes = UPDATE_HEAD_BYTES + load.model_bytes / (diff_ratio if load.weights_level else 1.0)
+        self.updates_s = load.publish_per_s * load.actors  # to all actors together
+        beacons_s, acks_s = load.actors / BEACON_S, self.messages_s + self.heartbeats_s
+        self.sent_bytes_s = self.updates_s * self.update_bytes + (beacons_s + acks_s) * SMALL_MESSAGE_BYTES

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.actor.inputs import inputs_for
+from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.segments import new_column
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
@@ -97,7 +97,7 @@ def act(run: RunOptions) -> None:
 
 
 class _TextOutput:
-    """The output for people: a line at the start and one at the end."""
+    """The output of a run for people: a line at the start and a line at the end."""
 
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         self._agent, self._tally = agent, tally
@@ -110,7 +110,7 @@ class _TextOutput:
 
 
 class _JsonOutput(Worker):
-    """The output for programs: a thread that prints an `ActorReport` each second."""
+    """The output of a run for programs: a thread that prints the actor's state and counts each second, as a line of JSON."""
 
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         super().__init__("rl4sys-report")
@@ -238,20 +238,20 @@ class EpisodeCounts:
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
 
     def print_progress(self, version: Callable[[], int]) -> None:
-        """Print the counts if the interval has passed since the last line."""
+        """Print the counts and the policy's version, if the interval between lines has passed."""
         if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
             self._said = time.monotonic()
             print_line(f"{self.summary()}, version {version()}")
 
 
 def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: EpisodeCounts, *, masks: bool = True) -> None:
-    """Act in all environments until `tally.done`. This is the hot loop: one request for all, then one step in each."""
+    """Run all environments until `tally.done`. In each turn, one request returns all actions, then each environment steps."""
     request, add = agent.request_for_actions, agent.add_to_trajectory
     indices = range(len(envs))
     steps = [env.step for env in envs]
     spec = agent.spec
     layout = action_layout(spec.action_space)
-    check = inputs_for(spec.observation_space, spec.action_space).observation
+    check = InputValidator(spec.observation_space, spec.action_space).observation
     shape, dtype = spec.observation_space.shape, np.dtype(spec.observation_space.dtype)
 
     def read(observation: Any) -> Any:

@@ -66,7 +66,7 @@ plugin_option = functools.partial(
 
 
 class FiniteRange(click.FloatRange):
-    """A finite number in a range. `click.FloatRange` also accepts ``nan`` and ``inf``."""
+    """The type of an option that is a finite number in a range. `click.FloatRange` also accepts ``nan`` and ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -80,7 +80,7 @@ SECONDS = FiniteRange(0, 86_400, min_open=True)
 
 
 class _Address(click.types.StringParamType):
-    """The address of a running learner or relay."""
+    """The type of an argument that is the address of a running learner or relay."""
 
     name = "address"
 
@@ -106,7 +106,7 @@ _UNITS: dict[str, int] = {
 
 
 def amount(value: str) -> int:
-    """Convert a text such as 0, 800MB, 8GiB or 1.5T to a number."""
+    """Convert a text such as 0, 800MB, 8GiB or 1.5T to a number. K, M, G and T are powers of 1000, Ki and so on of 1024."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
     unit = _UNITS.get(match.group(2).upper()) if match else None
     if match is None or unit is None:
@@ -115,7 +115,7 @@ def amount(value: str) -> int:
 
 
 def size(value: str) -> int:
-    """Convert the text of an option to a number of bytes, as `amount` does."""
+    """Convert the text of an option, such as 8GiB, to a number of bytes: 0, or at least 1 MiB."""
     count = amount(value)
     if 0 < count < MIN_SIZE:
         raise click.BadParameter(f"{value!r} is less than 1 MiB; give at least 1MiB, or 0")
@@ -139,7 +139,10 @@ def _fitted(text: str, stream: TextIO) -> str:
 
 
 def _filled(line: str, width: int) -> str:
-    """Break a line. Further lines are indented. In a table, they begin at the last column, if this is in the left half."""
+    """Break a line of text into lines of at most `width` characters, if its words permit, and return them as one string.
+
+    All but the first are indented. In a line of a table, they begin below the last table column of its left half.
+    """
     columns = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.end() <= width // 2]
     indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
     return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
@@ -237,10 +240,11 @@ def one_line(error: Exception) -> str:
 
 
 def _exit_process(code: int, *, at_once: bool) -> None:
-    """End the process at once if torch is loaded, a thread of this library still runs, or a signal has arrived.
+    """End the process by `os._exit` if torch is loaded, a thread of this library still runs, or `at_once` is True.
 
-    A normal exit takes a second with torch, and waits for threads. A second signal during that time would find no handler and
-    change the exit code.
+    Otherwise return, and the process ends normally. `at_once` is True if the process has received a signal. A normal
+    exit takes a second with torch, and waits for threads. A second signal during that time would find no handler and change
+    the exit code.
     """
     sys.stdout.flush()
     sys.stderr.flush()

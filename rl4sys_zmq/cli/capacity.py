@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.capacity.constants import RECORDED, Constants, Measured, constants_path, read_constants, write_constants
+from rl4sys_zmq.capacity.constants import RECORDED, Constants, MeasuredConstants, constants_path, read_constants, write_constants
 from rl4sys_zmq.capacity.resources import HOW_TO, Proposal, ResourceLoad, first_limit, predict, propose
-from rl4sys_zmq.capacity.workload import Training, Workload
+from rl4sys_zmq.capacity.workload import PlannedTraining, Workload
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.memory_watch import available_bytes
@@ -32,7 +32,7 @@ def capacity(*, measure: bool, constants: Path | None, json: bool, **plan: Any) 
     elif constants is not None or path.exists():
         measured = read_constants(path)
     else:
-        measured = Measured(constants=RECORDED)
+        measured = MeasuredConstants(constants=RECORDED)
     notes = _notes(measured)
     if plan["actors"] is None:
         if json:
@@ -49,7 +49,7 @@ def capacity(*, measure: bool, constants: Path | None, json: bool, **plan: Any) 
         _print(rows, proposals, notes)
 
 
-def _measure(path: Path, *, quiet: bool) -> Measured:
+def _measure(path: Path, *, quiet: bool) -> MeasuredConstants:
     require("learner", "torch")
     from rl4sys_zmq.capacity.measure import measure_constants
 
@@ -60,8 +60,8 @@ def _measure(path: Path, *, quiet: bool) -> Measured:
     return measured
 
 
-def _notes(measured: Measured) -> list[str]:
-    """Return lines on the origin of the constants, and on what has changed since then."""
+def _notes(measured: MeasuredConstants) -> list[str]:
+    """Return lines that say where the constants come from, and what has changed on this machine since they were measured."""
     machine = measured.machine
     if not machine:
         return [
@@ -103,7 +103,7 @@ def _workload(
     )
 
 
-def _training(algorithm: str | None, minibatch: int | None, epochs: int | None) -> Training | None:
+def _training(algorithm: str | None, minibatch: int | None, epochs: int | None) -> PlannedTraining | None:
     from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
     from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import DEFAULT_MINIBATCH, PPOParameters
 
@@ -114,11 +114,11 @@ def _training(algorithm: str | None, minibatch: int | None, epochs: int | None) 
     if algorithm == "PPO":
         minibatch = minibatch or DEFAULT_MINIBATCH
         epochs = epochs or PPOParameters().update_epochs
-        return Training(algorithm="PPO", gradients_per_step=epochs / minibatch, minibatch=minibatch)
+        return PlannedTraining(algorithm="PPO", gradients_per_step=epochs / minibatch, minibatch=minibatch)
     if epochs is not None:
         raise ConfigError("DQN has no epochs; omit --epochs", key="epochs")
     dqn = DQNParameters()
-    return Training(
+    return PlannedTraining(
         algorithm="DQN",
         gradients_per_step=dqn.gradient_steps / dqn.train_frequency,
         minibatch=minibatch or dqn.batch_size,

@@ -47,9 +47,10 @@ def check_file(path: Path) -> None:
 
 
 def is_learner_file(document: Mapping[str, object]) -> bool:
-    """Return True if a file configures a learner rather than an actor, by the keys that only one of the two has.
+    """Return True if a file configures a learner, and False if it configures an actor.
 
-    RL4Sys's global file counts as a learner's. If the counts are equal, a file with ``client_id`` is an actor's.
+    Of the keys that only one of the two can have, it has more keys of that one. At equal numbers, a file with ``client_id`` is
+    an actor's. RL4Sys's global file counts as a learner's.
     """
     agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL | {"port"}  # an option of `serve`
     learner, agent = len(document.keys() & (learners - agents)), len(document.keys() & (agents - learners))
@@ -147,7 +148,13 @@ def _algorithm(
 def _planned_with_examples(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None
 ) -> tuple[str, object, int]:
-    """Return the result of `_planned`. Example spaces stand in for spaces that are None."""
+    """Return an algorithm's kind, its parameters (a dataclass or None), and the number of weights of its policy.
+
+    None for a space means that it is not known. Then example spaces are tried, until the algorithm accepts one.
+
+    Raises:
+        ConfigError: If the algorithm accepts none of the spaces.
+    """
     refusal: ConfigError | None = None
     for observed in EXAMPLE_OBSERVATIONS if observations is None else (observations,):
         for acted in EXAMPLE_ACTIONS if actions is None else (actions,):
@@ -162,7 +169,7 @@ def _planned_with_examples(
 def _planned(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace, actions: Space
 ) -> tuple[str, object, int]:
-    """Return an algorithm's kind, its parameters as a dataclass or None, and the number of parameters of its policy.
+    """Return an algorithm's kind, its parameters as a dataclass or None, and the number of weights of its policy.
 
     An algorithm without a function ``plan`` is created, which can import torch.
     """

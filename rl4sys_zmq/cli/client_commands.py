@@ -69,7 +69,7 @@ def _run(
         done = command_on_directory(run_dir, message)
     else:
         from rl4sys_zmq.ops.requests import request_command
-        from rl4sys_zmq.security import read_user_keys
+        from rl4sys_zmq.security.keys import read_user_keys
 
         keys = read_user_keys(options["keys"])[1] if options["keys"] is not None else None
         done = request_command(target.address, message, options["timeout"], keys)

@@ -23,8 +23,8 @@ from rl4sys_zmq.logs import printable
 from rl4sys_zmq.ops.report import byte_text
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, read_submit
+from rl4sys_zmq.wire.frames import MAX_BODY_FRAMES
 from rl4sys_zmq.wire.messages import Submit
-from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
 
 MAX_LETTER_BYTES = 1 << 28
 MAX_SEGMENTS_SHOWN = 16
@@ -148,7 +148,7 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _outline(path: Path) -> str:
-    """Check the frame lengths in a file before the frames are read, because a damaged file can claim millions of frames."""
+    """Check the frame lengths in a file. Return a problem of a damaged file, or ""."""
     if not path.is_file():
         raise OSError("no such file" if not path.exists() else "not a regular file")
     size = path.stat().st_size
@@ -193,7 +193,7 @@ def _described(segment: Segment) -> dict[str, Any]:
 
 
 def _named(name: str, leaves: list[NDArray[Any]]) -> list[tuple[str, NDArray[Any]]]:
-    """Return the arrays of observations or actions with their names, which have an index if there are several."""
+    """Return the arrays of observations or actions, each with a name: `name`, with an index if there are several arrays."""
     return [(name, leaves[0])] if len(leaves) == 1 else [(f"{name}[{n}]", leaf) for n, leaf in enumerate(leaves)]
 
 

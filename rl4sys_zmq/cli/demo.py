@@ -105,7 +105,7 @@ def demo(options: DemoOptions) -> int:
 
 
 def find_task(options: DemoOptions) -> DemoTask:
-    """Return the task of the options. Without a preset of the algorithm for the environment, defaults apply."""
+    """Return the task that the options name. If the algorithm has no preset for the environment, defaults apply."""
     name = algorithm_key(options.algorithm)
     preset = ALGORITHMS.get(name).presets.get(options.env_id)
     target = options.target
@@ -184,7 +184,7 @@ class ActorProcesses(Resource):
             raise
 
     def check(self) -> None:
-        """Raise an exception with the last output of an actor process that has ended."""
+        """Raise an exception with the last output of an actor process, if one has ended."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.poll() is not None:
                 lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
@@ -226,7 +226,7 @@ class DemoProgress:
             self.reached_steps = self.client["steps"]
 
     def done(self, options: DemoOptions) -> bool:
-        """Return True if the target was reached, and with ``--hold`` twice as many steps were made."""
+        """Return True if the target was reached. With ``--hold``, return True after twice the steps that this took."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 

@@ -51,7 +51,7 @@ class FleetOptions:
 
 
 def run_fleet(options: FleetOptions) -> None:
-    """Keep actor processes alive until all have ended in order, or a signal arrives."""
+    """Run a fleet of actor processes until all have played their episodes, or a signal arrives."""
     configure_logging(options.run.debug)
     outlive_output()
     if options.engine == "process":
@@ -110,7 +110,7 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
 
 
 def shared_options(run: RunOptions, *, resizes: bool) -> RunOptions:
-    """Return the options with the beginning of all actors' names as `actor_id`, and the folder of all their spools as `spool`.
+    """Return the options of all actors: `actor_id` is the beginning of their names, `spool` the folder of their spools.
 
     `resizes` is True if the number of actors can change.
     """
@@ -192,7 +192,7 @@ ENGINES: Mapping[str, Callable[[FleetOptions, _FleetDisplay], ActorEngine]] = {
 
 
 class _FleetDisplay:
-    """The output of a fleet: its metrics every few seconds, and a line for each event."""
+    """The output of a fleet to a file or a pipe: its metrics every few seconds, and a line for each event."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -215,7 +215,7 @@ class _FleetDisplay:
 
 
 class _JsonDisplay(_FleetDisplay):
-    """The output for programs: a line of JSON each second. Events go to stderr."""
+    """The output of a fleet for programs: its metrics each second, as a line of JSON. Events go to stderr."""
 
     def write(self, status: FleetStatus) -> None:
         print_line(json.dumps(asdict(status)))
@@ -225,7 +225,7 @@ class _JsonDisplay(_FleetDisplay):
 
 
 class _TerminalDisplay(_FleetDisplay):
-    """The output on a terminal: a line that is written again in place."""
+    """The output of a fleet on a terminal: a line with its metrics that is written again in place."""
 
     def write(self, status: FleetStatus) -> None:
         line = status.line()[: shutil.get_terminal_size().columns - 1]

@@ -22,12 +22,11 @@ from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.private import make_private, others_can_write, sync_folder
-from rl4sys_zmq.security import (
+from rl4sys_zmq.security.access import USERS_FILE, load_access
+from rl4sys_zmq.security.keys import (
     LEARNER_PUBLIC,
     LEARNER_SECRET,
-    USERS_FILE,
     UserKeys,
-    load_access,
     new_key_pair,
     read_learner_public,
     read_server_keys,

@@ -40,7 +40,7 @@ class StatusDisplay(Resource):
     def _show(self, rows: list[ClientStatusRow], note: str) -> None: ...
 
     def _rate(self, row: ClientStatusRow, now: float) -> float:
-        """Return the steps per second of a client over the last `RATE_WINDOW_S`."""
+        """Return the steps per second of a client over the last 3 seconds. `now` is the monotonic time."""
         seen = self._seen.setdefault(row.client_id, deque())
         if seen and seen[-1][1] > row.steps:  # the client was restarted
             seen.clear()
@@ -64,7 +64,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
 
 
 class _LineDisplay(StatusDisplay):
-    """The display for pipes and files: a line about a client if its state changes, or at intervals if its metrics do."""
+    """The display for pipes and files: a line about a client if its state changes, or at intervals if its metrics change."""
 
     def __init__(self, every_s: float, later_s: float) -> None:
         super().__init__()

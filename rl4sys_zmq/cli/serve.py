@@ -44,7 +44,8 @@ DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
 def fresh_run_dir(preferred: Path) -> Iterator[Path]:
     """Create a run directory that no other run uses: `preferred`, or if that is in use `preferred`-2, -3, ...
 
-    The creation of ``config.json`` reserves it. If the block raises before anything is logged, the directory is removed.
+    A new file ``config.json`` reserves the directory. If the ``with`` block raises before an entry of
+    the log exists, the directory is removed.
     """
     for number in itertools.count(1):
         run_dir = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
@@ -152,7 +153,7 @@ def serve(
 
 
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:
-    """Return the configuration with `init` set for one client. Check the paths of ``init`` for all clients first."""
+    """Return the configuration in which one client starts with the weights at `init`. Check such paths of all clients."""
     if init is not None:
         check_weights_source(init)
         if client_id is None and not init.is_dir():
@@ -192,7 +193,7 @@ def _likely(config: LearnerConfig) -> str:
 
 
 def start(config: LearnerConfig) -> Learner:
-    """Start a learner. It continues an earlier run in its directory, or gets a new run directory."""
+    """Start a learner. The learner continues the run in its run directory, or gets a new run directory."""
     if config.run_dir is None:
         return Learner(config).start()
     if config.resume not in (AUTO, NEVER, ACCEPT_LOSS):

@@ -32,7 +32,8 @@ class StopSignalReceived(BaseException):
 class SignalHandlers:
     """Handlers of Ctrl-C, SIGTERM and SIGHUP, as a context manager.
 
-    The first signal raises `StopSignalReceived` in the main thread. A second one, or `patience_s` seconds, ends the process.
+    The first signal raises `StopSignalReceived` in the main thread. A second signal ends the process,
+    and so does the end of `patience_s` seconds.
     """
 
     current: SignalHandlers | None = None  # the active instance, or None outside of the ``with`` block

@@ -20,7 +20,7 @@ from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
 from rl4sys_zmq.ops.doctor import STAGES, diagnose
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.requests import request_status
-from rl4sys_zmq.security import read_user_keys
+from rl4sys_zmq.security.keys import read_user_keys
 
 WATCH_S = 1.0
 CLEAR = "\x1b[H\x1b[J"

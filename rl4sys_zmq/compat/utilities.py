@@ -26,8 +26,8 @@ from rl4sys_zmq.resource import Resource, Worker
 log = get_logger(__name__)
 
 
-class SampleFile:
-    """A new CSV file in a folder that is named after the time. It is open only while a row is written.
+class CsvFile:
+    """A new CSV file in a folder that is named after the present time. It is open only while a row is written.
 
     The time replaces ``{time}`` in `name`. If a file of this name exists, a number is appended to the name of the new file.
     """
@@ -60,7 +60,7 @@ class StepPerSecLogger(Resource):
     """
 
     def __init__(self, proj_name: str, output_dir: str | os.PathLike[str] = "speedlog") -> None:
-        self._file = SampleFile(output_dir, proj_name, ("timestamp", "steps_per_sec"))
+        self._file = CsvFile(output_dir, proj_name, ("timestamp", "steps_per_sec"))
 
     def log(self, steps_per_sec: float) -> None:
         """Append a row with the present time.
@@ -88,7 +88,7 @@ def compute_field_statistics(summaries: Iterable[Mapping[str, float]]) -> dict[s
 
 
 class _Profiler(Resource):
-    """The base class of the profilers. A profiler can be used again after its thread has ended."""
+    """The base class of the profilers, which write rows about this process to a CSV file. A profiler can be started again."""
 
     _kind: ClassVar[str]
     _folder: ClassVar[str]
@@ -101,7 +101,7 @@ class _Profiler(Resource):
             raise ConfigError(f"a profiler needs psutil ({exc}): pip install 'rl4sys-zmq[compat]'") from exc
         self.proj_name, self.output_dir = proj_name, output_dir or self._folder
         self.log_interval = check_value("log_interval", log_interval, number(0, 1e9, above=True))
-        self._file: SampleFile | None = None
+        self._file: CsvFile | None = None
         self._thread: _ProfilerThread | None = None
 
     def start_background_profiling(self) -> None:
@@ -139,7 +139,7 @@ class _Profiler(Resource):
         """Append a row with the present values of a process and of the machine."""
         row = self._row(process, datetime.now().isoformat())
         if self._file is None:
-            self._file = SampleFile(self.output_dir, f"{self.proj_name}_{self._kind}_profile_{{time}}", [*row])
+            self._file = CsvFile(self.output_dir, f"{self.proj_name}_{self._kind}_profile_{{time}}", [*row])
         self._file.append(row)
 
     @abstractmethod
@@ -163,7 +163,7 @@ class _ProfilerThread(Worker):
 
 
 class MemoryProfiler(_Profiler):
-    """A record of a process's memory, in ``output_dir/TIME/proj_name_memory_profile_TIME.csv``. Sizes are in bytes."""
+    """A profiler that writes a process's memory, in bytes, to ``output_dir/TIME/proj_name_memory_profile_TIME.csv``."""
 
     _kind, _folder = "memory", "memtest"
 
@@ -188,7 +188,7 @@ class MemoryProfiler(_Profiler):
 
 
 class CPUProfiler(_Profiler):
-    """A record of a process's processor time, in ``output_dir/TIME/proj_name_cpu_profile_TIME.csv``.
+    """A profiler that writes a process's processor time to ``output_dir/TIME/proj_name_cpu_profile_TIME.csv``.
 
     Percentages refer to the time since the previous row. A process that uses more than one processor can be above 100.
     """
@@ -315,7 +315,7 @@ def setup_rl4sys_logging(debug: bool = False, log_file: str | None = None) -> No
     argument is given.
 
     Raises:
-        ConfigError: As for `RL4SysLogConfig.setup_logging`.
+        ConfigError: If the level is invalid, or the file cannot be opened.
     """
     debug = debug or os.environ.get("RL4SYS_DEBUG", "").lower() in ("true", "1", "yes")
     level, file = os.environ.get("RL4SYS_LOG_LEVEL", "INFO"), log_file or os.environ.get("RL4SYS_LOG_FILE")

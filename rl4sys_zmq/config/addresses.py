@@ -27,7 +27,7 @@ def connect_uri(value: object) -> str:
 
 
 def dialled(value: object) -> str:
-    """Check that a client can connect to an address, and return the address unchanged."""
+    """Check that a socket can connect to an address, and return the address unchanged."""
     connect_uri(value)
     return str(value)
 
@@ -38,7 +38,7 @@ def bind_uri(value: object) -> str:
 
 
 def host_name(value: object) -> str:
-    """Accept a host name or an IP address, without scheme and port."""
+    """Return a host name or an IP address, without scheme and port. Raise `InvalidValue` for other values."""
     try:
         host, _, _ = _uri(f"tcp://{value}:1" if isinstance(value, str) else value, least_port=1)[len("tcp://") :].rpartition(":")
         if host.startswith("["):

@@ -32,7 +32,7 @@ from rl4sys_zmq.config.rl4sys import (
     expand_sections,
     lift_actor_keys,
 )
-from rl4sys_zmq.config.section import ConfigFile, PolicyOptions, WeightsConfig
+from rl4sys_zmq.config.section import PolicyOptions, ProcessConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
 from rl4sys_zmq.logs import get_logger
@@ -46,7 +46,7 @@ _PLANNED = ("guard_rails",)
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig(PolicyOptions, ConfigFile):
+class AgentConfig(PolicyOptions, ProcessConfig):
     """The configuration of one actor process, which acts with a policy and sends its experience to a learner.
 
     Raises:
@@ -210,7 +210,7 @@ class AgentConfig(PolicyOptions, ConfigFile):
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Create a configuration from a mapping, as `ConfigFile` describes."""
+        """Create a configuration from a mapping with the keys of a configuration file (`ProcessConfig.from_mapping`)."""
         with with_source(source):
             values = _canonical(given)
         over = _canonical(overrides)

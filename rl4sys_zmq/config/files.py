@@ -87,7 +87,7 @@ def _read_yaml(text: str, source: str) -> object:
 
 
 def _strict_loader(yaml: ModuleType, source: str) -> type[Any]:
-    """Return PyYAML's safe loader, which reads floats such as ``3e-4`` as JSON does, and refuses duplicate keys."""
+    """Return a subclass of PyYAML's safe loader that reads ``3e-4`` as a float, as JSON does, and refuses duplicate keys."""
 
     class StrictLoader(yaml.SafeLoader):  # type: ignore[misc,name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -28,9 +28,9 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.relay import ServerOptions
+from rl4sys_zmq.config.relay import LearnerAndRelayOptions
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, FLAT_KEYS, algorithm_name, algorithm_parameters, translate_global
-from rl4sys_zmq.config.section import ConfigFile, WeightsConfig
+from rl4sys_zmq.config.section import ProcessConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 
 _INHERITED = (
@@ -77,7 +77,7 @@ def ray_address(value: object) -> str:
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class LearnerConfig(ServerOptions, ConfigFile):
+class LearnerConfig(LearnerAndRelayOptions, ProcessConfig):
     """The configuration of one learner process, which receives data from actors, trains policies and publishes their weights.
 
     Raises:
@@ -208,14 +208,14 @@ class LearnerConfig(ServerOptions, ConfigFile):
         return sorted({self.engine, *(entry.engine for entry in self.clients.values() if entry.engine is not None)})
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return the options of one client. An option in `_INHERITED` that its entry does not set has the learner's value."""
+        """Return the options of one client. Options that its entry does not set, such as `device`, have the learner's value."""
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Create a configuration from a mapping, as `ConfigFile` describes."""
+        """Create a configuration from a mapping with the keys of a configuration file (`ProcessConfig.from_mapping`)."""
         with with_source(source):
             if "ignored" in given:
                 raise ConfigError("ignored: this is a result of reading a file, not a key; remove it", key="ignored")

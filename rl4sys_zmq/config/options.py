@@ -67,12 +67,12 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
 
 
 def nullable(check: Check[T], *, names: tuple[str, ...] = (), doc: str = "") -> T | None:
-    """Declare one field of a configuration dataclass, as `option` does, whose default is None (null in a file)."""
+    """Declare one field of a configuration dataclass whose default is None (null in a file), with the arguments of `option`."""
     return option(optional(check), names=names, doc=doc)
 
 
 def text(value: object) -> str:
-    """Return a value unchanged if it is text of 1 to `MAX_TEXT` printable characters, else raise `InvalidValue`."""
+    """Return a value unchanged if it is text of 1 to 256 printable characters, else raise `InvalidValue`."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
         raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value
@@ -93,7 +93,7 @@ def flag(value: object) -> bool:
 
 
 def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a check that accepts an integer from `low` to `high`, but no bool."""
+    """Return a check: a function that accepts an integer from `low` to `high`, but no bool, or raises `InvalidValue`."""
 
     def check(value: object) -> int:
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
@@ -104,7 +104,7 @@ def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a check that accepts an integer from `low` to `high`, also as a float such as ``1e5``."""
+    """Return a check, as `integer` does, that accepts also a float such as ``1e5``."""
     plain = integer(low, high)
 
     def check(value: object) -> int:
@@ -123,7 +123,7 @@ def sizes(value: object) -> tuple[int, ...]:
 
 
 def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
-    """Return a check that accepts a finite number from `low` to `high`. With `above`, it must be greater than `low`."""
+    """Return a check that accepts a finite number from `low` to `high`; with `above`, only one greater than `low`."""
 
     def check(value: object) -> float:
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -310,8 +310,8 @@ def parse_options(
         extra: Keys that are passed on unchecked.
         partial: True if required keys may be missing, because `given` is only a part of the options.
         section: The key under which `given` stands in its file. Messages show ``section.key``.
-        problem: The words for an unknown key in the message, as in `unknown_key`.
-        hint: The advice in that message, as in `unknown_key`.
+        problem: The description of the error in the message about an unknown key.
+        hint: The remedy in that message if no valid key has a similar spelling.
 
     Raises:
         ConfigError: If a key is unknown, a check refuses a value, a required key is missing, or two names of one option have

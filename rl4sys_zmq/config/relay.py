@@ -22,8 +22,8 @@ from rl4sys_zmq.loopback import is_local
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions(ConfigSection):
-    """The options that a learner and a relay share. Its *peers* are the actors and relays that connect to it."""
+class LearnerAndRelayOptions(ConfigSection):
+    """The options that a learner and a relay share. The *peers* are the actors and relays that connect to it."""
 
     _BOUND: ClassVar[tuple[str, ...]] = ("bind", "pub")
 
@@ -61,7 +61,7 @@ class ServerOptions(ConfigSection):
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class RelayConfig(ServerOptions):
+class RelayConfig(LearnerAndRelayOptions):
     """The configuration of one relay. Its peers, actors and other relays, are its *children*.
 
     Raises:

@@ -43,12 +43,12 @@ IGNORED_BY_ACTORS = {
 
 
 def algorithm_name(value: object) -> str:
-    """Return an algorithm's name in the form of `algorithm_key`."""
+    """Return an algorithm's name in the form in which names are compared and stored (`algorithm_key`)."""
     return algorithm_key(text(value))
 
 
 def algorithm_parameters(value: object) -> dict[str, object]:
-    """Return a checked copy of an algorithm's parameters, in which RL4Sys's names (`_PARAMETER_NAMES`) are translated."""
+    """Return a checked copy of an algorithm's parameters. RL4Sys's name ``entropy_coef`` becomes ``ent_coef``."""
     entries = parameters(value)
     for theirs, ours in _PARAMETER_NAMES.items():
         if theirs in entries:
@@ -86,14 +86,14 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 
 
 def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
-    """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level, unless the top level has them."""
+    """Move an actor's keys (`ACTOR_KEYS`) from ``algorithm_parameters`` to the top level, unless that has them."""
     parameters = check_value("algorithm_parameters", given.get("algorithm_parameters", {}), mapping)
     lifted = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
     return {**lifted, **given, "algorithm_parameters": parameters} if lifted else dict(given)
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Translate RL4Sys's global file. Return the options, and the names of the keys that have no meaning here."""
+    """Translate RL4Sys's global file. Return the options, and the names of the keys that this library does not use."""
     out = {key: value for key, value in given.items() if key not in (*_NO_MEANING_HERE, "server")}
     ignored = [key for key in _NO_MEANING_HERE if key in given]
     servers = check_value("server", given.get("server", {}), mapping)

@@ -57,8 +57,8 @@ class ConfigSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigFile(ConfigSection):
-    """The options of one process. A configuration file can contain all of them."""
+class ProcessConfig(ConfigSection):
+    """All options of one process. A configuration file can contain them."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
@@ -81,7 +81,7 @@ class ConfigFile(ConfigSection):
         Args:
             given: Values by key.
             source: The name of the source in error messages.
-            **overrides: As for `load`.
+            **overrides: Options, by name, that override those in `given`, as for `load`.
 
         Raises:
             ConfigError: If a key or value is invalid.

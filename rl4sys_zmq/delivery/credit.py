@@ -1,8 +1,8 @@
 """The credit that one learner thread grants to its actors, and the detection of clients that are stalled in spite of it.
 
-Credit is a total since the numbering of an actor's segments began, not an increment, so a lost or repeated ack does no harm.
-An actor below its limit may send a whole segment, so the last segment can exceed the limit. The allocator therefore counts the
-steps received, not the steps granted.
+Credit is the total number of steps since a stream began, not an increment, so a lost or repeated `Ack` does no harm. An actor
+that has used less than its credit may send a whole segment, so the last segment can exceed the credit. The allocator therefore
+counts the steps received, not the steps granted.
 
 `LearnerThreadBacklog` counts the accepted data on the way to the learner thread. Data is *waiting* from its acceptance until the
 gateway sends it, and then *in transit* until the learner thread reports that it has received the message. Each amount is added
@@ -50,7 +50,10 @@ class DataAmount:
 
 
 class LearnerThreadBacklog:
-    """The counts of the data between the gateway and one learner thread: waiting, or in transit to the thread."""
+    """The counts of the accepted data that one learner thread has not received so far.
+
+    Data waits until the gateway sends it to the thread; then it is in transit.
+    """
 
     def __init__(self) -> None:
         self.waiting = DataAmount()  # accepted, but not sent so far, because the journal must commit it first
@@ -83,7 +86,7 @@ class LearnerThreadBacklog:
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
-        """Count one message sent to the learner thread. `waited` is False for replayed data, which `accept` did not count."""
+        """Count one message sent to the learner thread. `waited` is False for data that `accept` did not count."""
         if waited:
             self.waiting.subtract(load)
         self.in_transit.add(load)
@@ -106,10 +109,10 @@ class LearnerThreadBacklog:
         self.messages = messages
 
     def correct_waiting(self) -> DataAmount | None:
-        """Set a wrong count of waiting data to zero, because it would reduce the actors' credit forever. Return the wrong
-        count, or None.
+        """Set the count of waiting data to zero. Return the wrong count, or None if it was zero.
 
-        Call this only while the journal has nothing to commit or to replay, so that no data can be waiting.
+        A wrong count would reduce the actors' credit forever. Call this only while the journal has nothing to commit or to
+        deliver again: then no data waits.
         """
         if not self.waiting:
             return None
@@ -151,7 +154,7 @@ RETRY_S = 5e-3
 
 
 class CreditAllocator:
-    """The allocator of one learner thread's credit to its actors, from the thread's start to its end."""
+    """The object that divides the steps that one learner thread can use among its client's actors, as credit."""
 
     def __init__(self) -> None:
         self.retry_at = math.inf  # call `grant` again at this time even without news
@@ -180,10 +183,10 @@ class CreditAllocator:
         self.min_version = max(self.min_version, min_version)
 
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
-        """Raise the credit of actors that request more. Return their streams. Set `retry_at`, the time of the next attempt.
+        """Raise the credit of actors that request more, and return their streams. Set `retry_at`, the time of the next attempt.
 
-        The actor that has waited longest comes first. It gets an equal share, and at least one segment, of the steps that
-        remain after those that others are expected to deliver in the meantime (`_set_aside`).
+        The actor that has waited longest comes first. An actor gets an equal share, and at least one segment, of the free
+        steps, less those that other actors are expected to deliver first (`_set_aside`).
         """
         self.retry_at = math.inf
         free = self.free_steps
@@ -222,7 +225,10 @@ class CreditAllocator:
         return granted
 
     def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
-        """Return the free steps that an actor with the mean delivery time `pace_s` leaves to the actors in `credited`."""
+        """Return how many free steps the actors in `credited` will use before an actor that delivers after `pace_s` seconds.
+
+        The result is 0 if faster actors use all free steps in that time.
+        """
         # These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor
         # never waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a
         # later batch, and it leaves nothing.
@@ -240,8 +246,9 @@ class CreditAllocator:
     def shares(self, live: Sequence[SegmentStream], journal_bytes: int) -> tuple[int, int]:
         """Return the limits on the data that each actor can have in flight: a number of segments and a number of bytes.
 
-        Free segments are divided by the number of actors that have sent data, so an actor that sends nothing takes nothing
-        from the others. Free bytes (`journal_bytes` in the journal) are divided by the number of all actors that can send.
+        The number of segments is the free part of `CREDIT_ITEMS`, divided by the number of actors that have sent data. So an
+        actor that sends nothing takes nothing from the others. The number of bytes is the free part of `CREDIT_BYTES`, or
+        `journal_bytes` (the free bytes of the journal) if that is less, divided by the number of all actors that can send.
         """
         senders = [s for s in live if s.submits]
         workers = sum(s.accepted_steps > 0 for s in senders)
@@ -263,13 +270,13 @@ class CreditAllocator:
         return min(want_steps, max(stream.credit_steps, stream.accepted_steps + first + int(delivered)))
 
     def ack(self, stream: SegmentStream, generation: int, shares: tuple[int, int]) -> Ack:
-        """Return the ack for a stream, with the limits that `shares` has returned."""
+        """Return the `Ack` message for the actor of a stream, with the limits that `shares` has returned."""
         items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
         return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=self.min_version)
 
 
 def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
-    """Return the steps that a stream is expected to deliver earlier than an actor with the mean delivery time `pace_s`."""
+    """Return how many steps a stream is expected to deliver before an actor that delivers after `pace_s` seconds."""
     late_s = min(stream.pace_s + max(2 * pace_s, LATE_S), IDLE_S)
     if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
         return 0.0
@@ -307,7 +314,13 @@ class StallTimer:
         self._since = 0.0
 
     def look(self, now: float, progress: object, reason: str) -> float:
-        """Return the seconds since the first call that found the client stalled. `progress` differs after any progress."""
+        """Return for how many seconds the client has been stalled; 0 if it is not.
+
+        Args:
+            now: The present time, in seconds.
+            progress: A value that differs from that of the last call if data has moved since then.
+            reason: The result of `stall_reason`; empty if the client can make progress.
+        """
         if not reason or progress != self._progress:
             self._progress, self._since = progress if reason else None, now
         return now - self._since

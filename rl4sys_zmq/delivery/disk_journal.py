@@ -1,4 +1,4 @@
-"""The journal on disk: its thread, transactions, and reaction to disk errors."""
+"""The journal on disk: its queue, its thread, and the reaction to disk errors."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
-from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, JournalEntry, JournalHealth, JournalPage, StreamRow
-from rl4sys_zmq.delivery.journal_cache import (
+from rl4sys_zmq.delivery.journal import (
+    ClientRow,
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,
     DropClient,
-    DropClientEntries,
     DropStream,
-    JournalQueue,
-    JournalRowChanges,
+    JournalBase,
+    JournalContent,
+    JournalEntry,
+    JournalHealth,
+    JournalPage,
     Operation,
     PageRequest,
     RetireActorStreams,
-    Write,
+    StreamRow,
 )
 from rl4sys_zmq.delivery.journal_file import (
     NO_RECOVERY,
     Connect,
     Fsync,
-    JournalFile,
-    JournalLossPolicy,
+    JournalLock,
+    JournalLossRules,
     JournalOpenOptions,
     connect,
     open_journal_file,
     reopen,
 )
 from rl4sys_zmq.delivery.journal_marks import JournalLoss
+from rl4sys_zmq.delivery.journal_rows import JournalFile
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
@@ -46,9 +51,102 @@ log = get_logger(__name__)
 
 # Interval at which an idle journal checks that its files were not deleted, moved or replaced.
 CHECK_S = 1.0
+# Operations in one transaction, at most.
+GROUP_ITEMS = 512
+# Bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log.
+GROUP_BYTES = 8 << 20
 
 
-class DiskJournal(Worker):
+class JournalQueue:
+    """The operations that a journal has to do, in the order of the calls of `Journal`. Each stays until it is done."""
+
+    def __init__(self) -> None:
+        self._operations: deque[Operation] = deque()
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._operations)
+
+    def extend(self, operations: Iterable[Operation]) -> None:
+        self._operations.extend(operations)
+
+    def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
+        """Return the operations of the next transaction: one read, or all writes at the front of the queue that fit.
+
+        The result is [] if the first write would make the stored entries larger than `max_bytes`.
+        """
+        group: list[Operation] = []
+        size = 0
+        for operation in islice(self._operations, GROUP_ITEMS):
+            if isinstance(operation, PageRequest):
+                return group or [operation]
+            if isinstance(operation, JournalEntry):
+                nbytes = operation.stored_bytes
+                taken = used_bytes + size
+                if (group and size + nbytes > GROUP_BYTES) or (taken and taken + nbytes > max_bytes):
+                    break
+                size += nbytes
+            group.append(operation)
+        return group
+
+    def relief(self) -> list[Operation]:
+        """Return operations that can be done while the journal is full: one read, or writes that need no further room.
+
+        - The removal of all entries of a client comes first, together with the client's operations queued before it. Together
+          they need no additional room.
+        - A trim is always possible, because its entries are committed already.
+        - The removal of a stream must wait for operations on the same stream before it. The retirement of an actor must wait
+          for operations on any of its streams before it.
+        - A client's reads must wait behind a removal that waits, and behind the retirement of an actor.
+        """
+        if given_up := self._given_up():
+            return given_up
+        changed: set[tuple[str, str, int]] = set()
+        named: set[tuple[str, str]] = set()
+        held: set[str] = set()
+        frees: list[Operation] = []
+        for operation in self._operations:
+            if isinstance(operation, PageRequest) and operation.client_id not in held:
+                return [operation]
+            if isinstance(operation, DeleteCoveredEntries):
+                frees.append(operation)
+            elif isinstance(operation, RetireActorStreams):
+                held.add(operation.client_id)  # a read behind it confirms that it is done
+                if (operation.client_id, operation.actor_id) not in named:
+                    frees.append(operation)
+            elif isinstance(operation, (JournalEntry, StreamRow)):
+                changed.add((operation.client_id, operation.actor_id, operation.origin))
+                named.add((operation.client_id, operation.actor_id))
+            elif isinstance(operation, DropStream):
+                if (operation.client_id, operation.actor_id, operation.origin) in changed:
+                    held.add(operation.client_id)
+                else:
+                    frees.append(operation)
+        return frees[:GROUP_ITEMS]
+
+    def _given_up(self) -> list[Operation]:
+        """Return a client's writes up to the first operation that deletes all its entries; [] if none is queued."""
+        for place, drop in enumerate(self._operations):
+            if isinstance(drop, DropClient):
+                before = islice(self._operations, place)
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, PageRequest))
+                return [*own, drop]
+        return []
+
+    def done(self, group: Sequence[Operation]) -> None:
+        """Remove operations that are done from the queue. `group` must be in the order of the queue."""
+        operations = self._operations
+        if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
+            for _ in group:
+                operations.popleft()
+            return
+        gone = {id(operation) for operation in group}
+        self._operations = deque(operation for operation in operations if id(operation) not in gone)
+
+
+class DiskJournal(Worker, JournalBase):
     """A journal in one SQLite file, which one thread writes.
 
     Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order, and
@@ -78,7 +176,7 @@ class DiskJournal(Worker):
         wake: Callable[[], None],
         retry_s: float = 0.5,
         connect: Connect = connect,
-        recovery: JournalLossPolicy = NO_RECOVERY,
+        recovery: JournalLossRules = NO_RECOVERY,
     ) -> None:
         """Create the journal. Call `open` to start it.
 
@@ -91,14 +189,15 @@ class DiskJournal(Worker):
         self.loss: JournalLoss | None = None
         self._path = Path(path)
         self._opening = JournalOpenOptions(self._path, fsync, connect, recovery)
-        self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
+        self._retry_s, self._wake = retry_s, wake
         self._opened = threading.Event()
         self._restored: JournalContent | None = None
         self._refusal: JournalError | None = None
         # Used by the journal's thread only.
         self._backlog = JournalQueue()
+        self._lock: JournalLock
         self._file: JournalFile
-        self._unmarked: list[JournalRowChanges] = []
+        self._repaired = 0
         self._unreported: list[JournalEntry | JournalPage] = []
         self._look_at = 0.0
         # Shared between threads, protected by `_condition`.
@@ -106,13 +205,8 @@ class DiskJournal(Worker):
         self._incoming: deque[Operation] = deque()
         self._fresh: list[JournalEntry | JournalPage] = []
         self._stopping = self._hurry = False
-        self._problem = ""
         self._queued: Counter[str] = Counter()
-        self._queued_bytes = self._used_bytes = 0
-        self._commits = self._failures = self._damaged = self._rescued = 0
-        self._commit_s = 0.0
-
-    # The interface for other threads.
+        self._health = JournalHealth(durable=True, max_bytes=max_bytes)  # without `queued_items`
 
     def open(self) -> JournalContent:
         """Start the thread and open the file. Return the journal's id, clients and streams, but no entries.
@@ -140,8 +234,8 @@ class DiskJournal(Worker):
         with self._condition:
             self._incoming.extend(batch)
             self._queued.update(entry.client_id for entry in batch)
-            self._queued_bytes += nbytes
-            if not self._problem:
+            self._health.queued_bytes += nbytes
+            if not self._health.error:
                 self._condition.notify()
 
     def committed(self) -> list[JournalEntry | JournalPage]:
@@ -149,75 +243,37 @@ class DiskJournal(Worker):
             fresh, self._fresh = self._fresh, []
         return fresh
 
-    def put_client(self, row: ClientRow) -> None:
-        self._enqueue(row)
-
-    def put_stream(self, row: StreamRow) -> None:
-        self._enqueue(row)
-
-    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
-
-    def drop_client(self, client_id: str) -> None:
-        self._enqueue(DropClient(client_id), hurry=True)
-
-    def drop_entries(self, client_id: str) -> None:
-        self._enqueue(DropClientEntries(client_id), hurry=True)
-
-    def retire_actor(self, client_id: str, actor_id: str) -> None:
-        self._enqueue(RetireActorStreams(client_id, actor_id), hurry=True)
-
-    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        self._enqueue(CountSegmentsLostByJournal(client_id, count, stream))
-
-    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        self._enqueue(DeleteCoveredEntries(client_id, tuple(marks.items())), hurry=True)
-
-    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        self._enqueue(PageRequest(client_id, token, after_row, max_bytes), hurry=True)
-
     def state(self) -> JournalHealth:
         """Return the journal's condition. Any thread can call this."""
         with self._condition:
-            return JournalHealth(
-                durable=True,
-                used_bytes=self._used_bytes,
-                max_bytes=self._max_bytes,
-                queued_bytes=self._queued_bytes,
-                queued_items=self._queued.total(),
-                error=self._problem,
-                commits=self._commits,
-                failures=self._failures,
-                commit_s=self._commit_s,
-                damaged=self._damaged,
-                lost=sum(self.loss.segments.values()) if self.loss is not None else 0,
-                rescued=self._rescued,
-            )
+            return replace(self._health, queued_items=self._queued.total())
 
     def queued(self, client_id: str) -> int:
         with self._condition:
             return self._queued[client_id]
 
-    def _enqueue(self, operation: Operation, *, hurry: bool = False) -> None:
+    def _enqueue(self, operation: Operation) -> None:
+        hurry = not isinstance(operation, ClientRow | StreamRow | CountSegmentsLostByJournal)
         with self._condition:
             self._incoming.append(operation)
             self._queued[operation.client_id] += 1
             self._hurry |= hurry
-            if hurry or not self._problem:
+            if hurry or not self._health.error:
                 self._condition.notify()
-
-    # The thread.
 
     def run(self) -> None:
         """Open the file, do the queued operations until `stop`, and close the file: the code of the thread."""
         try:
-            with open_journal_file(self._opening) as opened:
-                self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired
-                self.loss = opened.loss
-                self._restored = opened.tables.cache.rows.restored()
-                self.journal_id = self._restored.journal_id
-                self._opened.set()
-                self._serve()
+            with JournalLock(self._path) as self._lock:
+                self._file, inspection = open_journal_file(self._opening)
+                with contextlib.closing(self._file):
+                    self.loss, self._health.used_bytes = inspection.loss, inspection.used_bytes
+                    self._health.lost = sum(self.loss.segments.values()) if self.loss is not None else 0
+                    self._health.damaged = self._repaired = inspection.repaired
+                    self._restored = self._file.tables.cache.rows.restored()
+                    self.journal_id = self._restored.journal_id
+                    self._opened.set()
+                    self._serve()
         except JournalError as error:
             self._refusal = error
         finally:
@@ -226,7 +282,7 @@ class DiskJournal(Worker):
     def on_death(self, error: BaseException) -> None:
         """Make `state` report the error that ended the thread."""
         with self._condition:
-            self._problem = f"the journal's thread ended with an error: {error!r}"
+            self._health.error = f"the journal's thread ended with an error: {error!r}"
         self._wake()
 
     def _serve(self) -> None:
@@ -235,13 +291,13 @@ class DiskJournal(Worker):
             done = self._work()
             if stopping and not (done and self._backlog):
                 if not done:
-                    log.error("%s: %d operations were not committed: %s", self._path, len(self._backlog), self._problem)
+                    log.error("%s: %d operations were not committed: %s", self._path, len(self._backlog), self._health.error)
                 return
 
     def _gather(self) -> bool:
-        """Wait for an operation, the next check or the next retry, and take over the new operations. Return True after `stop`."""
+        """Wait for an operation or the time of a check, and move new operations into the queue. Return True after `stop`."""
         with self._condition:
-            if self._problem:
+            if self._health.error:
                 self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
             else:
                 self._condition.wait_for(lambda: self._stopping or self._incoming or self._backlog, CHECK_S)
@@ -251,16 +307,17 @@ class DiskJournal(Worker):
             return self._stopping
 
     def _work(self) -> bool:
-        """Commit one group of operations. After a failure, first do operations that free room. Return True on success."""
+        """Commit one transaction. If the journal is full, first do writes that need no room. Return True on success."""
         group: list[Operation] = []
+        health = self._health
         try:
             self._restore_files()
             self._report()
-            group = self._backlog.next_group(self._used_bytes, self._max_bytes)
-            if self._problem or not group:
+            group = self._backlog.next_group(health.used_bytes, health.max_bytes)
+            if health.error or not group:
                 while relief := self._backlog.relief():
                     self._do(relief)
-                group = self._backlog.next_group(self._used_bytes, self._max_bytes)
+                group = self._backlog.next_group(health.used_bytes, health.max_bytes)
             if group:
                 self._do(group)
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError):
@@ -271,14 +328,14 @@ class DiskJournal(Worker):
             return self._set_problem(str(error))
         if not group and self._backlog:
             return self._set_problem(
-                f"{self._path} is full: {self._used_bytes} of {self._max_bytes} bytes; save a checkpoint, or raise the limit"
+                f"{self._path} is full: {health.used_bytes} of {health.max_bytes} bytes; save a checkpoint, or raise the limit"
             )
         return self._set_problem("")
 
     def _restore_files(self) -> None:
         """Write the journal's file and ``journal.marks`` again if they were deleted, moved or replaced."""
         now = time.monotonic()
-        if not self._problem and now < self._look_at:
+        if not self._health.error and now < self._look_at:
             return  # `_report` checks the files again before it reports a commit
         self._look_at = now + CHECK_S
         missing = self._file.missing()
@@ -288,16 +345,14 @@ class DiskJournal(Worker):
                 self._file.marks.renew()
             return
         self._set_problem(f"{missing} was deleted, moved or replaced; no segments are acknowledged until it is written again")
-        reopen(self._file)
+        reopen(self._file, self._opening, self._lock)
         with self._condition:
-            self._rescued += 1
+            self._health.rescued += 1
         log.error("%s was written again from the open journal; no data is lost", self._path)
 
     def _report(self) -> None:
         """Write the last commits to ``journal.marks``, check the journal's files, and let `committed` return the results."""
-        while self._unmarked:
-            self._file.marks.note(self._unmarked[0])
-            del self._unmarked[0]
+        self._file.mark_commits()
         if not self._unreported:
             return
         if missing := self._file.missing(thorough=False):
@@ -305,21 +360,15 @@ class DiskJournal(Worker):
         fresh, self._unreported = self._unreported, []
         with self._condition:
             self._fresh += fresh
-            self._note_done(item.client_id for item in fresh)
-            self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, JournalEntry))
+            self._queued -= Counter(item.client_id for item in fresh)
+            self._health.queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, JournalEntry))
         self._wake()
-
-    def _note_done(self, client_ids: Iterable[str]) -> None:
-        """Count one operation of each listed client as done. The caller holds the lock."""
-        self._queued.subtract(client_ids)
-        for client_id in [client_id for client_id, count in self._queued.items() if not count]:
-            del self._queued[client_id]
 
     def _set_problem(self, problem: str) -> bool:
         with self._condition:
-            changed = bool(problem) != bool(self._problem)
-            self._problem = problem
-            self._failures += bool(problem)
+            changed = bool(problem) != bool(self._health.error)
+            self._health.error = problem
+            self._health.failures += bool(problem)
         if changed:
             log.log(logging.ERROR if problem else logging.INFO, "%s", problem or f"{self._path} works again")
             self._wake()
@@ -333,36 +382,19 @@ class DiskJournal(Worker):
             fresh, grown, seconds = [self._file.tables.page(group[0])], 0, None
         else:
             began = time.monotonic()
-            grown, rest = self._transact([operation for operation in group if not isinstance(operation, PageRequest)])
+            grown, rest = self._file.write([operation for operation in group if not isinstance(operation, PageRequest)])
             seconds = time.monotonic() - began
             fresh = [operation for operation in group if isinstance(operation, JournalEntry)]
         self._backlog.done(group)
         self._backlog.extend(rest)
         self._unreported += fresh
         with self._condition:
-            self._used_bytes += grown
+            self._health.used_bytes += grown
             self._queued.update(trim.client_id for trim in rest)
-            self._note_done(
-                o.client_id for o in group if not isinstance(o, JournalEntry | PageRequest)
-            )  # entries and reads count as done when they are reported
-            self._damaged = len(self._file.tables.damaged) + self._file.repaired
+            # entries and reads count as done when they are reported
+            self._queued -= Counter(o.client_id for o in group if not isinstance(o, JournalEntry | PageRequest))
+            self._health.damaged = len(self._file.tables.damaged) + self._repaired
             if seconds is not None:
-                self._commits += 1
-                self._commit_s = seconds
+                self._health.commits += 1
+                self._health.commit_s = seconds
         self._report()
-
-    def _transact(self, group: Sequence[Write]) -> tuple[int, list[DeleteCoveredEntries]]:
-        db, tables = self._file.db, self._file.tables
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            result = tables.apply(group)
-            self._file.marks.drop(tables.cache.changes)
-            db.execute("COMMIT")
-        except BaseException:
-            tables.cache.revert()
-            if db.in_transaction:
-                with contextlib.suppress(sqlite3.Error):  # report the first error, not this one
-                    db.execute("ROLLBACK")
-            raise
-        self._unmarked.append(tables.cache.commit())
-        return result

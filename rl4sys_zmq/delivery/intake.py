@@ -1,4 +1,7 @@
-"""The acceptance of the segments in `Submit` messages: detect duplicates, check the order, validate new segments."""
+"""The acceptance of segments by the learner: the check of duplicates, of the order, and of the structure of new segments.
+
+A `Submit` is the message in which an actor sends segments.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ class SubmitResult:
 def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
     """Validate a message from an actor, and accept its new segments.
 
-    Segments below `SegmentStream.received` are duplicates; the new ones advance it. If a new segment is malformed, only that
-    segment is refused, and it keeps its sequence number. The journal stores the `frames`.
+    Segments below `SegmentStream.received` are duplicates; new segments advance this mark. A malformed new segment is refused
+    alone, and keeps its sequence number. The returned entry contains the `frames` for the journal.
 
     Raises:
         ProtocolError: If the whole message is refused, with the code ``GAP`` (segments before it are missing), ``EQUIVOCATION``
@@ -66,21 +69,21 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayPart:
-    """The part of a journal entry that is sent again to a learner thread after a rollback."""
+class JournalReplayPart:
+    """The part of a journal entry that the learner thread gets again, because the checkpoint that it loaded lacks it."""
 
     skip: int  # number of segments at the start of the stored message that the learner thread must ignore
     load: DataAmount  # amount of data in the part, without refused segments
 
 
-def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ReplayPart | None:
-    """Prepare a journal entry for a learner thread that was rolled back. Return None if the checkpoint covers the whole entry."""
+def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> JournalReplayPart | None:
+    """Return which part of a journal entry a learner thread needs after it has loaded a checkpoint; None if it needs none."""
     known = stream.replay(entry.first_seq, entry.end_seq)
     if known is None:
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return ReplayPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
+        return JournalReplayPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
     batch = read_segments(entry.frames)
     refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
     for place in refused:
@@ -88,4 +91,4 @@ def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEnt
     steps = batch.steps
     fresh = sum(steps[skip:]) - sum(steps[place] for place in refused)
     load = DataAmount(fresh, len(batch) - skip - len(refused), entry.nbytes)
-    return ReplayPart(skip, load)
+    return JournalReplayPart(skip, load)

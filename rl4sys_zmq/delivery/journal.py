@@ -7,6 +7,7 @@ for a disk. `DiskJournal`, in `delivery.disk_journal`, writes a file.
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,11 @@ class JournalEntry:
     def nbytes(self) -> int:
         """The total length of all frames, in bytes."""
         return sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in self.frames)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of the frames and their lengths in the journal's file, in bytes."""
+        return self.nbytes + 4 + 8 * len(self.frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """The content of a journal when it was opened, without its entries."""
+    """The clients and streams that a journal had when it was opened."""
 
     journal_id: int
     clients: tuple[ClientRow, ...]
@@ -84,7 +90,7 @@ class JournalContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """A part of a client's journal entries, as one `Journal.read` returns it."""
+    """Some consecutive journal entries of one client: the answer to one `Journal.read`."""
 
     client_id: str
     token: int  # token that was passed to `read`
@@ -94,9 +100,9 @@ class JournalPage:
     damaged: int  # number of entries that are missing in this page because their checksums are wrong
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JournalHealth:
-    """A report of the condition of a journal."""
+    """The sizes, the present error and the counters of a journal at one moment."""
 
     durable: bool
     used_bytes: int = 0  # size of all stored entries, in bytes
@@ -119,7 +125,111 @@ def new_journal_id() -> int:
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
-class MemoryJournal:
+@dataclass(frozen=True, slots=True)
+class DropStream:
+    """An operation that removes a stream and its entries (`Journal.drop_stream`)."""
+
+    client_id: str
+    actor_id: str
+    origin: int
+    expires: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DropClient:
+    """An operation that removes a client with its streams and entries; with `entries_only`, the entries alone."""
+
+    client_id: str
+    entries_only: bool = False  # True to keep the client, with its totals and the sequence numbers of its actors
+
+
+@dataclass(frozen=True, slots=True)
+class RetireActorStreams:
+    """An operation that lets any later start of an actor use the actor's id (`Journal.retire_actor`)."""
+
+    client_id: str
+    actor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountSegmentsLostByJournal:
+    """An operation that counts segments which an earlier journal acknowledged and this one lacks (`Journal.add_gap`)."""
+
+    client_id: str
+    count: int
+    stream: StreamRow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCoveredEntries:
+    """An operation that removes the entries whose segments a checkpoint includes (`Journal.trim`).
+
+    `marks` has a pair ((actor_id, origin), mark) for each stream. An entry is removed if all its segments are below the mark.
+    """
+
+    client_id: str
+    marks: tuple[tuple[tuple[str, int], int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """An operation that reads a `JournalPage` (`Journal.read`)."""
+
+    client_id: str
+    token: int
+    after_row: int
+    max_bytes: int
+
+
+Write = (
+    JournalEntry
+    | ClientRow
+    | StreamRow
+    | DropStream
+    | DropClient
+    | RetireActorStreams
+    | CountSegmentsLostByJournal
+    | DeleteCoveredEntries
+)
+
+Operation = Write | PageRequest
+
+
+class JournalBase(ABC):
+    """The base class of journals. Each call of `Journal` that changes or reads data becomes an object, an operation."""
+
+    @abstractmethod
+    def _enqueue(self, operation: Operation) -> None: ...
+
+    def put_client(self, row: ClientRow) -> None:
+        self._enqueue(row)
+
+    def put_stream(self, row: StreamRow) -> None:
+        self._enqueue(row)
+
+    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
+        self._enqueue(DropStream(client_id, actor_id, origin, expires))
+
+    def drop_client(self, client_id: str) -> None:
+        self._enqueue(DropClient(client_id))
+
+    def drop_entries(self, client_id: str) -> None:
+        self._enqueue(DropClient(client_id, entries_only=True))
+
+    def retire_actor(self, client_id: str, actor_id: str) -> None:
+        self._enqueue(RetireActorStreams(client_id, actor_id))
+
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
+        self._enqueue(CountSegmentsLostByJournal(client_id, count, stream))
+
+    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
+        self._enqueue(DeleteCoveredEntries(client_id, tuple(marks.items())))
+
+    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
+        self._enqueue(PageRequest(client_id, token, after_row, max_bytes))
+
+
+class MemoryJournal(JournalBase):
     """A journal for a learner without a run directory. It reports every entry as committed at once, and stores nothing."""
 
     durable = False
@@ -137,25 +247,10 @@ class MemoryJournal:
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def put_client(self, row: ClientRow) -> None: ...
-
-    def put_stream(self, row: StreamRow) -> None: ...
-
-    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None: ...
-
-    def drop_client(self, client_id: str) -> None: ...
-
-    def drop_entries(self, client_id: str) -> None: ...
-
-    def retire_actor(self, client_id: str, actor_id: str) -> None: ...
-
-    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None: ...
-
-    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None: ...
-
-    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        # no entries are stored, so the page is empty
-        self._fresh.append(JournalPage(client_id, token, (), after_row, more=False, damaged=0))
+    def _enqueue(self, operation: Operation) -> None:
+        if isinstance(operation, PageRequest):
+            page = JournalPage(operation.client_id, operation.token, (), operation.after_row, more=False, damaged=0)
+            self._fresh.append(page)
 
     def state(self) -> JournalHealth:
         return JournalHealth(durable=False, commits=self._commits)

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from rl4sys_zmq.delivery.journal import new_journal_id
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows
 from rl4sys_zmq.delivery.journal_marks import (
+    ClientAndStreamRows,
     JournalLoss,
-    JournalMarksFileContent,
     JournalMarksFileWriter,
     JournalStateInCheckpoint,
     find_loss,
+    identity_of,
     marks_path,
     merge,
     read_marks,
 )
-from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalTables
+from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalFile, JournalTables
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 from rl4sys_zmq.resource import Resource, call_in_child
+
+log = get_logger(__name__)
 
 
 class JournalLock(Resource):
@@ -43,28 +45,22 @@ class JournalLock(Resource):
         call_in_child(self, JournalLock.abandon)
 
     def renew(self) -> None:
-        """Acquire the lock again, on a new lock file, if the old file was removed or replaced."""
-        mine = os.fstat(self._file)
-        try:
-            there = os.stat(f"{self._path}.lock")
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+        """Take the lock again, on a new lock file, if the old file was removed or replaced."""
+        if identity_of(f"{self._path}.lock") != identity_of(self._file):
             file = self._acquire()
             self.close()
             self._file = file
 
     def abandon(self) -> None:
-        """Close the descriptor in a forked child. The parent keeps the lock, and its end releases it although the child runs."""
+        """Close the lock file in a forked child. The parent process keeps the lock, and only its end releases the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
     def close(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            fcntl.flock(file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor
-            os.close(file)
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor
+        self.abandon()
 
     def _acquire(self) -> int:
         lock = f"{self._path}.lock"
@@ -84,8 +80,6 @@ class JournalLock(Resource):
         return fd
 
 
-log = get_logger(__name__)
-
 Fsync = Literal["normal", "always"]
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -94,10 +88,6 @@ PAGE_BYTES = 16_384
 # The size of the write-ahead log at which SQLite moves its content to the main file. A lost log file loses as much.
 CHECKPOINT_BYTES = 4 << 20
 
-# The age at which a folder's modification time is reliable. File system times are coarse: a younger time can hide a second
-# change right after the first one.
-SETTLED_NS = 2_000_000_000
-
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open an SQLite connection without automatic transactions."""
@@ -105,8 +95,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalLossPolicy:
-    """The rules for opening a journal that lacks data."""
+class JournalLossRules:
+    """The rules for opening a journal: how a loss of data is found, and whether it is accepted."""
 
     # True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
     accept_loss: bool = False
@@ -116,94 +106,29 @@ class JournalLossPolicy:
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
-NO_RECOVERY = JournalLossPolicy()
+NO_RECOVERY = JournalLossRules()
 
 
 @dataclass(frozen=True, slots=True)
 class JournalOpenOptions:
-    """The parameters for opening a journal. They have the meaning of `DiskJournal`'s parameters."""
+    """The parameters for opening a journal's file: those of `DiskJournal`."""
 
     path: Path
     fsync: Fsync = "normal"
     connect: Connect = connect
-    recovery: JournalLossPolicy = NO_RECOVERY
+    recovery: JournalLossRules = NO_RECOVERY
 
 
-@dataclass(slots=True)
-class JournalFile:
-    """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object."""
-
-    opening: JournalOpenOptions
-    lock: JournalLock
-    db: sqlite3.Connection
-    tables: JournalTables
-    marks: JournalMarksFileWriter
-    used_bytes: int  # size of all entries when the journal was opened, in bytes
-    loss: JournalLoss | None = None  # lost data that the operator accepted when the journal was opened
-    repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
-    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _folder: tuple[int, int, int] = (0, 0, 0)
-
-    def record_identities(self) -> None:
-        """Record the device and inode numbers of the files, so that `missing` can detect that a file was replaced."""
-        path = self.opening.path
-        self._places, self._folder = {}, (0, 0, 0)
-        for name in (str(path), f"{path}-wal"):
-            status = os.stat(name)
-            self._places[name] = status.st_dev, status.st_ino
-
-    def close(self) -> None:
-        """Close the connection and ``journal.marks``. The lock stays held."""
-        self.marks.close()
-        self.db.close()
-
-    def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a deleted, moved or replaced file, or "". ``journal.marks`` is not checked.
-
-        Without `thorough`, the files are checked only if their folder has changed.
-        """
-        folder = self._folder_now()
-        if not thorough and folder == self._folder:  # each check of a file releases the GIL: to acquire it again can take 5 ms
-            return ""
-        for name, identity in self._places.items():
-            try:
-                status = os.stat(name)
-            except OSError:
-                return name
-            if (status.st_dev, status.st_ino) != identity:
-                return name
-        # File system times are coarse: two changes within one tick look like one.
-        self._folder = folder if time.time_ns() - folder[2] > SETTLED_NS else (0, 0, 0)
-        return ""
-
-    def _folder_now(self) -> tuple[int, int, int]:
-        try:
-            status = os.stat(self.opening.path.parent)
-        except OSError:
-            return 0, 0, 0
-        return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
-    """Open a journal for writing and lock it, until the end of the ``with`` block."""
+def open_journal_file(opening: JournalOpenOptions) -> tuple[JournalFile, JournalInspection]:
+    """Open a journal for writing. The caller holds its lock."""
     path = opening.path
-    with contextlib.closing(JournalLock(path)) as lock:
-        with _convert_errors(path):
-            inspection = _examine(opening)
-            if inspection.broken:
-                rebuild(path, inspection)
-            elif inspection.loss and inspection.is_new:
-                put_aside(path, "damaged")
-            opened = _open(opening, lock, inspection)
-        with contextlib.closing(opened):
-            yield opened
-
-
-@contextlib.contextmanager
-def _convert_errors(path: Path) -> Iterator[None]:
     try:
-        yield
+        inspection = _examine(opening)
+        if inspection.broken:
+            rebuild(path, inspection)
+        elif inspection.loss and inspection.is_new:
+            put_aside(path, "damaged")
+        return _open(opening, inspection), inspection
     except (sqlite3.OperationalError, OSError) as error:
         problem = f"cannot be opened and written ({error})"
         raise JournalError(str(path), problem, "check its permissions, free disk space, and other programs using it") from error
@@ -212,12 +137,9 @@ def _convert_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, error: object) -> JournalError:
-    """Return the error for a file that cannot be read and whose content is recorded nowhere else."""
+    """Return the error for a journal's file that is damaged and that ``journal.marks`` cannot repair."""
     remedy = "move it and its -wal file away to start a new journal, or restore a copy"
     return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
-
-
-# ---- examination, which changes no file
 
 
 @dataclass(slots=True)
@@ -227,8 +149,7 @@ class JournalInspection:
     # clients and streams that the journal will have after it is opened
     known: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
     is_new: bool = False  # True if there is no journal at the path
-    used_bytes: int = 0  # size of all entries, in bytes
-    last_row: int = 0
+    used_bytes: int = 0  # size of all entries when the journal was opened, in bytes
     broken: str = ""  # reason why the file cannot be read; empty if it can be read
     rewrite: bool = False  # True if the clients and streams in the file differ from `known` and must be written again
     repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
@@ -238,20 +159,20 @@ class JournalInspection:
 def _examine(opening: JournalOpenOptions) -> JournalInspection:
     """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed."""
     path, recovery = opening.path, opening.recovery
-    remembered = read_marks(marks_path(path)) or JournalMarksFileContent()
-    if remembered.damaged:
-        log.warning("%s: %d lines are damaged and are ignored", marks_path(path), remembered.damaged)
+    remembered, bad_lines = read_marks(marks_path(path))
+    if bad_lines:
+        log.warning("%s: %d lines are damaged and are ignored", marks_path(path), bad_lines)
     inspection = inspect(path)
     if inspection.repaired:
-        _repair(path, inspection, remembered.rows)
+        _repair(path, inspection, remembered)
     usable = None if inspection.is_new or inspection.broken else inspection.known
-    loss = find_loss(usable, remembered.rows, recovery.witnesses)
+    loss = find_loss(usable, remembered, recovery.witnesses)
     if inspection.broken and not loss and not recovery.accept_loss:
         raise damaged(path, inspection.broken)
     if loss or inspection.broken:
         _report_loss(opening, inspection, loss)
         inspection.loss, inspection.rewrite = loss, True
-        inspection.known = merge(usable or ClientAndStreamRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
+        inspection.known = merge(usable or ClientAndStreamRows(remembered.journal_id), remembered, recovery.witnesses)
     inspection.known.journal_id = inspection.known.journal_id or new_journal_id()
     return inspection
 
@@ -278,7 +199,18 @@ def inspect(path: Path) -> JournalInspection:
         return JournalInspection(is_new=True)
     try:
         with read_only(path) as db:
-            return _inspect_open(path, db)
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+                return JournalInspection(is_new=True)
+            if version != SCHEMA_VERSION:
+                problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
+                remedy = "open it with the version that wrote it, or move it away to start a new one"
+                raise JournalError(str(path), problem, remedy)
+            tables = JournalTables(db)
+            tables.check_schema()
+            known, bad = tables.known()
+            tables.size()  # detects damage
+            return JournalInspection(known, repaired=bad + (not known.journal_id))
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         # SQLite reports a missing table and a failing disk both as an OperationalError. A missing table is damage.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -302,20 +234,6 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
             index.unlink(missing_ok=True)
 
 
-def _inspect_open(path: Path, db: sqlite3.Connection) -> JournalInspection:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-        return JournalInspection(is_new=True)
-    if version != SCHEMA_VERSION:
-        problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
-        raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to start a new one")
-    tables = JournalTables(db)
-    tables.check_schema()
-    known, bad = tables.known()
-    used_bytes, last_row = tables.size()
-    return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
-
-
 def _repair(path: Path, inspection: JournalInspection, remembered: ClientAndStreamRows) -> None:
     """Replace damaged rows by their copies from ``journal.marks``. If a damaged row has no copy, set ``inspection.broken``."""
     known = inspection.known
@@ -333,14 +251,11 @@ def _repair(path: Path, inspection: JournalInspection, remembered: ClientAndStre
     inspection.broken, inspection.repaired = f"{inspection.repaired} rows of clients and streams do not match their checksums", 0
 
 
-# ---- opening
-
-
-def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalInspection) -> JournalFile:
+def _open(opening: JournalOpenOptions, inspection: JournalInspection) -> JournalFile:
     path = marks_path(opening.path)
     create_private(opening.path)  # SQLite creates its other files with the same mode
-    with contextlib.ExitStack() as stack:
-        db = stack.enter_context(contextlib.closing(opening.connect(opening.path)))
+    db = opening.connect(opening.path)
+    try:
         configure(db, opening.fsync)
         tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
@@ -348,7 +263,7 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalIns
             tables.create(inspection.known)
         elif inspection.rewrite and not inspection.broken:
             tables.replace(inspection.known)
-        used_bytes, last_row = tables.size()
+        inspection.used_bytes, last_row = tables.size()
         tables.restore(inspection.known, last_row)
         db.execute("COMMIT")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -357,11 +272,10 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalIns
         if not path.exists() and inspection.known.clients and not inspection.loss:
             log.warning("%s is missing; it is written again from the journal", path)
         marks = JournalMarksFileWriter(path, tables.cache.rows, flush=opening.fsync == "always")
-        stack.callback(marks.close)
-        opened = JournalFile(opening, lock, db, tables, marks, used_bytes, inspection.loss, inspection.repaired)
-        opened.record_identities()
-        stack.pop_all()  # from here on, `JournalFile.close` closes them
-    return opened
+    except BaseException:
+        db.close()
+        raise
+    return JournalFile(opening.path, tables, marks)
 
 
 def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
@@ -377,9 +291,6 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
     db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
     db.execute(f"PRAGMA journal_size_limit = {CHECKPOINT_BYTES}")
     db.execute("PRAGMA temp_store = MEMORY")  # a machine can have no folder for temporary files
-
-
-# ---- replacement of a damaged or missing file
 
 
 def rebuild(path: Path, inspection: JournalInspection) -> None:
@@ -399,20 +310,19 @@ def rebuild(path: Path, inspection: JournalInspection) -> None:
     log.error("%s was written again with %d entries of the damaged file, which is kept in the same folder", path, count)
 
 
-def reopen(opened: JournalFile) -> None:
+def reopen(opened: JournalFile, opening: JournalOpenOptions, lock: JournalLock) -> None:
     """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file."""
-    opening, path = opened.opening, opened.opening.path
+    path = opening.path
     make_private(path.parent)
-    opened.lock.renew()
+    lock.renew()
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
-        opened.db.backup(db)  # the open connection can still read the old file
+        opened.tables.db.backup(db)  # the open connection can still read the old file
     put_aside(path, "replaced")  # if there is another file at the path now
     put_in_place(new, path)
-    opened.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
-    db = opened.db = opening.connect(path)
-    configure(db, opening.fsync)
-    opened.tables.use_connection(db)
+    opened.tables.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
+    opened.tables.db = opening.connect(path)
+    configure(opened.tables.db, opening.fsync)
     opened.marks.renew()
     opened.record_identities()
 
@@ -427,12 +337,10 @@ def _new_file(path: Path) -> Path:
 
 def put_aside(path: Path, why: str) -> None:
     """Rename a journal's file and its write-ahead log to unused names that end in the word `why` and a number."""
-    number = 1
-    while True:
-        aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")
-        if not aside.exists() and not Path(f"{aside}-wal").exists():
+    for number in itertools.count(1):
+        aside = f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}"
+        if not os.path.exists(aside) and not os.path.exists(f"{aside}-wal"):
             break
-        number += 1
     for end in ("", "-wal"):
         if os.path.exists(f"{path}{end}"):
             os.rename(f"{path}{end}", f"{aside}{end}")

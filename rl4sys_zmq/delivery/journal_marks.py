@@ -13,14 +13,14 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalRowChanges, RowKey, stream_fields
+from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
 from rl4sys_zmq.private import sync_folder
 
 # The smallest number of bytes that a new file reserves for later changes.
@@ -29,30 +29,74 @@ SPARE_BYTES = 256 << 10
 ROWS_PER_LINE = 64
 _DIGITS = 16
 
+RowKey = tuple[str, str, int]
+"""The key of a stream: the client's id, the actor's id, and the origin."""
+
+
+# The order of a stream's columns in SQLite and in ``journal.marks``.
+stream_fields = attrgetter(*(f.name for f in fields(StreamRow)))
+
 
 @dataclass(slots=True)
-class JournalMarksFileContent:
-    """The content of ``journal.marks``."""
+class ClientAndStreamRows:
+    """The records of a journal, or of ``journal.marks``, about the clients and the streams. They have no segments."""
 
-    rows: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)  # their `journal_id` is 0 if no line could be read
-    damaged: int = 0  # number of lines with a wrong checksum
+    journal_id: int = 0  # 0 if unknown
+    # ids of the journals whose data an operator has given up with ``--resume accept-loss``
+    lineages: set[int] = field(default_factory=set)
+    clients: dict[str, ClientRow] = field(default_factory=dict)
+    streams: dict[RowKey, StreamRow] = field(default_factory=dict)
+
+    def restored(self) -> JournalContent:
+        return JournalContent(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
+
+
+@dataclass(slots=True)
+class JournalRowChanges:
+    """The changes that one transaction makes to the records of clients and streams."""
+
+    # new content of each added or changed client row, by client id
+    clients: dict[str, ClientRow] = field(default_factory=dict)
+    # new content of each added or changed stream row, by key
+    streams: dict[RowKey, StreamRow] = field(default_factory=dict)
+    # streams that were removed on purpose, so that their absence does not count as a loss
+    dropped_streams: set[RowKey] = field(default_factory=set)
+    dropped_clients: set[str] = field(default_factory=set)  # clients that were removed on purpose, with all their streams
+
+    def apply_to(self, rows: ClientAndStreamRows) -> None:
+        """Apply the changes to rows, in place."""
+        gone = self.dropped_clients
+        for client_id in gone:
+            rows.clients.pop(client_id, None)
+        for key in [key for key in rows.streams if key[0] in gone] if gone else ():
+            del rows.streams[key]
+        for key in self.dropped_streams:
+            rows.streams.pop(key, None)
+        rows.clients.update(self.clients)
+        rows.streams.update(self.streams)
 
 
 def marks_path(journal: Path) -> Path:
     return journal.with_suffix(".marks")
 
 
-def read_marks(path: Path) -> JournalMarksFileContent | None:
-    """Return the content of a marks file, or None if there is none."""
+def identity_of(file: Path | str | int) -> tuple[int, int] | None:
+    """Return the device and the inode of a file, or None if it cannot be found."""
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        status = os.stat(file)
+    except OSError:
         return None
-    content = JournalMarksFileContent()
-    for line in data.rstrip(b"\0").split(b"\n"):
-        if line:
-            content.damaged += not _read_line(line, content.rows)
-    return content
+    return status.st_dev, status.st_ino
+
+
+def read_marks(path: Path) -> tuple[ClientAndStreamRows, int]:
+    """Return the records in a file ``journal.marks``, and its number of damaged lines. If all are damaged, the id is 0."""
+    rows = ClientAndStreamRows()
+    try:
+        lines = path.read_bytes().rstrip(b"\0").split(b"\n")
+    except FileNotFoundError:
+        return rows, 0
+    return rows, sum(not _read_line(line, rows) for line in lines if line)
 
 
 def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
@@ -67,7 +111,7 @@ def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
         {(client_id, actor_id, origin) for client_id, actor_id, origin in record["gone"]},
         set(record["gone_clients"]),
     )
-    changes.apply_to(rows.clients, rows.streams)
+    changes.apply_to(rows)
     rows.journal_id = record["journal"]
     rows.lineages |= set(record["lineages"])
     return True
@@ -102,8 +146,7 @@ class JournalMarksFileWriter:
         self.close()
         self._file, self._end, self._size = file, len(lines), size
         self._settings = {c.client_id: c.settings for c in self._rows.clients.values()}
-        status = os.fstat(file)
-        self._identity = status.st_dev, status.st_ino
+        self._identity = identity_of(file)
 
     def drop(self, changes: JournalRowChanges) -> None:
         """Write the names of the clients and streams that a transaction removes. Call this before the commit."""
@@ -118,17 +161,12 @@ class JournalMarksFileWriter:
         if not changes.clients and not changes.streams:
             return
         fresh = {c.client_id: c.settings for c in changes.clients.values() if self._settings.get(c.client_id) is not c.settings}
-        known = {**self._settings, **fresh}
-        self._append(self._line(changes, {client_id: known[client_id] for client_id in changes.clients if client_id in fresh}))
-        self._settings = known
+        self._append(self._line(changes, fresh))
+        self._settings.update(fresh)
 
     @property
     def present(self) -> bool:
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self._identity
+        return identity_of(self._path) == self._identity
 
     def close(self) -> None:
         file, self._file = self._file, -1
@@ -181,7 +219,7 @@ def _write(file: int, data: bytes, at: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JournalStateInCheckpoint:
-    """The information about the journal in a client's checkpoint."""
+    """The part of a checkpoint by which the learner detects that its journal has lost data."""
 
     client_id: str
     journal_id: int  # journal that the learner used when it wrote the checkpoint
@@ -192,7 +230,7 @@ class JournalStateInCheckpoint:
 
 @dataclass(slots=True)
 class JournalLoss:
-    """The data that a journal lacks. It is false (as a bool) if no data is missing."""
+    """The data that a journal lacks. ``bool(loss)`` is False if no data is missing."""
 
     whole: bool = False  # True if there is no readable journal, although ``journal.marks`` has a record of one
     # number of accepted segments that the journal lacks, by client id
@@ -229,23 +267,23 @@ class JournalLoss:
 
 
 def find_loss(
-    journal: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
+    journal: ClientAndStreamRows | None, remembered: ClientAndStreamRows, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> JournalLoss:
     """Return the data that a journal (None if unreadable) lacks, by comparison with `remembered` and `witnesses`.
 
-    `remembered` is ``journal.marks`` (None if missing), and `witnesses` are the newest checkpoints. Clients and streams that
+    `remembered` is ``journal.marks`` (empty if missing), and `witnesses` are the newest checkpoints. Clients and streams that
     were removed on purpose are in neither file, because they are removed from ``journal.marks`` first.
     """
-    loss = JournalLoss(whole=journal is None and remembered is not None and bool(remembered.clients or remembered.streams))
-    known = journal or remembered or ClientAndStreamRows()
+    has_rows = bool(remembered.clients or remembered.streams)
+    loss = JournalLoss(whole=journal is None and has_rows)
+    known = journal or remembered
     ours = {known.journal_id, *known.lineages}
     have = journal or ClientAndStreamRows()
-    if remembered is not None and remembered.journal_id:
-        if remembered.journal_id == known.journal_id:
-            _compare(have, remembered, loss)
-        elif remembered.journal_id not in ours and (remembered.clients or remembered.streams):
-            loss.unknown_lineages.add(remembered.journal_id)
-            _compare(ClientAndStreamRows(), remembered, loss)
+    if remembered.journal_id and remembered.journal_id == known.journal_id:
+        _compare(have, remembered, loss)
+    elif remembered.journal_id and remembered.journal_id not in ours and has_rows:
+        loss.unknown_lineages.add(remembered.journal_id)
+        _compare(ClientAndStreamRows(), remembered, loss)
     for witness in witnesses:
         if witness.journal_id not in ours:
             loss.unknown_lineages.add(witness.journal_id)
@@ -280,11 +318,9 @@ def _compare_checkpoint(have: ClientAndStreamRows, witness: JournalStateInCheckp
 def _count_uncovered(
     loss: JournalLoss,
     have: ClientAndStreamRows,
-    remembered: ClientAndStreamRows | None,
+    remembered: ClientAndStreamRows,
     witnesses: Sequence[JournalStateInCheckpoint],
 ) -> None:
-    if remembered is None:
-        return
     judged = {w.client_id: w.judged for w in witnesses if w.journal_id == remembered.journal_id}
     for client_id, missing in loss.segments.items():
         if client_id in remembered.clients:
@@ -294,7 +330,7 @@ def _count_uncovered(
 
 
 def merge(
-    journal: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
+    journal: ClientAndStreamRows, remembered: ClientAndStreamRows, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> ClientAndStreamRows:
     """Return the clients and streams with which a journal continues after an accepted loss of data.
 
@@ -303,7 +339,7 @@ def merge(
     added to `lineages`.
     """
     rows = ClientAndStreamRows(journal.journal_id, set(journal.lineages), dict(journal.clients), dict(journal.streams))
-    if remembered is not None and remembered.journal_id == rows.journal_id:
+    if remembered.journal_id == rows.journal_id:
         rows.lineages |= remembered.lineages
         for client_id, row in remembered.clients.items():
             rows.clients[client_id] = _higher_client(rows.clients.get(client_id), row)
@@ -311,7 +347,7 @@ def merge(
             known = rows.streams.get(key)
             if known is None or known.received < stream.received:
                 rows.streams[key] = stream
-    elif remembered is not None and remembered.journal_id:
+    elif remembered.journal_id:
         rows.lineages.add(remembered.journal_id)
     for witness in witnesses:
         if witness.journal_id != rows.journal_id:

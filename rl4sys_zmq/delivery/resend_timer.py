@@ -17,7 +17,7 @@ DEVIATIONS = 4
 
 
 class ResendTimer:
-    """A retransmission timer with the estimate of RFC 6298 and Karn's algorithm.
+    """The timer of an actor that tells when to send unacknowledged segments again (RFC 6298 and Karn's algorithm).
 
     The pause doubles each time that it passes without an acknowledgement, up to `SEGMENT_RESEND.most_s`. It stays so long until
     a segment that was sent only once is acknowledged: the acknowledgement of a resent segment does not show which of its sends

@@ -111,7 +111,7 @@ class SessionRefused:
 
 @immutable
 class SessionTemporarilyRefused:
-    """Event: the learner refuses this actor for a time. The session retries by itself."""
+    """Event: the learner refuses this actor for a time. The session requests acceptance again by itself."""
 
     refused: Refused
 
@@ -125,14 +125,14 @@ class Reconnect:
 
 @immutable
 class StreamRestarted:
-    """Event: the learner discarded its record of this actor, so segments are numbered anew. Those in doubt are not sent again."""
+    """Event: the learner has discarded the actor's stream, so a new one begins. Segments in doubt are not sent again."""
 
     in_doubt: int
 
 
 @immutable
 class ReplaceSockets:
-    """Action: replace the sockets, because this start took a higher incarnation. So no reply to the lower one can arrive."""
+    """Action: replace the sockets, because the actor took a higher incarnation. No reply to the lower one arrives then."""
 
     incarnation: int
 
@@ -195,8 +195,6 @@ class ActorSession:
         self._want_steps = 0
         self._gap_at: int | None = None
 
-    # ---- the interface for the I/O thread
-
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
         """Start the session, or restart it on new sockets. `held` is the (generation, version) of the actor's policy."""
         self._silence.restart(now)
@@ -207,7 +205,7 @@ class ActorSession:
         return self.state is SessionState.JOINED and self._taken_bytes < self._credit_bytes and self.has_room(0, 0)
 
     def has_room(self, items: int, steps: int) -> bool:
-        """Return True if the learner permits one more segment after `items` others, which have `steps` steps."""
+        """Return True if the learner permits one more segment after `items` segments with `steps` steps that wait."""
         credit = self.leaving or self.sent_steps + steps < self.credit_steps
         return credit and self._next_seq + items < self._credit_items
 
@@ -226,8 +224,8 @@ class ActorSession:
     def recover(self, packed: Sequence[PackedSegment]) -> None:
         """Keep segments from the spool that the learner has received, but that the learner's journal can still lack.
 
-        Call this once, after the first `Welcome` of this start of the actor, with the last segments below `received`. An
-        earlier start sent them. The session keeps them until they are in the journal.
+        Call this once, after the learner has first accepted a session of this start of the actor, with the last segments below
+        `received`. An earlier start sent them. The session keeps them until they are in the journal.
         """
         self._next_seq = self.received - len(packed)
         for p in packed:
@@ -266,7 +264,7 @@ class ActorSession:
         return []
 
     def next_deadline(self) -> float:
-        """Return the time at which `tick` must be called next, at the latest."""
+        """Return the latest time for the next call of `tick`, on the clock of `now`, in seconds."""
         if self.state is not SessionState.JOINED:
             return self._next_hello
         deadline = min(self._heartbeat.deadline, self._silence.deadline)
@@ -296,7 +294,7 @@ class ActorSession:
         self._next_hello = now + REFUSED_RETRY_S
 
     def close(self, now: float) -> list[Action]:
-        """Close the session. Return the action that sends `Bye`, if the learner has accepted the session."""
+        """Close the session. Return the action that tells the learner so, if the learner has accepted the session."""
         joined = self.state is SessionState.JOINED
         self.state = SessionState.CLOSED
         return [self._send(now, Bye())] if joined else []
@@ -325,8 +323,6 @@ class ActorSession:
     def verdicts(self) -> dict[str, int]:
         """The number of this actor's segments by verdict, over all sessions, as last reported."""
         return {verdict: self._earlier[verdict] + self._verdicts[verdict] for verdict in Verdict.ALL}
-
-    # ---- internals
 
     def _join(self, now: float, held: tuple[int, int]) -> list[Action]:
         if self.state is not SessionState.REFUSED:
@@ -369,7 +365,7 @@ class ActorSession:
         self.generation = welcome.generation
         self._gap_at = None
         self._credit_items, self._credit_bytes = self._next_seq, 0
-        self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
+        self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._sent_from(self.received)[0]
         self._want_steps = self.min_version = 0
         self._resend_timer.reset()
         return [SessionJoined(welcome), *self._resend(now)]
@@ -387,11 +383,12 @@ class ActorSession:
             self._gap_at = None
             self._resend_timer.acknowledged(now, self.received, waiting=self.received < self._next_seq)
         self.durable = ack.durable
+        steps, nbytes = self._sent_from(ack.received)
         if ack.received >= self.received:  # else the ack is outdated, or was sent before a GAP
-            self.sent_steps = ack.accepted_steps + self._steps_from(ack.received)
+            self.sent_steps = ack.accepted_steps + steps
         self.credit_steps = min(ack.credit_steps, max(self._want_steps, self.sent_steps))
         self._credit_items = ack.credit_items
-        self._credit_bytes = self._taken_bytes - self._bytes_from(ack.received) + ack.credit_bytes
+        self._credit_bytes = self._taken_bytes - nbytes + ack.credit_bytes
         self.min_version = ack.min_version
         newer = ack.generation != self._verdicts_of  # after a rollback to a checkpoint, the counts can be lower
         self._verdicts_of = ack.generation
@@ -403,8 +400,10 @@ class ActorSession:
 
     def _lose_session(self, now: float) -> None:
         self._counters.add("sessions_lost.learner")
-        self.state = SessionState.JOINING
-        self._next_hello = now
+        self._rejoin(now)
+
+    def _rejoin(self, at: float) -> None:
+        self.state, self._next_hello = SessionState.JOINING, at
 
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
         try:
@@ -427,17 +426,13 @@ class ActorSession:
             return self._raise(now, refused.incarnation)
         if code in _TEMPORARY or refused.field == FIELD_RATE:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
-                self.state = SessionState.JOINING  # the reason for the permanent refusal is gone
-                self._next_hello = now
+                self._rejoin(now)  # the reason for the permanent refusal is gone
             return [SessionTemporarilyRefused(refused)]
-        self.state = SessionState.REFUSED
-        self._next_hello = now + REFUSED_RETRY_S
+        self.reject(now)
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Take an incarnation above `known`, the incarnation that the learner has on record. The segments keep their sequence
-        numbers.
-        """
+        """Take an incarnation above `known`, the one that the learner has on record. Segments keep their numbers."""
         hello = self._hello
         if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
             return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
@@ -446,14 +441,11 @@ class ActorSession:
         self._hello = replace(
             hello, incarnation=incarnation, origin=self.origin if self._previously_welcomed or hello.spooled else 0
         )
-        self.state = SessionState.JOINING
-        self._next_hello = now
+        self._rejoin(now)
         return [ReplaceSockets(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start the numbering again with the next incarnation, because the learner has discarded its record of the old
-        incarnation.
-        """
+        """Begin a new stream with a higher incarnation, because the learner has discarded the old stream."""
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")
@@ -482,14 +474,13 @@ class ActorSession:
             self._verdicts[verdict] = 0
 
     def _on_gap(self, now: float, expected: int) -> list[Action]:
-        """Resend the segments from `expected` on, once for each such number. The resend timer handles further losses."""
+        """Resend the segments from number `expected` on, once for each such number. The timer handles further losses."""
         first = self._window[0].seq if self._window else self._next_seq
         if expected > self._next_seq:
             self._counters.add("ignored.gap")
         elif expected < first:  # the segments before the window are gone; only a HELLO reports that
             self._counters.add("sessions_lost.gap")
-            self.state = SessionState.JOINING
-            self._next_hello = now + jittered(HELLO_RETRY_S, self._rng)
+            self._rejoin(now + jittered(HELLO_RETRY_S, self._rng))
         elif expected != self._gap_at:
             self._gap_at = self.received = expected
             return self._resend(now)
@@ -499,19 +490,16 @@ class ActorSession:
         """Send consecutive segments, in messages of at most `max_items` segments and `max_bytes`. A single segment can be
         larger.
         """
-        batch: list[_InFlight] = []
+        batches: list[list[_InFlight]] = []
         size = 0
-        actions: list[Action] = []
         for item in items:
-            full = len(batch) >= max_items or (max_bytes is not None and size + item.packed.nbytes > max_bytes)
-            if batch and full:
-                actions.append(self._send(now, self._joined(batch)))
-                batch, size = [], 0
-            batch.append(item)
+            too_large = max_bytes is not None and size + item.packed.nbytes > max_bytes
+            if not batches or too_large or len(batches[-1]) >= max_items:
+                batches.append([])
+                size = 0
+            batches[-1].append(item)
             size += item.packed.nbytes
-        if batch:
-            actions.append(self._send(now, self._joined(batch)))
-        return actions
+        return [self._send(now, self._joined(batch)) for batch in batches]
 
     def _joined(self, items: Sequence[_InFlight]) -> Submit:
         for item in items:
@@ -539,18 +527,12 @@ class ActorSession:
         self._taken_bytes += packed.nbytes
         return item
 
-    def _steps_from(self, seq: int) -> int:
-        first = self._held_from(seq)
-        return self._taken_steps - first.before_steps if first is not None else 0
-
-    def _bytes_from(self, seq: int) -> int:
-        first = self._held_from(seq)
-        return self._taken_bytes - first.before_bytes if first is not None else 0
-
-    def _held_from(self, seq: int) -> _InFlight | None:
+    def _sent_from(self, seq: int) -> tuple[int, int]:
+        """Return the steps and the bytes of the segments in the window from `seq` on."""
         if not self._window or seq >= self._next_seq:
-            return None
-        return self._window[max(0, seq - self._window[0].seq)]
+            return 0, 0
+        first = self._window[max(0, seq - self._window[0].seq)]
+        return self._taken_steps - first.before_steps, self._taken_bytes - first.before_bytes
 
     def _release(self) -> None:
         while self._window and self._window[0].seq < self.durable:

@@ -1,4 +1,4 @@
-"""The learner's record of the segments from one actor: which were received, the result of each, and how much it may send."""
+"""The learner's record of one stream: the segments that have arrived, their verdicts, and the actor's credit."""
 
 from __future__ import annotations
 
@@ -76,8 +76,6 @@ class SegmentStream:
         """The key of the stream within its client."""
         return self.actor_id, self.origin
 
-    # ---- receiving
-
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         """Return how many segments of a message, from the first one on, are duplicates. Pass the others to `accept_all`.
 
@@ -114,19 +112,18 @@ class SegmentStream:
 
     @property
     def rate(self) -> float:
-        """The useful steps per second that the actor delivers while it has credit."""
+        """The steps per second that the actor delivers while it has credit; 0 after a quarantined or refused segment."""
         return self.burst_steps / max(self.pace_s, 1e-3) if self.useful else 0.0
 
     def measure(self, steps: int, now: float) -> None:
-        """Measure the pace of the actor at a delivery of `steps` accepted steps."""
+        """Update the actor's mean delivery time and size, after `steps` steps were accepted at the time `now`."""
         if self.useful and steps:
             self.pace_s += (min(now - self.ready_at, MAX_PACE_S) - self.pace_s) / 2
             self.burst_steps += (steps - self.burst_steps) / 2
             self.ready_at = now
 
-    def refuse(self, seq: int | None = None) -> None:
-        """Record a malformed segment as refused, after `accept_all` has counted it. By default, it is the last segment."""
-        seq = self.received - 1 if seq is None else seq
+    def refuse(self, seq: int) -> None:
+        """Record a malformed segment as refused, after `accept_all` has counted it."""
         self.refused += 1
         self._refused_late.append(seq)
         self.dispose([[seq, seq + 1]], Verdict.REFUSED)
@@ -144,7 +141,7 @@ class SegmentStream:
         return lost
 
     def request_credit(self, want_steps: int) -> None:
-        """Record the credit that the actor requests, as a total. Credit above this number is taken back."""
+        """Record the credit that the actor requests, as a total of steps. Unused credit above this number is taken back."""
         self.want_steps = want_steps
         self.credit_steps = min(self.credit_steps, max(want_steps, self.accepted_steps))
 
@@ -153,8 +150,6 @@ class SegmentStream:
         self.durable = max(self.durable, end_seq)
         if self._refused_late:
             self._refused_late = [seq for seq in self._refused_late if seq >= self.durable]
-
-    # ---- verdicts
 
     def dispose(self, ranges: Sequence[Sequence[int]], verdict: str) -> int:
         """Record a verdict for ranges (first number, one past the last). Return how many of the segments had no verdict before.
@@ -179,7 +174,7 @@ class SegmentStream:
         return fresh
 
     def correct(self, count: int, verdict: str, replaces: str) -> int:
-        """Move up to `count` segments to another verdict, after a later result replaced an earlier one. Return how many moved."""
+        """Change the verdict `replaces` of up to `count` segments to `verdict`. Return how many were changed."""
         count = min(count, self.verdicts[replaces])
         self.verdicts[replaces] -= count
         self.verdicts[verdict] += count
@@ -193,10 +188,8 @@ class SegmentStream:
         self.trained = self.received
         return pending
 
-    # ---- rollback to a checkpoint, and replay from the journal
-
     def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
-        """Roll the stream back to its state in a checkpoint, which covers the segments below `mark`."""
+        """Return the stream to its state in a checkpoint, which includes the segments below `mark`."""
         self._disposed.clear()
         self._holes.clear()
         self.trained = self._replayed = min(mark, self.received)
@@ -208,10 +201,10 @@ class SegmentStream:
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """Record that the segments `first_seq` to `end_seq` - 1 of a journal entry are trained on again after a rollback.
+        """Record that the segments `first_seq` to `end_seq` - 1 of a journal entry are delivered again, after `rewind`.
 
-        Call this for each entry, in order. Segments that the journal lacks between two entries are no longer waited for. Return
-        how many of the segments, from the first one on, the checkpoint already covers; None if it covers all of them.
+        Call this for each entry, in order. Segments that the journal lacks between two entries get no verdict. Return how many
+        of the segments, from the first one on, the checkpoint includes; None if it includes all of them.
         """
         if end_seq <= self._replayed:
             return None
@@ -221,7 +214,7 @@ class SegmentStream:
         return known
 
     def refuse_again(self, seq: int) -> None:
-        """Count a malformed segment as refused again, when it is replayed."""
+        """Count a malformed segment as refused once more, because the journal delivers it again after `rewind`."""
         if seq in self._uncounted:
             self._uncounted.discard(seq)
             self.verdicts[Verdict.REFUSED] += 1
@@ -229,14 +222,14 @@ class SegmentStream:
             self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def replay_ends(self) -> None:
-        """Record that the journal has no further segments to replay. Missing ones are no longer waited for."""
+        """Record that the journal has no further segments to deliver again. Segments that it lacks get no verdict."""
         self._skip(self._replayed, self.durable)
         self._replayed = max(self._replayed, self.durable)
 
     def counted(self, end_seq: int) -> bool:
         """Return True if the segments before `end_seq` arrived after the last `rewind`.
 
-        Only such segments were counted as waiting for the learner thread when they arrived.
+        Only such segments were passed to `LearnerThreadBacklog.accept`.
         """
         return end_seq > self._replay_end
 
@@ -257,8 +250,6 @@ class SegmentStream:
             self._disposed.discard(self.trained)
             self.trained = self._holes.pop(self.trained, self.trained + 1)
 
-    # ---- reporting
-
     @property
     def pending(self) -> int:
         """The number of segments that are accepted and have no verdict so far."""
@@ -266,7 +257,7 @@ class SegmentStream:
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """Return the ack of this stream. The learner can still accept `free_items` segments with `free_bytes` bytes."""
+        """Return the `Ack` message of this stream. The learner can still accept `free_items` segments of `free_bytes` bytes."""
         return Ack(
             generation,
             self.received,

@@ -1,7 +1,4 @@
-"""The learner's table of the actors of one client and of their streams.
-
-Fencing refuses a start of an actor (`RefusalReason.FENCED`) if a newer start of the same actor is on record.
-"""
+"""The learner's table of the actors of one client and of their streams."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ MAX_GAP = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """The result of `StreamTable.open`: the session of the actor whose HELLO was accepted."""
+    """The result of `StreamTable.open`: the session of an actor whose request was accepted."""
 
     stream: SegmentStream
     previous_peer: bytes | None  # the routing id of the actor's previous connection, if there was another one
@@ -46,50 +43,47 @@ class StreamTable:
     Each actor has one *current* stream. Its earlier streams stay while some of their segments are pending or in the journal. An
     actor is *live* while the table has a routing id for it, which is only an address for replies. A stream is *retired* (its
     incarnation is 0) after an operator dropped its actor. A retired stream is not current until the actor joins again.
+
+    A live actor has a slot, and keeps it for `lease_s` seconds of silence after that. A stream is *empty* if its actor is not
+    live and no segment was ever received: to discard it loses no data. To find a slot, no method iterates over all actors.
     """
 
     def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, journal_id: int = 0) -> None:
         """Create an empty table. Silent actors are live for `silence_s` seconds, and keep their slots for `lease_s`."""
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
-        self._slots = ActorSlots(max_actors, lease_s)
         self.expired = 0  # highest origin of all streams that were discarded
         self._streams: dict[Key, SegmentStream] = {}
         self._current: dict[str, SegmentStream] = {}
         self._peers: dict[str, bytes] = {}
+        # The actors that are not live, in the order in which they became silent, and those of them with an empty stream.
+        self._silent: dict[str, SegmentStream] = {}
+        self._empty: dict[str, SegmentStream] = {}
+        self._spooled: set[str] = set()  # ids of the actors with a spool, live or not
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
         """Add the streams that a journal contained when the learner opened it. Their actors are not live."""
         for row in rows:
-            stream = SegmentStream(
-                row.client_id,
-                row.actor_id,
-                row.incarnation,
-                row.first_seq,
-                now,
-                origin=row.origin,
-                submits=row.submits,
-                spooled=row.spooled,
-            )
+            stream = self._add(row, row.origin, row.first_seq, now)
             stream.received = stream.durable = stream.accepted_end = row.received
             stream.accepted_steps, stream.refused, stream.owner = row.accepted_steps, row.refused, row.owner
-            self._streams[stream.key] = stream
             known = self._current.get(row.actor_id)
             if row.incarnation and (known is None or known.incarnation < row.incarnation):
                 self._current[row.actor_id] = stream
-                self._slots.leave(stream)
+                self._begin_lease(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll all streams back to a checkpoint. `marks` has the mark and the verdicts by key; streams without a mark go back
-        to 0.
+        """Return all streams to their state in a checkpoint.
+
+        `marks` has the mark and the verdicts of each stream, by its key. Other streams return to their beginning.
         """
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
     def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
-        """Open a session for the actor that sent a HELLO from this routing id. Continue its stream, or create a new one.
+        """Open a session for an actor that has requested one (`hello`) from this routing id. Continue or create its stream.
 
         Raises:
             ProtocolError: ``FENCED`` if a later start of the actor is on record, ``CONFLICT`` while another start of the actor
@@ -117,11 +111,11 @@ class StreamTable:
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
-        self._slots.occupy(stream)
+        self._forget_silence(stream)
         return OpenedSession(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
-        """Raise ProtocolError if a HELLO does not come from the latest start of its actor."""
+        """Raise ProtocolError if a HELLO, an actor's request for a session, does not come from the actor's latest start."""
         # Each start takes its incarnation from its clock, and clocks can be wrong. So a number below the one on record has two
         # possible reasons:
         # - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
@@ -154,40 +148,61 @@ class StreamTable:
             raise ProtocolError(RefusalReason.EXPIRED, f"the stream of origin {origin} was discarded when its lease was over")
         evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
         first_seq = self._dropped.pop((hello.actor_id, origin), 0)  # the segments below it are counted already
-        stream = SegmentStream(
-            self.client_id,
-            hello.actor_id,
-            hello.incarnation,
-            first_seq,
-            now,
-            origin=origin,
-            submits=hello.submits,
-            spooled=hello.spooled,
-        )
+        return self._add(hello, origin, first_seq, now), evicted
+
+    def _add(self, start: Hello | StreamRow, origin: int, first_seq: int, now: float) -> SegmentStream:
+        stream = SegmentStream(self.client_id, start.actor_id, start.incarnation, first_seq, now, origin=origin)
+        stream.submits, stream.spooled = start.submits, start.spooled
         self._streams[stream.key] = stream
-        return stream, evicted
+        return stream
 
     def _make_room(self, hello: Hello, now: float) -> list[SegmentStream]:
         """Free a slot for a new actor. If necessary, discard empty streams. Return these."""
-        slots, evicted = self._slots, list[SegmentStream]()
-        while slots.full(now):
-            empty = slots.oldest_empty()
-            if empty is None:
-                raise ProtocolError(RefusalReason.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
-            evicted.append(self._evict(empty))
-        if hello.spooled and len(slots.spooled) >= MAX_SPOOLED:
-            empty = slots.oldest_empty(spooled=True)
-            if empty is None:
-                raise ProtocolError(
-                    RefusalReason.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool, the limit"
-                )
-            evicted.append(self._evict(empty))
+        evicted = []
+        while self._full(now):
+            evicted.append(self._evict(f"{self._max_actors} actors (max_actors)"))
+        if hello.spooled and len(self._spooled) >= MAX_SPOOLED:
+            evicted.append(self._evict(f"{MAX_SPOOLED} streams with a spool, the limit", spooled=True))
         return evicted
 
-    def _evict(self, stream: SegmentStream) -> SegmentStream:
-        self._slots.drop(stream.actor_id)
-        del self._streams[stream.key], self._current[stream.actor_id]
+    def _full(self, now: float) -> bool:
+        """Return True if no slot is free. First, release the slots whose leases are over."""
+        while self._silent and len(self._peers) + len(self._silent) >= self._max_actors:
+            actor_id, stream = next(iter(self._silent.items()))
+            if not is_silent(now, stream.last_seen, self._lease_s):
+                return True
+            del self._silent[actor_id]
+        return len(self._peers) >= self._max_actors
+
+    def _evict(self, limit: str, *, spooled: bool = False) -> SegmentStream:
+        """Discard the empty stream whose actor was silent for longest. With `spooled`, consider only actors with a spool."""
+        stream = next((stream for stream in self._empty.values() if stream.spooled or not spooled), None)
+        if stream is None:
+            raise ProtocolError(RefusalReason.QUOTA, f"client {self.client_id!r} has {limit}")
+        self._discard(stream)
         return stream
+
+    def _discard(self, stream: SegmentStream) -> None:
+        del self._streams[stream.key]
+        if self._current.get(stream.actor_id) is stream:
+            del self._current[stream.actor_id]
+            self._release_slot(stream.actor_id)
+
+    def _release_slot(self, actor_id: str) -> None:
+        self._silent.pop(actor_id, None)
+        self._empty.pop(actor_id, None)
+        self._spooled.discard(actor_id)
+
+    def _forget_silence(self, stream: SegmentStream) -> None:
+        self._release_slot(stream.actor_id)
+        if stream.spooled:
+            self._spooled.add(stream.actor_id)
+
+    def _begin_lease(self, stream: SegmentStream) -> None:
+        self._forget_silence(stream)
+        self._silent[stream.actor_id] = stream
+        if not stream.received:
+            self._empty[stream.actor_id] = stream
 
     def retire(self, actor_id: str) -> list[SegmentStream]:
         """Release the streams of an actor that an operator dropped and that is not connected. Return them.
@@ -199,7 +214,7 @@ class StreamTable:
         for stream in streams:
             stream.incarnation, stream.spooled, stream.owner = 0, False, ""
         self._current.pop(actor_id, None)
-        self._slots.drop(actor_id)
+        self._release_slot(actor_id)
         return streams
 
     def owner_of(self, actor_id: str) -> str:
@@ -246,10 +261,10 @@ class StreamTable:
     def close_session(self, stream: SegmentStream) -> None:
         """Record that the actor of a stream is no longer live. The actor keeps its slot until its lease is over."""
         if self._peers.pop(stream.actor_id, None) is not None:
-            self._slots.leave(self._current[stream.actor_id])
+            self._begin_lease(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[SegmentStream]:
-        """Return the streams of the live actors that sent no message for longer than the silence timeout."""
+        """Return the streams of the live actors that sent no message for longer than `silence_s` (see the constructor)."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:
@@ -257,7 +272,7 @@ class StreamTable:
 
         These are the current streams without a spool whose leases are over, and earlier streams, except the `EARLIER_SPOOLS`
         latest ones with a spool. A stream stays while it has pending segments, or while `trimmed` is false for it: the journal
-        then has entries that a rollback would replay.
+        then has entries that are delivered again after a return to a checkpoint.
         """
         gone, kept = [], self._earlier_spools()
         for stream in self.all():
@@ -273,10 +288,7 @@ class StreamTable:
             self.expired = max(self.expired, stream.origin)
             if not stream.incarnation:
                 self._remember_dropped(stream)
-            del self._streams[stream.key]
-            if self._current.get(stream.actor_id) is stream:
-                del self._current[stream.actor_id]
-                self._slots.drop(stream.actor_id)
+            self._discard(stream)
         return gone
 
     def _remember_dropped(self, stream: SegmentStream) -> None:
@@ -286,64 +298,10 @@ class StreamTable:
             del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
-        """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
+        """Return the keys of the earlier streams with a spool that are kept: of each actor, the latest `EARLIER_SPOOLS`."""
         earlier: dict[str, list[SegmentStream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:
                 earlier.setdefault(stream.actor_id, []).append(stream)
         latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in earlier.values())
         return {stream.key for streams in latest for stream in streams}
-
-
-class ActorSlots:
-    """The slots for the actors of one client.
-
-    An actor has a slot while it is *live* (connected), and keeps it for `lease_s` seconds of silence after that. A stream is
-    *empty* if its actor is not live and no segment was ever received: to discard it loses no data. No method iterates over all
-    actors.
-    """
-
-    def __init__(self, max_actors: int, lease_s: float) -> None:
-        self._max_actors, self._lease_s = max_actors, lease_s
-        self._live: set[str] = set()
-        self._silent: dict[str, SegmentStream] = {}  # in the order in which the actors became silent; so is `_empty`
-        self._empty: dict[str, SegmentStream] = {}
-        self.spooled: set[str] = set()  # ids of the actors that keep their segments in a spool
-
-    def occupy(self, stream: SegmentStream) -> None:
-        """Give a slot to the actor of a stream, which is now live."""
-        self.drop(stream.actor_id)
-        self._live.add(stream.actor_id)
-        if stream.spooled:
-            self.spooled.add(stream.actor_id)
-
-    def leave(self, stream: SegmentStream) -> None:
-        """Record that the actor of a stream is no longer live. Its lease begins."""
-        self.drop(stream.actor_id)
-        self._silent[stream.actor_id] = stream
-        if not stream.received:
-            self._empty[stream.actor_id] = stream
-        if stream.spooled:
-            self.spooled.add(stream.actor_id)
-
-    def drop(self, actor_id: str) -> None:
-        self._live.discard(actor_id)
-        self._silent.pop(actor_id, None)
-        self._empty.pop(actor_id, None)
-        self.spooled.discard(actor_id)
-
-    def full(self, now: float) -> bool:
-        """Return True if no slot is free. First, release the slots whose leases are over."""
-        while self._silent and len(self._live) + len(self._silent) >= self._max_actors:
-            actor_id, stream = next(iter(self._silent.items()))
-            if not is_silent(now, stream.last_seen, self._lease_s):
-                return True
-            del self._silent[actor_id]
-        return len(self._live) >= self._max_actors
-
-    def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
-        """Return the empty stream whose actor has been silent for longest, or None. With `spooled`, only actors with a spool
-        count.
-        """
-        empty = (stream for stream in self._empty.values() if stream.spooled or not spooled)
-        return next(empty, None)

@@ -22,10 +22,9 @@ Frames = tuple[Frame, ...]
 
 
 class WeightHistory:
-    """The recent weights of one policy, encoded updates to the newest weights, and checksums of past versions.
+    """The newest versions of one policy's weights, diffs from older versions to the newest, and digests of past versions.
 
-    An update is encoded when the first actor requests it, and kept until the next version. An update over several versions is
-    one diff between the old and the new weights.
+    A diff is encoded when the first actor requests it, and kept until the next version. It can span several versions.
     """
 
     def __init__(self, generation: int) -> None:
@@ -47,9 +46,7 @@ class WeightHistory:
         self._policy_id, self._writing = policy_id, writing
 
     def tag_with(self, key: bytes) -> None:
-        """Give each version from now on, and the newest two, a tag under this key. With an empty key, versions get no tags any
-        more.
-        """
+        """Give the newest two versions and all later ones a tag under this key. With an empty key, later ones get no tag."""
         self._tag_key = key
         self._tags = {s.version: tag_of(key, self._policy_id, s) for s in list(self._ring)[-2:]} if key else {}
 
@@ -66,8 +63,7 @@ class WeightHistory:
         return (*update, tag) if tag else update
 
     def add(self, snapshot: PolicySnapshot, head: WeightsHeader, update: Frames, tag: bytes) -> None:
-        """Add a new version with the update that leads to it. `head` is the decoded header; `update` has header and payload as
-        received.
+        """Add a new version. `update` is the received message with its diff or weights, and `head` the decoded header.
 
         A relay calls this after it has verified the update. An empty tag means none.
         """
@@ -106,14 +102,14 @@ class WeightHistory:
 
     @property
     def newest(self) -> PolicySnapshot:
-        """The weights of the newest version. There are none before the first `publish`."""
+        """The weights of the newest version. The call fails before the first `publish`."""
         return self._ring[-1]
 
     def catch_up(self, generation: int, version: int) -> WeightsReply:
-        """Return the update from an actor's version to the newest one: a diff if that version is kept, else all weights.
+        """Return what an actor with a given version needs for the newest one: a diff if its version is kept, else all weights.
 
-        Some diffs can only be decoded with the last two versions. Then the update has two steps, to the version before the
-        newest one and from there to the newest one, so that the actor can decode the next diff.
+        Some diffs can only be decoded with the last two versions. Then the reply has two diffs, to the version before the
+        newest one and from there to the newest one.
         """
         known = generation == self.generation and self._ring[0].version <= version < self.version
         held = version if known and self._writing.level else -1
@@ -124,12 +120,15 @@ class WeightHistory:
         return self._reply(self._step(held, self.version), self.version)
 
     def _reply(self, body: Frames, *versions: int) -> WeightsReply:
-        """Return a reply with the updates in `body`, which lead to `versions`, and with the tags of these versions."""
+        """Return a reply with the encoded weights or diffs `body`, and with the tag of each version that they lead to.
+
+        `versions` are these versions, oldest first. If `body` has one diff only, it leads to the last of them.
+        """
         tags = [self._tags.get(version, b"") for version in versions[-(len(body) // 2) :]]
         return WeightsReply(body, tags if any(tags) else [])
 
     def _step(self, held: int, version: int) -> Frames:
-        """Return an encoded update from the version `held` to a version that is kept. With `held` -1, it has all weights."""
+        """Return the diff from the version `held` to `version`, encoded; all weights of `version` if `held` is -1."""
         key = held, version
         if key not in self._steps:
             base = self._at(held) if held >= 0 else None
@@ -145,9 +144,7 @@ class WeightHistory:
         return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms), tag)
 
     def digest_of(self, version: int) -> int | None:
-        """Return the checksum of a version's weights; None if the checksum is no longer kept, or the version was never
-        published here.
-        """
+        """Return the digest of a version; None if it is no longer kept, or the version was never published here."""
         return self._digests.get(version)
 
 

@@ -58,7 +58,7 @@ class ActorHandle(ABC):
 
     Attributes:
         report: The newest report of the actor. None before the first report, which the actor sends once it acts.
-        last_output: The last line of output of the actor that is no report. Empty if there is none.
+        last_output: The last line of the actor's output, apart from reports. Empty if there is none.
         exit_code: The exit code, negative for the number of a signal. None while the actor is alive.
     """
 
@@ -83,7 +83,10 @@ class ActorHandle(ABC):
 
 
 class ActorEngine(Resource):
-    """The starter of actors. `close` ends all of them: it terminates them, and kills the rest after `TERMINATE_S` seconds."""
+    """The base class of a fleet's engines, which start actors and follow them.
+
+    `close` terminates all actors (SIGTERM), and kills the rest after `TERMINATE_S` seconds.
+    """
 
     @abstractmethod
     def start(self, index: int, start: int) -> ActorHandle:

@@ -32,11 +32,7 @@ def actor_environment() -> dict[str, str]:
 
 
 class ActorProcess(ActorHandle):
-    """One actor process, its socket, and the steps that end it.
-
-    Attributes:
-        socket: The fleet's end. The engine closes it once the process has ended.
-    """
+    """One actor process, the fleet's end of its socket, and the steps that end it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], on_output: Callable[[str], None]) -> None:
         super().__init__()
@@ -115,7 +111,7 @@ class ActorProcess(ActorHandle):
 
 
 class ProcessEngine(ActorEngine):
-    """The engine for actor processes. Used in one thread."""
+    """The engine that starts each actor of a fleet as a process of this machine. Use it in one thread."""
 
     def __init__(
         self,
@@ -134,7 +130,6 @@ class ProcessEngine(ActorEngine):
         self._command, self._environment, self._on_output = command, environment, on_output
         self._selector = selectors.DefaultSelector()
         self._processes: list[ActorProcess] = []
-        self._closed = False
 
     def start(self, index: int, start: int) -> ActorProcess:
         command = self._command(index, start)
@@ -162,9 +157,6 @@ class ProcessEngine(ActorEngine):
 
     def close(self) -> None:
         """Terminate all processes, kill those that are left after `TERMINATE_S` seconds, and wait for their end."""
-        if self._closed:
-            return
-        self._closed = True
         try:
             for process in self._processes:
                 process.stop(0.0)

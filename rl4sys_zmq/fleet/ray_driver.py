@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, TERMINATE_S
-from rl4sys_zmq.fleet.ray_engine import CPU, ENDED, NEWS, START, STOP, WAITING
-from rl4sys_zmq.fleet.ray_worker import FOLLOW_S, RayWorker
-from rl4sys_zmq.remote.ray_cluster import LOOK_S, PENDING_S, Driver, alive_nodes, error_line, run_driver
-from rl4sys_zmq.remote.ray_process import nodes_text
+from rl4sys_zmq.fleet.ray_engine import CPU, NEWS, START, STOP
+from rl4sys_zmq.fleet.ray_worker import FOLLOW_S, RayFleetActor
+from rl4sys_zmq.remote.ray_cluster import PENDING_S, Driver, PlacedRayActor, run_driver
+from rl4sys_zmq.remote.ray_process import WAITING, nodes_text
 from rl4sys_zmq.version import package_version
 
 LATE_S = FOLLOW_S + 0.5
@@ -27,41 +25,24 @@ LOST, KILLED = 1, -9
 
 
 @dataclass(slots=True, kw_only=True)
-class _Placement:
-    number: int  # the number with which the fleet names it
-    actor: Any
-    call: Any  # the call of the Ray actor that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`
-    node: str
-    since: float
-    host: str = ""  # the address of its node; empty until it runs there
+class _Actor(PlacedRayActor):
     grace_s: float | None = None  # the grace with which the next call stops the actor. None: it does not
     kill_at: float = float("inf")
 
 
-class FleetDriver(Driver):
-    """The connection of a fleet to Ray, and the Ray actors that it has created."""
+class FleetDriver(Driver[_Actor]):
+    """The driver of a fleet. Each of its Ray actors runs one actor of the fleet as a child process."""
 
-    def __init__(self, pair: socket.socket) -> None:
-        super().__init__(pair)
-        self._placements: dict[int, _Placement] = {}
-        self._reported = ""
+    ENDED_WELL = {"exit_code": KILLED, "text": ""}
+    _reported = ""
 
     def run(self) -> None:
         """Follow the fleet's packets and the actors, until the fleet closes the socketpair. Then terminate the actors."""
-        while self._read(wait=not self._placements):
-            now = time.monotonic()
-            if self._nodes_are_due(now):
-                self._say_who_waits(now)
-            self._follow_all()
-        for placement in list(self._placements.values()):
-            self._stop(placement, 0.0)
+        super().run()
+        for actor in list(self._placements.values()):
+            self._stop(actor, 0.0)
         while self._placements:
             self._follow_all()
-
-    def close(self) -> None:
-        """Kill all actors that are left. Their child processes end with their stdin."""
-        for placement in list(self._placements.values()):
-            self._end(placement, KILLED, "")
 
     def _on_packet(self, kind: str, fields: dict[str, Any]) -> None:
         if kind == START:
@@ -69,91 +50,62 @@ class FleetDriver(Driver):
         elif kind == STOP and fields["number"] in self._placements:
             self._stop(self._placements[fields["number"]], fields["grace_s"])
 
-    def _say_who_waits(self, now: float) -> None:
-        nodes = alive_nodes()
-        waiting = [placement for placement in self._placements.values() if not placement.host]
+    def _on_nodes(self, nodes: Sequence[Mapping[str, Any]], now: float) -> None:
+        waiting = [actor for actor in self._placements.values() if not actor.host]
         total = sum(node["resources"].get("CPU", 0.0) for node in nodes)
         text = ""
         if waiting and len(self._placements) > total:
             text = (
                 f"{len(self._placements):,} actors need a CPU each, and the Ray cluster has {nodes_text(nodes)}; the others wait"
             )
-        elif any(now - placement.since >= PENDING_S for placement in waiting):
+        elif any(now - actor.since >= PENDING_S for actor in waiting):
             free = ray.available_resources().get("CPU", 0.0)
             text = f"{len(waiting):,} actors wait for a CPU each, and the Ray cluster has {free:g} free"
         if text and text != self._reported:
             self.send(WAITING, text=text)
         self._reported = text
 
-    # ---- one actor
-
     def _start(self, number: int, arguments: list[str], folder: str) -> None:
-        used = [placement.node for placement in self._placements.values()]
-        strategy, node = self._suspects.strategy(CPU, alive_nodes(), used)
-        actor = ray.remote(RayWorker).options(num_cpus=CPU["CPU"], max_restarts=0, scheduling_strategy=strategy).remote()
-        call = actor.start.remote(arguments, folder, package_version())
-        self._placements[number] = _Placement(number=number, actor=actor, call=call, node=node, since=time.monotonic())
+        actor = _Actor(number=number)
+        actor.call = self._create(actor, RayFleetActor, CPU).start.remote(arguments, folder, package_version())
+        self._placements[number] = actor
         self._looked = 0.0
 
-    def _stop(self, placement: _Placement, grace_s: float) -> None:
-        if not placement.host:  # it has nothing to drain
-            self._end(placement, KILLED, "")
+    def _stop(self, actor: _Actor, grace_s: float) -> None:
+        if not actor.host:  # it has nothing to drain
+            self._end(actor)
             return
-        placement.grace_s = min(grace_s, placement.grace_s if placement.grace_s is not None else grace_s)
-        placement.kill_at = min(placement.kill_at, time.monotonic() + grace_s + TERMINATE_S + LATE_S)
+        actor.grace_s = min(grace_s, actor.grace_s if actor.grace_s is not None else grace_s)
+        actor.kill_at = min(actor.kill_at, time.monotonic() + grace_s + TERMINATE_S + LATE_S)
 
     def _follow_all(self) -> None:
-        """Handle the results of calls, and kill the actors whose time has passed."""
-        pending = [placement.call for placement in self._placements.values()]
-        if pending and ray.wait(pending, timeout=LOOK_S)[0]:
-            returned = set(ray.wait(pending, num_returns=len(pending), timeout=0)[0])
-            for placement in list(self._placements.values()):
-                if placement.call in returned:
-                    self._follow(placement)
+        """Handle the calls that have returned, and kill the actors whose time has passed."""
+        super()._follow_all()
         now = time.monotonic()
-        for placement in list(self._placements.values()):
-            if now >= placement.kill_at:
-                self._end(placement, KILLED, f"node {placement.host} did not answer; it was killed")
+        for actor in list(self._placements.values()):
+            if now >= actor.kill_at:
+                self._end(actor, text=f"node {actor.host} did not answer; it was killed")
 
-    def _follow(self, placement: _Placement) -> None:
-        try:
-            result = ray.get(placement.call)
-        except RayTaskError as exc:
-            self._end(placement, LOST, f"its Ray worker raised {error_line(exc.cause or exc)}")
-        except RayError as exc:  # its process or its node is lost, or could not be reached for a moment
-            if isinstance(exc, ActorUnavailableError):
-                self._suspects.add(placement.node)
-            if isinstance(exc, RayActorError) and not placement.host and "ModuleNotFoundError" in str(exc):
-                lacks = f"a node of the Ray cluster lacks rl4sys_zmq {package_version()} or a module that it needs"
-                self._end(placement, CONFIG_EXIT_CODE, f"{lacks}: {error_line(exc)}; install it there")
-            else:
-                where = f"its Ray worker on {placement.host}, or that node," if placement.host else "its Ray worker"
-                self._end(placement, LOST, f"{where} is lost: {error_line(exc)}")
-        else:
-            self._on_result(placement, result)
+    def _on_result(self, actor: _Actor, result: dict[str, Any]) -> None:
+        report, exit_code, lines = result.get("report", ""), result.get("exit_code"), result.get("lines", [])
+        if not actor.host:
+            actor.node, actor.host = result["node"], result["host"]
+            lines = [f"it runs on {actor.host}, node {actor.node} of the Ray cluster"]
+        self.send(NEWS, number=actor.number, report=report, lines=lines)
+        if exit_code is not None:
+            self._end(actor, exit_code=exit_code)
+            return
+        actor.call = actor.actor.follow.remote(actor.grace_s)
+        actor.grace_s = None
 
-    def _on_result(self, placement: _Placement, result: dict[str, Any]) -> None:
-        if not placement.host:
-            placement.node, placement.host = result["node"], result["host"]
-            if result["error"]:
-                self._end(placement, CONFIG_EXIT_CODE, f"{placement.host}: {result['error']}")
-                return
-            lines = [f"it runs on {placement.host}, node {placement.node} of the Ray cluster"]
-            self.send(NEWS, number=placement.number, report="", lines=lines)
-        else:
-            self.send(NEWS, number=placement.number, report=result["report"], lines=result["lines"])
-            if result["exit_code"] is not None:
-                self._end(placement, result["exit_code"], "")
-                return
-        placement.call = placement.actor.follow.remote(placement.grace_s)
-        placement.grace_s = None
-
-    def _end(self, placement: _Placement, exit_code: int, text: str) -> None:
-        """End the Ray actor if it still runs, and report the end."""
-        with contextlib.suppress(RayError):  # it has ended already
-            ray.kill(placement.actor, no_restart=True)
-        del self._placements[placement.number]
-        self.send(ENDED, number=placement.number, exit_code=exit_code, text=text)
+    def _fail(self, actor: _Actor, problem: str, *, recurs: bool) -> None:
+        where = f" on {actor.host}, or that node," if actor.host else ""
+        text = f"its Ray worker{where} is lost: {problem}"
+        if recurs:
+            text = problem
+        elif problem.startswith("it raised"):
+            text = f"its Ray worker: {problem}"
+        self._end(actor, exit_code=CONFIG_EXIT_CODE if recurs else LOST, text=text)
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle, Actor
 from rl4sys_zmq.learner.engines.packets import encode_packet
 from rl4sys_zmq.remote.ray_process import (
     CLOSE_S,
-    CONNECT_S,
     CONNECTED,
-    REFUSED,
+    ENDED,
+    WAITING,
     DriverProcess,
     cluster_address,
     described_cluster,
@@ -40,20 +40,13 @@ STOP: Final = "stop"
 NEWS: Final = "news"
 """From the driver: the newest ``report`` of an actor as JSON (empty if there is none), and ``lines`` of its output."""
 
-WAITING: Final = "waiting"
-"""From the driver: a ``text`` about the actors that wait for a node."""
-
-ENDED: Final = "ended"
-"""From the driver, the last about an actor: its ``exit_code``, and a ``text`` (empty if it printed the reason)."""
-
-
 DRIVER_LOST = 1
 """The exit code of an actor whose driver has ended."""
 _PROGRAM = "from rl4sys_zmq.fleet.ray_driver import main; main()"
 
 
 class RayActorHandle(ActorHandle):
-    """One actor on a node of the cluster. `number` names it in packets."""
+    """A handle to one actor on a node of a Ray cluster. `number` names the actor in packets to and from the driver."""
 
     def __init__(self, index: int, number: int, start: bytes, send: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -66,7 +59,7 @@ class RayActorHandle(ActorHandle):
         self._send(self._start)
 
     def stop(self, grace_s: float) -> None:
-        """Tell the driver to end the actor. The node does the later steps."""
+        """Tell the driver to end the actor, as `ActorHandle.stop` says. The actor's node does the later steps."""
         if not self.sent:
             self.exit_code = -signal.SIGTERM
         elif self.alive:
@@ -74,7 +67,10 @@ class RayActorHandle(ActorHandle):
 
 
 class RayActorEngine(ActorEngine):
-    """The engine for actors on the nodes of a Ray cluster. Each reserves one CPU. Used in one thread."""
+    """The engine that starts each actor of a fleet on a node of a Ray cluster. An actor reserves one CPU.
+
+    Use the engine in one thread.
+    """
 
     def __init__(
         self,
@@ -83,10 +79,13 @@ class RayActorEngine(ActorEngine):
         on_output: Callable[[int, str], None] = lambda index, line: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Connect to the cluster within `CONNECT_S` seconds.
+        """Connect to the cluster within a minute.
 
-        `arguments` returns those of an actor's Python process, and `on_output` gets its output, as in `ProcessEngine`. `say`
-        gets messages for a person.
+        Args:
+            arguments: Function that gets the arguments of `start`, and returns the command line of an actor after ``python``.
+            address: The address of the cluster. None: that in ``RAY_ADDRESS``, else a local Ray.
+            on_output: Function that gets the index of an actor and a line of its output.
+            say: Function that gets messages for a person.
         """
         self._arguments, self._on_output, self._say = arguments, on_output, say
         self._address = cluster_address(address)
@@ -116,18 +115,11 @@ class RayActorEngine(ActorEngine):
         if driver is None:
             select.select([], [], [], timeout_s)
             return
-        driver.write()
-        driver.wait(timeout_s)
-        if driver.late:
-            self._problem = f"no answer within {CONNECT_S:g} s"
-            self._lose_driver(0.0)
-        else:
-            try:
-                for kind, fields in driver.read():
-                    self._on_packet(driver, kind, fields)
-                driver.write()
-            except EOFError:
-                self._lose_driver(CLOSE_S)
+        try:
+            for kind, fields in driver.exchange(timeout_s):
+                self._on_packet(kind, fields)
+        except EOFError:
+            self._lose_driver(driver)
         self._handles = {number: handle for number, handle in self._handles.items() if handle.alive}
 
     def close(self) -> None:
@@ -138,8 +130,6 @@ class RayActorEngine(ActorEngine):
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close(TERMINATE_S + CLOSE_S)
-
-    # ---- the driver
 
     def _connect(self) -> None:
         self._start_driver()
@@ -152,30 +142,27 @@ class RayActorEngine(ActorEngine):
             raise ConfigError(f"{problem}; each actor needs a CPU: add a node to the cluster", key="engine")
 
     def _start_driver(self) -> DriverProcess:
-        self._driver, self._problem = DriverProcess(_PROGRAM, self._address), ""
+        self._driver = DriverProcess(_PROGRAM, self._address)
         return self._driver
 
-    def _lose_driver(self, timeout_s: float) -> None:
-        """Wait for the end of the driver, and record the end of all its actors. `start` starts another driver."""
-        driver, self._driver = self._driver, None
-        assert driver is not None
-        end = driver.close(timeout_s)
-        self._problem = self._problem or f"the driver process ended with {end}"
+    def _lose_driver(self, driver: DriverProcess) -> None:
+        """Wait for the end of the driver, and record the end of all its actors. The next `start` starts another driver."""
+        self._driver = None
+        driver.close(CLOSE_S)
+        self._problem = driver.problem
         if driver.connected:
             self._say(f"{described_cluster(self._address)}: {self._problem}; all actors start again")
         for handle in self._handles.values():
             handle.exit_code = DRIVER_LOST
             handle.last_output = self._problem
 
-    def _on_packet(self, driver: DriverProcess, kind: str, fields: dict[str, Any]) -> None:
+    def _on_packet(self, kind: str, fields: dict[str, Any]) -> None:
         handle = self._handles.get(fields.get("number", 0))
         if kind == CONNECTED:
-            driver.connected, self._nodes = True, fields["nodes"]
+            self._nodes = fields["nodes"]
             self._say(f"connected to {described_cluster(self._address)}; nodes: {nodes_text(self._nodes)}")
             for each in self._handles.values():
                 each.request_start()
-        elif kind == REFUSED:
-            self._problem = fields["error"]
         elif kind == WAITING:
             self._say(fields["text"])
         elif handle is None:

@@ -14,13 +14,13 @@ from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine, actor_environm
 from rl4sys_zmq.version import package_version
 
 FOLLOW_S = 0.5
-"""Longest time for which `RayWorker.follow` waits for news, and by which a stop reaches the actor late, in seconds."""
+"""Longest time for which `RayFleetActor.follow` waits for news, and by which a stop reaches the actor late, in seconds."""
 POLL_S = 0.05
 MAX_LINES, MAX_LINE = 20, 500
 """The largest number of lines of output in one result, and of characters in each. Older lines are dropped."""
 
 
-class RayWorker:
+class RayFleetActor:
     """The object inside a Ray actor, which runs one actor of a fleet. Its methods are called one after the other."""
 
     def __init__(self) -> None:
@@ -47,8 +47,9 @@ class RayWorker:
         return {"node": ray.get_runtime_context().get_node_id(), "host": ray.util.get_node_ip_address(), "error": error}
 
     def follow(self, grace_s: float | None) -> dict[str, Any]:
-        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds. With `grace_s`, first begin to end the
-        actor.
+        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds, and return them.
+
+        If `grace_s` is a number, first begin to end the actor, as `ActorHandle.stop` does.
         """
         process, engine = self._process, self._engine
         assert process is not None and engine is not None, "start comes first"

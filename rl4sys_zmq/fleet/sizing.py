@@ -28,7 +28,7 @@ CEILING_WINDOWS = 20
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """The load of a fleet in one window of time, in which its size did not change and all its actors were joined."""
+    """The speed and the waiting time of a fleet in one window of time. All its actors had a session for the whole window."""
 
     actors: int
     waiting: float  # the mean share of the time in which an actor waited, from 0 to 1
@@ -44,8 +44,8 @@ class SizeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SizingState:
-    """The values that `next_size` keeps from one window to the next."""
+class SizingMemory:
+    """The memory of the rule `next_size` from one window to the next: the last growth, and a limit on the size."""
 
     # the load before the fleet last grew. None if its last change was not a growth, or the growth has paid
     before_growth: FleetLoad | None = None
@@ -53,13 +53,13 @@ class SizingState:
     ceiling_windows: int = 0  # the number of windows for which `ceiling` holds. 0: there is no limit
 
 
-def next_size(load: FleetLoad, memory: SizingState, limits: SizeLimits) -> tuple[int, SizingState]:
-    """Return the number of actors that the fleet should have after a window, and the memory for the next call."""
+def next_size(load: FleetLoad, memory: SizingMemory, limits: SizeLimits) -> tuple[int, SizingMemory]:
+    """Return the number of actors that the fleet should have after a window, and the `memory` for the next call."""
     memory = replace(memory, ceiling_windows=max(0, memory.ceiling_windows - 1))
     actors, before = load.actors, memory.before_growth
     if load.waiting < GROW_BELOW and before is not None and not _paid(before, load):
         size = _bounded(before.actors, limits)
-        return size, SizingState(ceiling=size, ceiling_windows=CEILING_WINDOWS)
+        return size, SizingMemory(ceiling=size, ceiling_windows=CEILING_WINDOWS)
     memory = replace(memory, before_growth=None)
     if load.waiting > SHRINK_ABOVE:
         needed = math.ceil(actors * (1.0 - load.waiting) / (1.0 - TARGET))

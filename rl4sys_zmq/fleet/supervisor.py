@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, REPORT_S, ActorEngine, ActorHandle, ActorReport
-from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingState, next_size
+from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingMemory, next_size
 from rl4sys_zmq.resource import Resource
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
@@ -71,7 +71,7 @@ class FleetStatus:
 
 
 class _Place:
-    """One place of a fleet, and the actor that runs at this place now, if any."""
+    """One of a fleet's numbered places for an actor: the actor that runs there now, if any, and its restarts."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -94,7 +94,7 @@ class _Place:
 
     @property
     def joined(self) -> ActorReport | None:
-        """The newest report of an actor that is alive and joined."""
+        """The newest report of the actor at this place; None unless the actor is alive and has a session."""
         report = self.handle.report if self.handle is not None and self.handle.alive else None
         return report if report is not None and report.state == "joined" and not report.done else None
 
@@ -103,7 +103,7 @@ class Fleet(Resource):
     """A number of actors that are kept alive.
 
     An actor that fails is started again after a delay that doubles with each failure in a row, and is counted. An actor that ends
-    in order is not. The fleet owns its engine, and closes it.
+    in order is not started again. The fleet owns its engine, and closes it.
 
     Attributes:
         size: The number of actors that the fleet should have. `resize` changes it.
@@ -132,7 +132,7 @@ class Fleet(Resource):
         self._ended_steps = self._ended_episodes = 0
         self._rate: deque[tuple[float, int]] = deque()
         self._window: tuple[float, dict[int, ActorReport]] | None = None
-        self._memory = SizingState()
+        self._memory = SizingMemory()
         self._waiting: float | None = None
 
     @property
@@ -210,8 +210,6 @@ class Fleet(Resource):
         began, before = self._rate[0]
         return (steps - before) / (now - began) if now - began > REPORT_S else 0.0
 
-    # ---- one place
-
     def _update_place(self, place: _Place, now: float) -> None:
         handle = place.handle
         if handle is None:
@@ -241,8 +239,6 @@ class Fleet(Resource):
         delay_s = place.delay_next_start(now)
         self._restarts += 1
         self._say(f"actor {place.index} ended with exit code {handle.exit_code}; it starts again in {delay_s:g} s{last}")
-
-    # ---- the whole fleet
 
     def _start_due(self, now: float) -> None:
         places = [self._places.setdefault(index, _Place(index)) for index in range(self.size)]
@@ -286,7 +282,7 @@ class Fleet(Resource):
 
 
 def _load(first: dict[int, ActorReport], last: dict[int, ActorReport]) -> FleetLoad:
-    """Return the load between two reports of each actor."""
+    """Return the fleet's load between two reports of each actor, given by place: `first`, then `last`."""
     shares, steps_per_s = [], 0.0
     for index, report in last.items():
         began = first[index]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import one_of, option
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm
+from rl4sys_zmq.layers.layer import Array, FunctionLayer, Layer, LayerEntry, NumpyLayer, OnnxNodeWriter, Shape, TorchForm
 from rl4sys_zmq.values import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ class ActivationLayer(Layer):
     def output(self, inputs: Shape, features: int) -> Shape:
         return inputs
 
-    def numpy_form(self, tensors: Sequence[Array]) -> NumpyActivation:
-        return NumpyActivation(self.function)
+    def numpy_form(self, tensors: Sequence[Array]) -> NumpyLayer:
+        return FunctionLayer(ACTIVATION_FUNCTIONS[self.function])
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         match self.function:
             case "silu":
                 return graph.add("Mul", values, graph.add("Sigmoid", values))
@@ -130,23 +130,6 @@ class ActivationLayer(Layer):
     def torch_form(self, inputs: Shape) -> TorchForm:
         function = torch_activation(self.function)
         return lambda x, tensors, rows: function(x)
-
-
-class NumpyActivation(NumpyLayer):
-    """An activation function in numpy."""
-
-    in_place = True
-
-    def __init__(self, function: str) -> None:
-        self._function = ACTIVATION_FUNCTIONS[function]
-
-    def batch(self, x: Array, state: State) -> Array:
-        out = np.empty_like(x)
-        self._function(x, out)
-        return out
-
-    def step(self, buffer: Array, state: State) -> Step:
-        return self._function
 
 
 def torch_activation(function: str) -> Callable[[Tensor], Tensor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from rl4sys_zmq.config.options import InvalidValue, integer, option
-from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, Nodes, Shape, TorchForm, flat_size, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerContext, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +36,9 @@ class Concat(Layer):
     def output(self, inputs: Shape, features: int) -> Shape:
         if max(stop for _, stop in self.columns) > features:
             raise unfit(self.kind, (features,), f"features up to number {max(stop for _, stop in self.columns)}")
-        return (flat_size(inputs) + sum(stop - start for start, stop in self.columns),)
+        return (prod(inputs) + sum(stop - start for start, stop in self.columns),)
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         parts = [
             graph.add("Slice", features, *(graph.constant([number]) for number in (start, stop, 1)))
             for start, stop in self.columns
@@ -47,7 +48,7 @@ class Concat(Layer):
     def torch_form(self, inputs: Shape) -> TorchForm:
         import torch
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
             return torch.cat((x.flatten(1), *(rows.features[:, start:stop] for start, stop in self.columns)), 1)
 
         return form

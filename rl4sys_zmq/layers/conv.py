@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_WIDTH, option, whole_number
-from rl4sys_zmq.layers.layer import Layer, LayerEntry, Nodes, Shape, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Conv(Layer):
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
         return {"weight": (self.filters, inputs[0], self.kernel, self.kernel), "bias": (self.filters,)}
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         return graph.add("Conv", values, *names, kernel_shape=(self.kernel,) * 2, strides=(self.stride,) * 2)
 
     def torch_form(self, inputs: Shape) -> TorchForm:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, option, whole_number
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, flat_size
+from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, NumpyLayer, OnnxNodeWriter, RecurrentState, Shape, Step, TorchForm
 
 MOST_COPIED = 1 << 16
 """The largest number of weights of which `NumpyDense` makes a copy.
@@ -32,12 +33,12 @@ class Dense(Layer):
         return (self.units,)
 
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
-        return {"weight": (self.units, flat_size(inputs)), "bias": (self.units,)}
+        return {"weight": (self.units, prod(inputs)), "bias": (self.units,)}
 
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyDense:
         return NumpyDense(*tensors)
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         if len(inputs) > 1:
             values = graph.add("Flatten", values)
         return graph.add("Gemm", values, *names, transB=1)
@@ -66,12 +67,12 @@ class NumpyDense(NumpyLayer):
             self._joined[:-1] = weight.T
             self._joined[-1] = bias
 
-    def batch(self, x: Array, state: State) -> Array:
+    def batch(self, x: Array, state: RecurrentState) -> Array:
         out: Array = x.dot(self.weight.T)
         out += self.bias
         return out
 
-    def step(self, buffer: Array, state: State) -> Step:
+    def step(self, buffer: Array, state: RecurrentState) -> Step:
         if self._joined is not None:
             return self._joined.T.dot
         dot, add, bias, inputs = self.weight.dot, np.add, self.bias, buffer[: self.weight.shape[1]]

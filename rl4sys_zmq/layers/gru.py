@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -11,7 +10,19 @@ import numpy as np
 
 from rl4sys_zmq.config.options import integer, option
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.layers.layer import Array, Layer, LayerBatch, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, unfit
+from rl4sys_zmq.layers.layer import (
+    Array,
+    Layer,
+    LayerContext,
+    LayerEntry,
+    NumpyLayer,
+    OnnxNodeWriter,
+    RecurrentState,
+    Shape,
+    Step,
+    TorchForm,
+    unfit,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +73,7 @@ class GRU(Layer):
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyGRU:
         return NumpyGRU(*tensors)
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         raise ConfigError("a policy with a layer of kind 'gru' has no ONNX form: a graph carries no state", key="kind")
 
     def torch_form(self, inputs: Shape) -> TorchForm:
@@ -70,7 +81,7 @@ class GRU(Layer):
 
         units = self.units
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
             table, order, states = x[None], None, x.new_zeros(len(x), units)
             if rows.sequences is not None:
                 padded, order = rows.sequences.padding(x.device)
@@ -89,11 +100,6 @@ class GRU(Layer):
             torch.nn.init.orthogonal_(gate, 1.0, generator=generator)
         for bias in tensors[2:]:
             bias.zero_()
-
-    def initialise_uniform(self, tensors: Sequence[Tensor], generator: torch.Generator) -> None:
-        bound = 1.0 / math.sqrt(self.units)
-        for tensor in tensors:
-            tensor.uniform_(-bound, bound, generator=generator)
 
 
 class NumpyGRU(NumpyLayer):
@@ -118,7 +124,7 @@ class NumpyGRU(NumpyLayer):
         matrix[:, 3 * units :] *= _HALF
         self._matrix, self._units, self.slots = matrix, units, units + 1
 
-    def batch(self, x: Array, state: State) -> Array:
+    def batch(self, x: Array, state: RecurrentState) -> Array:
         units, before = self._units, state.before
         gates = np.concatenate([x, before, np.ones((len(x), 1), np.float32)], axis=1).dot(self._matrix)
         both = np.tanh(gates[:, : 2 * units])
@@ -127,7 +133,7 @@ class NumpyGRU(NumpyLayer):
         state.after = new + (before - new) * (both[:, units:] * _HALF)
         return state.after
 
-    def step(self, buffer: Array, state: State) -> Step:
+    def step(self, buffer: Array, state: RecurrentState) -> Step:
         units, gate = self._units, self._matrix.T.dot
         before = buffer[-units - 1 : -1]
         gates = np.empty(4 * units, np.float32)

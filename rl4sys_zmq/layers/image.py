@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from rl4sys_zmq.config.options import MAX_WIDTH, flag, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.layers.layer import Layer, LayerBatch, LayerEntry, Nodes, Shape, TorchForm, flat_size, unfit
+from rl4sys_zmq.layers.layer import Layer, LayerContext, LayerEntry, OnnxNodeWriter, Shape, TorchForm, unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,9 +49,9 @@ class Image(Layer):
 
     @property
     def _stop(self) -> int:
-        return self.start + flat_size(self.shape)
+        return self.start + prod(self.shape)
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         if (self._stop - self.start,) != inputs:
             values = graph.add("Slice", values, *(graph.constant([number]) for number in (self.start, self._stop, 1)))
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
@@ -62,7 +63,7 @@ class Image(Layer):
     def torch_form(self, inputs: Shape) -> TorchForm:
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
 
-        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+        def form(x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
             x = x[:, self.start : self._stop].reshape(len(x), *shape)
             if self.scaled:
                 x = x * PIXEL_SCALE

@@ -32,7 +32,7 @@ HIDDEN_GAIN = math.sqrt(2.0)
 """The gain of the orthogonal initial weights of hidden layers."""
 
 
-class State:
+class RecurrentState:
     """The recurrent state of a network in numpy. A recurrent layer reads `before`, and sets `after` to a new array."""
 
     __slots__ = ("after", "before")
@@ -53,7 +53,7 @@ class NumpyLayer:
     in_place: ClassVar[bool] = False
     slots: int = 0
 
-    def batch(self, x: Array, state: State) -> Array:
+    def batch(self, x: Array, state: RecurrentState) -> Array:
         """Return the outputs for ``N`` rows of inputs, as a new array ``[N, outputs]``.
 
         Args:
@@ -62,7 +62,7 @@ class NumpyLayer:
         """
         raise NotImplementedError
 
-    def step(self, buffer: Array, state: State) -> Step:
+    def step(self, buffer: Array, state: RecurrentState) -> Step:
         """Return a function for one thread that computes one row of inputs.
 
         Args:
@@ -72,8 +72,28 @@ class NumpyLayer:
         raise NotImplementedError
 
 
-class Nodes(Protocol):
-    """The methods of a writer of ONNX graphs that layers use (`rl4sys_zmq.policies.graphs.model.GraphBuilder`)."""
+class FunctionLayer(NumpyLayer):
+    """A layer in numpy that is one function with two arguments: the inputs, and the array to fill with the outputs.
+
+    Both can be the same array.
+    """
+
+    in_place = True
+
+    def __init__(self, function: Step) -> None:
+        self._function = function
+
+    def batch(self, x: Array, state: RecurrentState) -> Array:
+        out = np.empty_like(x)
+        self._function(x, out)
+        return out
+
+    def step(self, buffer: Array, state: RecurrentState) -> Step:
+        return self._function
+
+
+class OnnxNodeWriter(Protocol):
+    """The methods with which a layer adds itself to an ONNX graph. `GraphBuilder` of `rl4sys_zmq.policies.graphs` has them."""
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Append a node (one operation) to the graph, and return the name of its output."""
@@ -98,7 +118,7 @@ class Sequences(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerBatch:
+class LayerContext:
     """Further data about a batch of ``B`` rows that a layer in torch can read besides its inputs.
 
     Attributes:
@@ -110,8 +130,8 @@ class LayerBatch:
     sequences: Sequences | None = None
 
 
-TorchForm = Callable[["Tensor", Sequence["Tensor"], LayerBatch], "Tensor"]
-"""A layer in torch: a function of its inputs ``[B, *inputs]``, its parameters and `LayerBatch`."""
+TorchForm = Callable[["Tensor", Sequence["Tensor"], LayerContext], "Tensor"]
+"""A layer in torch: a function of its inputs ``[B, *inputs]``, its parameters and `LayerContext`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +189,7 @@ class Layer(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         """Append the layer to an ONNX graph, and return the name of its outputs, ``[N, *outputs]``.
 
         Args:
@@ -196,8 +216,11 @@ class Layer(ABC):
             bias.zero_()
 
     def initialise_uniform(self, tensors: Sequence[Tensor], generator: torch.Generator) -> None:
-        """Set weights and biases to uniform random numbers between ``±1 / √n``, where ``n`` is the number of inputs of a unit."""
-        bound = 1.0 / math.sqrt(tensors[0][0].numel())
+        """Set weights and biases to uniform random numbers between ``±1 / √n``.
+
+        ``n`` is the number of inputs of a unit, or, with a recurrent state, the number of units.
+        """
+        bound = 1.0 / math.sqrt(self.state_size or tensors[0][0].numel())
         for tensor in tensors:
             tensor.uniform_(-bound, bound, generator=generator)
 
@@ -247,11 +270,6 @@ def register_layer(entry: LayerEntry) -> None:
     LAYERS.add(entry, replace=False)
 
 
-def flat_size(inputs: Shape) -> int:
-    """Return the number of elements of an array of shape `inputs`."""
-    return math.prod(inputs)
-
-
 def unfit(kind: str, inputs: Shape, expected: str) -> ConfigError:
-    """Return the error for a layer of kind `kind` that got inputs of another shape than expected."""
+    """Return the error to raise for a layer of kind `kind` whose inputs have another shape than the expected one."""
     return ConfigError(f"a layer of kind {kind!r} has inputs of shape {list(inputs)}; it needs {expected}", key="layers")

@@ -72,7 +72,7 @@ class LayerList:
         return tuple(found)
 
     def divided(self, tensors: Sequence[T]) -> list[Sequence[T]]:
-        """Divide tensors in the order of `tensors` among the layers. More tensors can follow those of the layers."""
+        """Divide tensors in the order of `tensors` among the layers. Further tensors after those of the layers are ignored."""
         parts, at = [], 0
         for layer, inputs in zip(self.layers, self.shapes, strict=False):
             count = len(layer.tensors(inputs))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rl4sys_zmq.layers.layer import Array, Layer, LayerEntry, Nodes, NumpyLayer, Shape, State, Step, TorchForm, unfit
+from rl4sys_zmq.layers.layer import Array, FunctionLayer, Layer, LayerEntry, NumpyLayer, OnnxNodeWriter, Shape, TorchForm, unfit
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
@@ -36,23 +36,8 @@ class Normalise(Layer):
     def tensors(self, inputs: Shape) -> Mapping[str, Shape]:
         return {MEAN: inputs, SCALE: inputs}
 
-    def numpy_form(self, tensors: Sequence[Array]) -> NumpyNormalise:
-        return NumpyNormalise(*tensors)
-
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
-        scaled = graph.add("Mul", graph.add("Sub", values, names[0]), names[1])
-        return graph.add("Clip", scaled, graph.constant(np.float32(-OBS_CLIP)), graph.constant(np.float32(OBS_CLIP)))
-
-    def torch_form(self, inputs: Shape) -> TorchForm:
-        return lambda x, tensors, rows: x
-
-
-class NumpyNormalise(NumpyLayer):
-    """A `Normalise` layer in numpy."""
-
-    in_place = True
-
-    def __init__(self, mean: Array, scale: Array) -> None:
+    def numpy_form(self, tensors: Sequence[Array]) -> NumpyLayer:
+        mean, scale = tensors
         high = np.full((), OBS_CLIP, np.float32)  # a 0-d array: a scalar doubles the time of a small ufunc call
         low = -high
 
@@ -62,15 +47,14 @@ class NumpyNormalise(NumpyLayer):
             np.maximum(out, low, out=out)
             np.minimum(out, high, out=out)
 
-        self._normalise = normalise
+        return FunctionLayer(normalise)
 
-    def batch(self, x: Array, state: State) -> Array:
-        out = np.empty_like(x)
-        self._normalise(x, out)
-        return out
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+        scaled = graph.add("Mul", graph.add("Sub", values, names[0]), names[1])
+        return graph.add("Clip", scaled, graph.constant(np.float32(-OBS_CLIP)), graph.constant(np.float32(OBS_CLIP)))
 
-    def step(self, buffer: Array, state: State) -> Step:
-        return self._normalise
+    def torch_form(self, inputs: Shape) -> TorchForm:
+        return lambda x, tensors, rows: x
 
 
 ENTRY = LayerEntry(name="normalise", layer=Normalise, summary="The standardisation of observations.")

@@ -31,7 +31,7 @@ LOG_EVERY_S = 60.0
 
 @dataclass(slots=True)
 class AlarmCount:
-    """All alarms of one kind since the learner's start.
+    """The number of a client's alarms of one kind since the learner's start, and the text of the last one.
 
     Attributes:
         text: Description of the last alarm, for a person.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socketpair
-from rl4sys_zmq.config.client import EvaluationConfig
+from rl4sys_zmq.config import EvaluationConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.logs import get_logger
@@ -45,7 +45,6 @@ class EvaluationProcess(Resource):
 
     def __init__(self, plugins: Sequence[str], stopping: threading.Event) -> None:
         self._stopping = stopping
-        self._received = b""
         self._end, self._process = start_with_socketpair(
             "-m", PROCESS, stdout=subprocess.DEVNULL, environment={"OMP_NUM_THREADS": "1"}
         )
@@ -77,7 +76,8 @@ class EvaluationProcess(Resource):
     def _read_line(self, deadline: float) -> bytes:
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
-        while b"\n" not in self._received:
+        line = b""
+        while not line.endswith(b"\n"):
             if self._stopping.is_set():
                 raise Closed("the evaluation was stopped")
             if time.monotonic() >= deadline:
@@ -86,8 +86,7 @@ class EvaluationProcess(Resource):
                 data = self._end.recv(1 << 16)
                 if not data:
                     raise ConnectionResetError("the socket was closed")
-                self._received += data
-        line, _, self._received = self._received.partition(b"\n")
+                line += data
         return line
 
     def _send(self, document: dict[str, Any]) -> None:
@@ -106,17 +105,16 @@ class PolicyEvaluator(Worker):
         self,
         client_id: str,
         options: EvaluationConfig,
-        plugins: Sequence[str],
-        run_dir: Path | None,
-        on_result: Callable[[EvaluationRecord, bool], None],
-        on_failure: Callable[[str], None],
+        config: LearnerConfig,
+        on_result: Callable[[str, EvaluationRecord, bool], None],
+        on_failure: Callable[[str, str], None],
     ) -> None:
         super().__init__(f"rl4sys-evaluation-{client_id}")
         self.best: BestPolicyFolder | None = None  # without a run directory, and before the thread has opened it
-        self._client_id, self._options, self._plugins, self._run_dir = client_id, options, plugins, run_dir
+        self._client_id, self._options, self._config = client_id, options, config
         self._on_result, self._on_failure = on_result, on_failure
         self._condition = threading.Condition()
-        self._stopping = threading.Event()
+        self._process: EvaluationProcess | None = None
         self._waiting: StoredPolicy | None = None
         self._period: int | None = None
         self._skipped = self._evaluations = self._failures = 0
@@ -124,18 +122,15 @@ class PolicyEvaluator(Worker):
         self._last: EvaluationRecord | None = None
         self._busy_since: float | None = None
 
-    # ---- for the gateway thread
-
-    def is_due(self, version: int, steps: int) -> bool:
-        """Return True if a newly published version is the first one of its period. Each period is due once."""
-        period = self._options.period(version, steps)
-        due = period != self._period and self._failures < MAX_FAILURES and self.alive
-        if due:
-            self._period = period
-        return due
-
     def offer(self, policy: StoredPolicy) -> None:
-        """Evaluate a version as soon as the evaluation of an earlier one is complete. A version that still waits is skipped."""
+        """Take a new version for evaluation if it is the first one of its period. The thread evaluates one version at a time.
+
+        A version that still waits for its evaluation is replaced, and counts as skipped.
+        """
+        period = self._options.period(policy.snapshot.version, policy.origin.steps)
+        if period == self._period or self._failures >= MAX_FAILURES or not self.alive:
+            return
+        self._period = period
         with self._condition:
             self._skipped += self._waiting is not None
             self._waiting = policy
@@ -148,7 +143,7 @@ class PolicyEvaluator(Worker):
 
     def stop(self) -> None:
         """Ask the thread to end, also in the middle of an evaluation, whose process is then killed."""
-        self._stopping.set()
+        super().stop()
         with self._condition:
             self._condition.notify()
 
@@ -166,67 +161,59 @@ class PolicyEvaluator(Worker):
             "error": self._error,
         }
 
-    # ---- the thread
-
     def run(self) -> None:
-        process: EvaluationProcess | None = None
         try:
             self._try(self._open_best)
             while (policy := self._next()) is not None:
-                try:
-                    if process is None:
-                        process = EvaluationProcess(self._plugins, self._stopping)
-                    self._evaluate(process, policy)
-                except Closed:
-                    return
-                except ConnectionError as exc:
-                    if process is not None:
-                        process.close()
-                    process = None
-                    self._fail(str(exc))
-                except (OSError, subprocess.SubprocessError) as exc:
-                    self._fail(start_error_text(exc))
-                except RL4SysError as exc:
-                    self._fail(str(exc))
-                except Exception as exc:  # noqa: BLE001 - no exception ends the evaluation without an alarm
-                    self._fail_unexpectedly(exc)
+                self._try(lambda: self._evaluate(policy))
         finally:
-            if process is not None:
-                process.close()
+            self._close_process()
             if self._abandons and self.best is not None:
                 self._try(self.best.abandon)
 
-    def _open_best(self) -> None:
-        if self._run_dir is not None and self.best is None:
-            self.best = BestPolicyFolder(self._run_dir, self._client_id)
-
     def _try(self, action: Callable[[], None]) -> None:
+        """Call `action`. If it raises an exception, raise an alarm of the client."""
         try:
             action()
-        except Exception as exc:  # noqa: BLE001 - no exception ends the evaluation without an alarm
-            self._fail_unexpectedly(exc)
+        except Closed:
+            pass  # `_next` ends the thread
+        except ConnectionError as exc:
+            self._close_process()
+            self._fail(str(exc))
+        except RL4SysError as exc:
+            self._fail(str(exc))
+        except Exception as exc:
+            log.exception("the evaluation of client %s has failed", self._client_id)
+            self._fail(f"{type(exc).__name__}: {start_error_text(exc)}")
 
-    def _fail_unexpectedly(self, exc: Exception) -> None:
-        log.error("the evaluation of client %s has failed", self._client_id, exc_info=exc)
-        self._fail(f"{type(exc).__name__}: {exc}")
+    def _open_best(self) -> None:
+        if self._config.run_dir is not None and self.best is None:
+            self.best = BestPolicyFolder(self._config.run_dir, self._client_id)
+
+    def _close_process(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     def _next(self) -> StoredPolicy | None:
         """Wait for the next version to evaluate; None when the thread must end."""
         with self._condition:
             self._busy_since = None
-            self._condition.wait_for(lambda: self._waiting is not None or self._stopping.is_set())
+            self._condition.wait_for(lambda: self._waiting is not None or self._stop_asked.is_set())
             policy, self._waiting = self._waiting, None
             self._busy_since = time.monotonic()
-            return None if self._stopping.is_set() else policy
+            return None if self._stop_asked.is_set() else policy
 
-    def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy) -> None:
+    def _evaluate(self, policy: StoredPolicy) -> None:
         options = self._options
         self._open_best()
-        with tempfile.TemporaryDirectory(prefix=".evaluation-", dir=self._run_dir, ignore_cleanup_errors=True) as name:
+        if self._process is None:
+            self._process = EvaluationProcess(self._config.plugins, self._stop_asked)
+        with tempfile.TemporaryDirectory(prefix=".evaluation-", dir=self._config.run_dir, ignore_cleanup_errors=True) as name:
             folder = Path(name) / "policy"
             write_folder(folder, encode_policy(policy))
             request = {"policy": str(folder), "env": options.make_arguments, "episodes": options.episodes, "seed": options.seed}
-            reply = process.ask(request, options.timeout_s)
+            reply = self._process.ask(request, options.timeout_s)
         if "error" in reply:
             self._fail(reply["error"])
             return
@@ -251,10 +238,10 @@ class PolicyEvaluator(Worker):
         kept = self.best is not None and self.best.offer(policy, record)
         self._last, self._error, self._failures = record, "", 0
         self._evaluations += 1
-        self._on_result(record, kept)
+        self._on_result(self._client_id, record, kept)
 
     def _fail(self, text: str) -> None:
         self._failures += 1
         end = "; no further version is evaluated" if self._failures >= MAX_FAILURES else ""
         self._error = f"{text}{end}"
-        self._on_failure(self._error)
+        self._on_failure(self._client_id, self._error)

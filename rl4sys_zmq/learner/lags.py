@@ -1,4 +1,4 @@
-"""The histogram of the policy lags of training data: the numbers of versions by which they were older than the policy."""
+"""The histogram of the policy lags of steps that were trained on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LAG_LIMITS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 def count_lags(steps: Mapping[int, int]) -> list[int]:
-    """Return the number of steps in each bucket of the histogram, from the number of steps by lag."""
+    """Return the number of steps in each bucket of `LAG_LIMITS`. `steps` has the number of steps for each lag."""
     counts = [0] * (len(LAG_LIMITS) + 1)
     for lag, number in steps.items():
         counts[bisect.bisect_left(LAG_LIMITS, lag)] += number
@@ -18,7 +18,7 @@ def count_lags(steps: Mapping[int, int]) -> list[int]:
 
 
 def lag_report(counts: Sequence[int]) -> dict[str, int]:
-    """Return the number of steps by bucket, such as ``3-4``, without empty buckets."""
+    """Return the results of `count_lags` by the range of lags, such as ``3-4``, without those that are 0."""
     firsts = (0, *(limit + 1 for limit in LAG_LIMITS))
     lasts = (*map(str, LAG_LIMITS), "")
     names = (str(first) if str(first) == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True))

@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from concurrent.futures import wait as wait_for
 from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.config.options import TIMEOUT_S, check_value
-from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import MemoryJournal
 from rl4sys_zmq.delivery.journal_marks import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import check_engines
-from rl4sys_zmq.learner.gateway.gateway import Gateway
+from rl4sys_zmq.learner.gateway.gateway import RELIEF_S, Gateway
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder
 from rl4sys_zmq.learner.run.resume import (
@@ -35,14 +35,13 @@ from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.security import AccessList, Authenticator
+from rl4sys_zmq.security.authenticator import Authenticator
 from rl4sys_zmq.wire.messages import OperatorCommand
 
 log = get_logger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 60.0
-RELIEF_S = 1.0
 
 T = TypeVar("T")
 
@@ -124,19 +123,18 @@ class Learner(Resource):
                 self.rollback = return_to_checkpoint(self.config)
                 if self.config.keys is not None:
                     self._authenticator = Authenticator(self.config.keys, self.config.users_file)
-                self._gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
-                self._gateway.warnings = self._others_can_write(sink)
-                self._gateway.rolled_back = self.rollback.client_id if self.rollback is not None else ""
-                self._gateway.start()
-                self._gateway.wait_open()
-                self._gateway.wait_engines()
-                self.start_notes = tuple(self._gateway.core.start_notes)
+                self._gateway = gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
+                gateway.warnings = self._others_can_write(sink)
+                gateway.rolled_back = self.rollback.client_id if self.rollback is not None else ""
+                gateway.start()
+                gateway.wait_open()
+                self.start_notes = tuple(gateway.core.start_notes)
                 if self._recorder is not None:
                     self._recorder.open()
                 if self._authenticator is not None:
-                    self._authenticator.open(self._change_access)
+                    self._authenticator.open(gateway.change_access)
                 if self.config.max_memory_bytes is not None:
-                    self._memory = MemoryLimitThread(self.config.max_memory_bytes, self._relieve, self._gateway.stop)
+                    self._memory = MemoryLimitThread(self.config.max_memory_bytes, gateway.relieve, gateway.stop)
                     self._memory.start()
             except BaseException:
                 self._end()
@@ -241,13 +239,12 @@ class Learner(Resource):
         """
         gateway = self._running
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        try:
-            errors = self._ask(lambda: gateway.core.dispatcher.save(partial=partial)).result(timeout_s)
-        except FutureTimeout:
-            raise LearnerUnavailable(gateway.address, "its checkpoints", timeout_s) from None
-        if errors:
-            client_id, error = next(iter(errors.items()))
-            raise CheckpointError(f"client {client_id}", error)
+        asked = self._ask(lambda: gateway.core.dispatcher.save(partial=partial))
+        if wait_for(asked.values(), timeout_s).not_done:
+            raise LearnerUnavailable(gateway.address, "its checkpoints", timeout_s)
+        for client_id, future in asked.items():
+            if error := future.result():
+                raise CheckpointError(f"client {client_id}", error)
 
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
@@ -279,7 +276,7 @@ class Learner(Resource):
         """Replace the learner thread of a client that runs or has failed.
 
         With a run directory, the client continues from its newest checkpoint, and the segments accepted after that checkpoint
-        are replayed. Without one, training starts from the beginning, and segments not trained on so far are rolled back.
+        are trained on again. Without one, training begins anew, and segments not trained on so far are rolled back.
 
         Args:
             client_id: The client.
@@ -383,15 +380,9 @@ class Learner(Resource):
             WorkerDied: If another thread ended with an exception: the gateway (network), the journal, the recorder (log and
                 metrics) or the reader of the access list.
         """
-        self._running.raise_if_dead()
-        if self._memory is not None:
-            self._memory.raise_if_dead()
-        if self._authenticator is not None:
-            self._authenticator.raise_if_dead()
-        if isinstance(self._journal, DiskJournal):
-            self._journal.raise_if_dead()
-        if self._recorder is not None:
-            self._recorder.raise_if_dead()
+        for part in (self._running, self._memory, self._authenticator, self._journal, self._recorder):
+            if part is not None and not isinstance(part, MemoryJournal):
+                part.raise_if_dead()
 
     def close(self) -> None:
         """Stop accepting data, let the learner threads finish their queues, and end all threads of the learner.
@@ -420,18 +411,16 @@ class Learner(Resource):
                     "a learner thread is still busy after %g s; the process waits for it when it exits",
                     self.config.shutdown_timeout_s,
                 )
-                for thread in gateway.learner_threads():
-                    atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that exits during an update
+                for worker in gateway.core.registry.workers():
+                    atexit.register(worker.join, EXIT_TIMEOUT_S)  # torch aborts a process that exits during an update
         if memory is not None:
             memory.join(RELIEF_S)
         if authenticator is not None:
             authenticator.close()
-        if journal is not None:
-            journal.stop()
-            journal.join(max(0.5, deadline - time.monotonic()))
-        if recorder is not None:
-            recorder.stop()
-            recorder.join(max(0.5, deadline - time.monotonic()))
+        for part in (journal, recorder):
+            if part is not None:
+                part.stop()
+                part.join(max(0.5, deadline - time.monotonic()))
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
         """Log and return a warning for each part of the run directory that other users can write."""
@@ -442,22 +431,6 @@ class Learner(Resource):
             log.warning("%s", warning)
             sink.event("others_can_write", warning=warning)
         return tuple(warnings)
-
-    def _change_access(self, access: AccessList) -> None:
-        gateway = self._gateway
-        if gateway is not None:
-            with suppress(Closed):
-                gateway.call(lambda: gateway.core.change_access(access))
-
-    def _relieve(self, all_connections: bool) -> int:
-        """Close connections to free memory, and return their number; 0 if the gateway thread does not answer in time."""
-        gateway = self._gateway
-        if gateway is None:
-            return 0
-        try:
-            return gateway.call(lambda: gateway.relieve(all_connections=all_connections)).result(RELIEF_S)
-        except FutureTimeout:
-            return 0
 
     def _wake(self) -> None:
         gateway = self._gateway

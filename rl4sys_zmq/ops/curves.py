@@ -37,7 +37,7 @@ class LearningCurve:
     evaluations: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
 
     def reached(self, target: float) -> tuple[float, int] | None:
-        """Return the seconds and the steps at which the mean return of `WINDOW` episodes first reached `target`, or None."""
+        """Return the seconds and steps at which the mean return of `WINDOW` episodes first reached `target`, None for never."""
         full = moving_mean(self.returns)[WINDOW - 1 :]
         hits = np.flatnonzero(full >= target)
         if not len(hits):
@@ -56,7 +56,7 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 @dataclass(slots=True)
 class _ClientCurve:
-    """The learning curve of one client while the log of a run is read."""
+    """The data of one client's learning curve, which grow while the log of a run is read."""
 
     # return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone
     rows: list[tuple[float, float, float]] = field(default_factory=list)

@@ -29,11 +29,12 @@ from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.report import worker_text
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, handshake_error, next_beacon, until
-from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.security.keys import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import MAJOR, MINOR
 from rl4sys_zmq.wire.messages import (
     Bye,
     FollowWeights,
@@ -44,7 +45,6 @@ from rl4sys_zmq.wire.messages import (
     WeightsSource,
     Welcome,
 )
-from rl4sys_zmq.wire.prefix import MAJOR, MINOR
 
 STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights", "relays")
 
@@ -66,7 +66,7 @@ class _StageSkipped(Exception):
 def diagnose(
     address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
 ) -> Iterator[StageResult]:
-    """Yield the result of each stage in order. After a failure, further stages are ``not reached``."""
+    """Test the connection to a learner, and yield the result of each stage. After a failure, stages are ``not reached``."""
     diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False
     try:
@@ -89,9 +89,9 @@ def diagnose(
 
 
 class _Diagnosis:
-    """One diagnosis: its stages, and the state that later stages need.
+    """One diagnosis of the connection to a learner. It keeps what later stages need from earlier ones.
 
-    For each name in `STAGES` there is a method, which returns its result as text or raises an exception.
+    Each name in `STAGES` is that of a method, which returns the result of its stage as text or raises an exception.
     """
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
@@ -155,7 +155,7 @@ class _Diagnosis:
         return "the learner accepts this key, and its key is as expected" if self._keys is not None else "no keys on either side"
 
     def _shake_hands(self, socket: Socket, silent: str) -> None:
-        """Wait until the ZeroMQ handshake of a socket has succeeded. `silent` is the error if nothing happens."""
+        """Wait until the ZeroMQ handshake of a socket has succeeded. `silent` is the error text if nothing happens."""
         failures: list[str] = []
 
         def look() -> bool | None:
@@ -258,7 +258,7 @@ class _Diagnosis:
         return f"{relay.address} has version {answer.version}"
 
     def _listen(self, pub: Address) -> str:
-        """Connect to the socket for weights, and return the result as text. If a client was joined, wait for its beacon."""
+        """Connect to the socket for weights, and return the result as text. If a `Hello` was accepted, wait for a beacon."""
         with Socket.sub(pub, secure=self._secure, watch=True) as sub:
             if self._welcome is None:
                 if pub.scheme != "inproc":

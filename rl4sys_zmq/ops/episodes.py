@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl4sys_zmq.actor import FrozenAgent
-from rl4sys_zmq.actor.inputs import inputs_for
+from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.child_process import begin_child, end_group_with_process
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.plugins import import_plugins
@@ -96,9 +96,10 @@ def _steps(agent: FrozenAgent, env: Any, seed: int, layout: ActionLayout, check:
 
 
 def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> tuple[float, int]:
-    """Play one episode. Return its return and its length in steps. Action masks in the environment's ``info`` are obeyed.
+    """Play one episode with the agent's policy. Return the sum of the rewards and the number of steps.
 
-    `seed` is that of the environment's reset. `check` is called every `CHECK_STEPS` steps, and can raise an exception.
+    Action masks in the environment's ``info`` are obeyed. `seed` is that of the environment's reset. `check` is called every
+    `CHECK_STEPS` steps, and can raise an exception.
     """
     total, length = 0.0, 0
     for step in _steps(agent, env, seed, action_layout(agent.spec.action_space), check):
@@ -108,10 +109,10 @@ def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], No
 
 
 def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> Demonstration:
-    """Play one episode and return it as a demonstration, with its masks. The arguments are those of `play_episode`."""
+    """Play one episode, and return it as a demonstration. The arguments are those of `play_episode`."""
     spec = agent.spec
     leaves, layout = leaves_of(spec.observation_space), action_layout(spec.action_space)
-    inputs = inputs_for(spec.observation_space, spec.action_space)
+    inputs = InputValidator(spec.observation_space, spec.action_space)
     rewards, actions, masks = list[float](), list[Any](), list[Any]()
     rows: list[list[Any]] = []
     for step in _steps(agent, env, seed, layout, check):
@@ -129,7 +130,7 @@ def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], 
 
 
 def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str, Any]:
-    """Play the episodes of a request. Return their returns and lengths, or the error."""
+    """Play the episodes that the learner requests. Return lists of their returns and lengths, or the error, in a dict."""
     try:
         with FrozenAgent(request["policy"], seed=request["seed"]) as agent:
             env_id = request["env"]["id"]

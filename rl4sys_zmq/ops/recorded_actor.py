@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import (
+from rl4sys_zmq.delivery.incarnation import first_incarnation
+from rl4sys_zmq.delivery.session import (
     Action,
     ActorSession,
     Reconnect,
@@ -22,7 +23,6 @@ from rl4sys_zmq.delivery import (
     SessionTemporarilyRefused,
     StreamRestarted,
 )
-from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import LearnerUnavailable, RL4SysError
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket

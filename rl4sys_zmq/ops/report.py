@@ -68,7 +68,7 @@ def _versions(report: Mapping[str, Any]) -> str:
 def conservation_error(client: Mapping[str, Any]) -> str:
     """Return an error if the number of accepted segments of a client is not the sum over all verdicts, else "".
 
-    It is not checked while the client is not running or is resuming.
+    The sum is not checked while the client does not run, or resumes from a checkpoint.
     """
     if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
         return ""
@@ -288,7 +288,7 @@ class ClientStatusRow:
     error: str
 
     def cells(self) -> dict[str, str]:
-        """Return the metrics as texts, by heading. Those from a checkpoint are unknown at the start."""
+        """Return the metrics as texts, by heading. While the client starts, those of its training are ``-``."""
         trained = {
             "episodes": f"{self.episodes:,}",
             "return": "-" if self.mean_return is None else f"{self.mean_return:.1f}",

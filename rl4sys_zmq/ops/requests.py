@@ -14,7 +14,7 @@ from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
-from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.security.keys import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, explain_silence, look_up
 from rl4sys_zmq.values import space_to_json
@@ -49,7 +49,7 @@ def request_command(
 
 
 def _request(address: str, message: StatusRequest | OperatorCommand, kind: type[T], timeout_s: float, keys: UserKeys | None) -> T:
-    """Send a message on a new connection, and return the reply. Raise an exception for a refusal."""
+    """Send a message on a new connection, and return the reply. Raise an exception if the receiver refuses or is silent."""
     timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
     uri = AgentConfig(client_id="status", train_server_address=address).address
@@ -133,7 +133,7 @@ def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None 
 
 
 def evaluating_hello(config: AgentConfig) -> Hello:
-    """Return the `Hello` of an actor that sends no data, which has no lasting effect on the learner."""
+    """Return the `Hello` of an actor that sends no data. The message has no lasting effect on the learner."""
     spaces = [space_to_json(s) if s is not None else {} for s in (config.observation_space, config.action_space)]
     return Hello(
         client_id=config.client_id,
@@ -153,7 +153,7 @@ def evaluating_hello(config: AgentConfig) -> Hello:
 
 
 def next_beacon(sub: Socket) -> Beacon | None:
-    """Return the next beacon that has arrived, or None. Never wait."""
+    """Return the next beacon that has arrived at a SUB socket, or None. Do not wait."""
     while (frames := sub.recv()) is not None:
         try:
             message = decode(frames[1:])

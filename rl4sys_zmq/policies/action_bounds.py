@@ -21,7 +21,7 @@ NEAREST_1 = 1.0 - 1e-15
 
 @immutable_object
 class ActionBounds:
-    """The bounds of a continuous action space, and the numbers that map a raw action into these bounds: ``[n]``, dtype `work`."""
+    """The bounds of a Box action space, and its half widths and centres, each ``[n]``. `work` is the dtype of these arrays."""
 
     work: np.dtype[Any]  # narrow types are computed in float32, wide ones in float64, and rounded once at the end
     low: NDArray[Any]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
 from rl4sys_zmq.policies.action_bounds import bounder, unbounder
-from rl4sys_zmq.policies.base import Act, Action
+from rl4sys_zmq.policies.base import Act, Action, Choice, Choices, Mask
 from rl4sys_zmq.policies.draws import PYTHON_MAX_ACTIONS, draw, draw_allowed, draw_batch, draw_large, draw_rows, log_prob_of
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -36,46 +36,24 @@ class ActionHead(Protocol):
     A head is immutable and does not keep the outputs, so their buffer can be reused.
     """
 
-    def choose(
-        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
-        """Choose one action.
+    def choose(self, outputs: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Choice:
+        """Choose one action as `Policy.act` does, from float32 `outputs` and a `mask` in the order of `ActionLayout`.
 
-        Args:
-            outputs: The outputs of the network, float32 ``[outputs]``, in the order of `ActionLayout`.
-            mask: Bool or 0/1 ``[logits]``, nonzero for each allowed option, in the order of `ActionLayout`. None allows all.
-            rng: The source of random numbers.
-            explore: True to sample, False for the most probable action.
-
-        Returns:
-            The raw action, the action for the environment, and the log-probability of the raw action, as in `Policy.act`. The
-            log-probability is not finite if an output is NaN or infinity. The output for a discrete option can be minus
-            infinity.
-
-        Raises:
-            MaskError: If the mask forbids every option of a choice.
+        The log-probability is not finite if an output is NaN or infinity. The output for a discrete option can be minus
+        infinity.
         """
 
-    def choose_batch(
-        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+    def choose_batch(self, outputs: NDArray[Any], masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         """Choose ``N`` actions, as `Policy.act_batch` does, from outputs ``[N, outputs]`` and masks ``[N, logits]`` or None."""
 
-    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+    def assess(self, act: Action, outputs: NDArray[Any], mask: Mask, rng: RandomSource) -> tuple[Action, float]:
         """Return the raw action that stands for the action `act`, and its log-probability, from the network's outputs."""
 
 
 def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] | None = None) -> ActionHead:
-    """Return the head that chooses actions of a space.
+    """Return the head that chooses actions of a space. `squash` (``clip`` or ``tanh``) brings Box actions into the bounds.
 
-    Args:
-        space: The action space.
-        squash: ``clip`` or ``tanh``: the mapping of raw actions into the bounds of a Box, as in `HeadParameters`.
-        log_std: The logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes; None if there
-            is no Box.
-
-    Raises:
-        ConfigError: If `log_std` does not have ``n`` elements.
+    `log_std` has the logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes.
     """
     layout = action_layout(space)
     given = 0 if log_std is None else len(log_std)
@@ -95,9 +73,7 @@ class CategoricalHead:
     def __init__(self, space: DiscreteSpace) -> None:
         self.actions = action_scalars(space)
 
-    def choose(
-        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
+    def choose(self, outputs: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         if len(self.actions) > PYTHON_MAX_ACTIONS:
             index, log_prob = draw_large(outputs, mask, rng.uniform() if explore else None)
         elif mask is None:
@@ -114,7 +90,7 @@ class CategoricalHead:
             return lambda observation, mask: self.choose(forward(observation), mask, rng, explore)
         least, most = _TOTALS
 
-        def act(observation: Any, mask: NDArray[Any] | None) -> tuple[Action, Action, float]:
+        def act(observation: Any, mask: Mask) -> Choice:
             logits = forward(observation).tolist()
             if mask is not None:
                 index, log_prob = draw_allowed(logits, mask.tolist(), uniform() if explore else None)
@@ -139,16 +115,14 @@ class CategoricalHead:
 
         return act
 
-    def choose_batch(
-        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+    def choose_batch(self, outputs: NDArray[Any], masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         draws = rng.uniforms(len(outputs)) if explore else None
         index, log_probs = draw_batch(outputs, masks, draws)
         index += self.actions[0]
         # Two arrays: the host can write to its own.
         return index, index.copy(), log_probs
 
-    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+    def assess(self, act: Action, outputs: NDArray[Any], mask: Mask, rng: RandomSource) -> tuple[Action, float]:
         return act, log_prob_of(int(act - self.actions[0]), outputs, mask)
 
 
@@ -169,9 +143,7 @@ class GaussianHead:
         self._std, self._inverse_std = np.exp(exponent).astype(np.float32), np.exp(-exponent).astype(np.float32)
         self._constant = -float(wide.sum()) - 0.5 * space.size * log(2.0 * pi)
 
-    def choose(
-        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
+    def choose(self, outputs: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         log_prob = self._constant
         if explore:
             raw = self._std * rng.normals(len(outputs))
@@ -187,9 +159,7 @@ class GaussianHead:
             return raw.reshape(self._shape), env.reshape(self._shape), log_prob
         return raw, env, log_prob
 
-    def choose_batch(
-        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+    def choose_batch(self, outputs: NDArray[Any], masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         count = len(outputs)
         log_probs = np.full(count, self._constant, dtype=np.float32)
         if explore:
@@ -206,7 +176,7 @@ class GaussianHead:
             return raw.reshape(count, *self._shape), env.reshape(count, *self._shape), log_probs
         return raw, env, log_probs
 
-    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+    def assess(self, act: Action, outputs: NDArray[Any], mask: Mask, rng: RandomSource) -> tuple[Action, float]:
         raw = self._unbound(act)
         z = (raw - outputs) * self._inverse_std
         return raw if self._shape is None else raw.reshape(self._shape), self._constant - 0.5 * float(z.dot(z))
@@ -215,8 +185,8 @@ class GaussianHead:
 class JointHead:
     """The head for the spaces with several parts: MultiDiscrete, MultiBinary, Dict and Tuple.
 
-    Each choice is a softmax over its logits, and the numbers of all Boxes together are a diagonal Gaussian. The parts are
-    independent, so the log-probability of an action is the sum over its parts.
+    Each discrete element is drawn from the softmax of its logits. The elements of all Boxes together are drawn from a diagonal
+    Gaussian. The parts are independent, so the log-probability of an action is the sum over its parts.
     """
 
     def __init__(self, space: ActionSpace, squash: str, log_std: NDArray[Any] | None) -> None:
@@ -226,9 +196,7 @@ class JointHead:
         self._bounders = [bounder(part.space, squash) if isinstance(part.space, BoxSpace) else None for part in layout.parts]
         self._squash = squash
 
-    def choose(
-        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
+    def choose(self, outputs: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         layout = self._layout
         count = layout.logits
         if count > PYTHON_MAX_ACTIONS:
@@ -257,9 +225,7 @@ class JointHead:
         raw, env = self._trees(np.array(indices, np.int64), numbers)
         return raw, env, log_prob
 
-    def choose_batch(
-        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+    def choose_batch(self, outputs: NDArray[Any], masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         layout, rows = self._layout, len(outputs)
         log_probs = np.zeros(rows, np.float32)
         indices = np.empty((rows, layout.choices), np.int64)
@@ -282,7 +248,7 @@ class JointHead:
         raw, env = self._trees(indices, numbers)
         return raw, env, log_probs
 
-    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+    def assess(self, act: Action, outputs: NDArray[Any], mask: Mask, rng: RandomSource) -> tuple[Action, float]:
         layout, log_prob, at = self._layout, 0.0, 0
         indices = layout.indices(act)
         for index, options in zip(indices.tolist(), layout.counts, strict=True):
@@ -298,7 +264,7 @@ class JointHead:
         return self._trees(indices, numbers)[0], log_prob
 
     def _trees(self, indices: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> tuple[Tree, Tree]:
-        """Return raw actions and actions for the environment, from the indices of choices and the numbers (None: no Box)."""
+        """Return raw actions and actions for the environment, from option indices and Box elements (None: no Box)."""
         raw: list[Any] = []
         env: list[Any] = []
         lead = indices.shape[:-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.interfaces import Policy
@@ -15,12 +16,17 @@ from rl4sys_zmq.values.trees import Tree
 Action = Tree
 """One action: an int64 scalar for a Discrete space, an array for other spaces, a dict or tuple of these for a Dict or Tuple."""
 
+Mask = NDArray[Any] | None
+"""The options that a choice may take: ``[n]``, or ``[N, n]`` for a batch, nonzero for an allowed option. None allows all."""
 
-Act = Callable[[NDArray[Any], NDArray[Any] | None], tuple[Action, Action, float]]
-"""A policy's `act` for one thread: it takes an observation and a mask (or None).
+Choice = tuple[Action, Action, float]
+"""The raw action (trained on), the action for the environment, and the raw action's log-probability."""
 
-It returns the raw action (trained on), the action for the environment, and the raw action's log-probability.
-"""
+Choices = tuple[Tree, Tree, NDArray[np.float32]]
+"""The parts of ``N`` choices: arrays ``[N, ...]`` or trees of them, and ``N`` log-probabilities."""
+
+Act = Callable[[Any, Mask], Choice]
+"""A policy's `act` for one thread: a function of an observation and a mask."""
 
 
 @runtime_checkable
@@ -30,9 +36,7 @@ class AssessingPolicy(Protocol):
     For any other policy, the raw action of an overridden step is the action itself, and its log-probability is NaN.
     """
 
-    def assess(
-        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
-    ) -> tuple[Action, float]:
+    def assess(self, act: Action, observation: Tree, mask: Mask, rng: RandomSource, state: Any) -> tuple[Action, float]:
         """Return the raw action that stands for the action `act`, and its log-probability with ``explore=True``.
 
         Args:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.action_bounds import NEAREST_1, action_bounds, bounder
-from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.base import Action, Choice, Choices, Mask
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
@@ -63,15 +63,13 @@ _scale_of = lru_cache(maxsize=64)(_Scale)
 
 
 class _BoundedHead(ABC):
-    """The common part of the two heads. It implements `ActionHead`, and ignores masks."""
+    """The base class of `SquashedGaussianHead` and `DeterministicHead`. It implements `ActionHead`, and ignores masks."""
 
     def __init__(self, spec: PolicySpec) -> None:
         assert isinstance(spec.action_space, BoxSpace)
         self._scale, self._size = _scale_of(spec.action_space), spec.action_space.size
 
-    def choose(
-        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
+    def choose(self, outputs: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         if self._size > PYTHON_MAX_SIZE:
             values, log_densities = self._draw_rows(outputs[None], rng, explore)
             raws, envs = self._scale.rows(values)
@@ -80,13 +78,11 @@ class _BoundedHead(ABC):
         raw, env = self._scale.one(drawn)
         return raw, env, log_density - self._scale.log_volume
 
-    def choose_batch(
-        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+    def choose_batch(self, outputs: NDArray[Any], masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         values, log_densities = self._draw_rows(outputs, rng, explore)
         return *self._scale.rows(values), (log_densities - self._scale.log_volume).astype(np.float32)
 
-    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+    def assess(self, act: Action, outputs: NDArray[Any], mask: Mask, rng: RandomSource) -> tuple[Action, float]:
         pairs = zip(act.reshape(-1).tolist(), self._scale.axes, strict=True)
         values = [(number - centre) / half if half else 0.0 for number, (centre, half) in pairs]
         return np.array(act, np.float32), self._log_density(outputs.tolist(), values) - self._scale.log_volume

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.base import Action, Choice, Choices, Mask
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten, unflatten_each
@@ -18,7 +18,7 @@ StepChoice = tuple[Action, Action, float, Mapping[str, Any], Any]
 """The result of one step: the raw action to train on, the action for the environment, the log-probability of the raw action, the
 values of the extra columns by name, and the policy's state after the step."""
 
-BoundStep = Callable[[Any, NDArray[Any] | None, Any], StepChoice]
+BoundStep = Callable[[Any, Mask, Any], StepChoice]
 """A policy's `ExtraColumnPolicy.step` for one thread: it takes an observation, a mask (or None) and a state."""
 
 BatchChoice = tuple[Tree, Tree, NDArray[np.float32], Mapping[str, NDArray[Any]], Sequence[Any]]
@@ -46,7 +46,7 @@ class ExtraColumnPolicy(ABC):
         self.generation, self.version = snapshot.generation, snapshot.version
 
     @abstractmethod
-    def step(self, observation: Any, mask: NDArray[Any] | None, rng: RandomSource, explore: bool, state: Any) -> StepChoice:
+    def step(self, observation: Any, mask: Mask, rng: RandomSource, explore: bool, state: Any) -> StepChoice:
         """Choose one action.
 
         Args:
@@ -81,7 +81,7 @@ class ExtraColumnPolicy(ABC):
     def step_batch(
         self,
         observations: Tree,
-        masks: NDArray[Any] | None,
+        masks: Mask,
         rng: RandomSource,
         explore: bool,
         states: Sequence[Any],
@@ -110,14 +110,12 @@ class ExtraColumnPolicy(ABC):
         columns = {name: np.stack([np.asarray(row[name]) for row in values]) for name in values[0]}
         return _stacked(raws), _stacked(acts), np.array(log_probs, dtype=np.float32), columns, after
 
-    def act(self, observation: Any, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
+    def act(self, observation: Any, mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         """Choose the first action of an episode, as `Policy.act` describes."""
         raw, act, log_prob, _, _ = self.step(observation, mask, rng, explore, None)
         return raw, act, log_prob
 
-    def act_batch(
-        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+    def act_batch(self, observations: Tree, masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         """Choose the first actions of ``N`` episodes, as `Policy.act_batch` describes."""
         count = len(flatten(observations)[0][0])
         raws, acts, log_probs, _, _ = self.step_batch(observations, masks, rng, explore, [None] * count)

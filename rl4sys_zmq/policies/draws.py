@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
+from rl4sys_zmq.policies.base import Mask
 
 PYTHON_MAX_ACTIONS = 40
 """The largest number of actions for which Python floats are faster than numpy (for 4 actions, 0.6 us instead of 8 us)."""
@@ -19,22 +20,17 @@ PYTHON_MAX_ACTIONS = 40
 LOOP_MAX_LOGITS = 32
 """The largest number of logits in a batch (rows times actions) for which a loop over the rows is faster than numpy."""
 
+Draws = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""The drawn indices ``[N]`` and their log-probabilities ``[N]``."""
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 def draw(logits: list[float], uniform: float | None) -> tuple[int, float]:
-    """Draw an index from the softmax of `logits`.
+    """Draw an index from the softmax of `logits`: the first at which the cumulative probability exceeds `uniform`, in ``[0, 1)``.
 
-    An index with probability zero is never drawn.
-
-    Args:
-        logits: One logit for each action.
-        uniform: A random number in ``[0, 1)``. The result is the first index at which the cumulative probability exceeds it.
-            None returns the most probable index.
-
-    Returns:
-        The index and its log-probability, ``log_softmax(logits)[index]``, in float64. The log-probability is NaN if a logit is
-        NaN or infinity, or if all are minus infinity.
+    Without `uniform`, return the most probable index. The second result is the log-probability of the index in float64: NaN if a
+    logit is NaN or infinity, or if all are minus infinity. An index with probability zero is never drawn.
     """
     top = max(logits)
     cumulative = []
@@ -68,16 +64,14 @@ def draw_allowed(logits: list[float], mask: list[bool], uniform: float | None) -
     return allowed[index], log_prob
 
 
-def draw_large(logits: NDArray[Any], mask: NDArray[Any] | None, uniform: float | None) -> tuple[int, float]:
+def draw_large(logits: NDArray[Any], mask: Mask, uniform: float | None) -> tuple[int, float]:
     """Draw an index from logits ``[n]`` with numpy. The mask is bool ``[n]`` or None. The result is that of `draw_allowed`."""
     draws = None if uniform is None else np.asarray([uniform])
     index, log_probs = draw_rows(logits[None], None if mask is None else mask[None], draws)
     return int(index[0]), float(log_probs[0])
 
 
-def _draw_each(
-    logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _draw_each(logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None) -> Draws:
     """Draw an index for each row of `logits`, as `draw_rows` does, but with a loop in Python."""
     rows = logits.tolist()
     uniforms = [None] * len(rows) if draws is None else draws.tolist()
@@ -88,26 +82,13 @@ def _draw_each(
     return np.array([d[0] for d in drawn], dtype=np.int64), np.array([d[1] for d in drawn], dtype=np.float32)
 
 
-def draw_batch(
-    logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def draw_batch(logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None) -> Draws:
     """Draw an index for each row of `logits`, by `draw_rows` or, if that is faster for few numbers, by a loop in Python."""
     return (_draw_each if logits.size <= LOOP_MAX_LOGITS else draw_rows)(logits, masks, draws)
 
 
-def draw_rows(
-    logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw an index for each row of `logits`, with numpy.
-
-    Args:
-        logits: ``[N, n]``.
-        masks: ``[N, n]``, nonzero where an action is allowed, or None.
-        draws: ``[N]`` random numbers in ``[0, 1)``. None returns the most probable indices.
-
-    Returns:
-        The indices ``[N]`` and their log-probabilities ``[N]``, as in `draw`.
-    """
+def draw_rows(logits: NDArray[Any], masks: Mask, draws: NDArray[np.float64] | None) -> Draws:
+    """Draw an index for each row of `logits` ``[N, n]`` as `draw` does, but with numpy. `draws` are ``N`` uniform numbers."""
     limited = finite(logits)
     z = limited.astype(np.float64)
     if masks is not None:
@@ -124,7 +105,7 @@ def draw_rows(
     return index, log_probs
 
 
-def log_prob_of(index: int, logits: NDArray[Any], mask: NDArray[Any] | None) -> float:
+def log_prob_of(index: int, logits: NDArray[Any], mask: Mask) -> float:
     """Return the log-probability of an index under the softmax of logits ``[n]``: minus infinity if it is forbidden."""
     z = finite(logits).astype(np.float64)
     if mask is not None:
@@ -133,12 +114,8 @@ def log_prob_of(index: int, logits: NDArray[Any], mask: NDArray[Any] | None) -> 
     return float(z[index] - np.log(np.exp(z).sum()))
 
 
-def allowed_rows(masks: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return masks ``[N, n]`` as bools; for None, an array of the given shape in which everything is True.
-
-    Raises:
-        MaskError: If a row forbids every action.
-    """
+def allowed_rows(masks: Mask, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return masks ``[N, n]`` as bools, of which no row may forbid every action; for None, an array in which all are True."""
     if masks is None:
         return np.ones(shape, np.bool_)
     allowed: NDArray[np.bool_] = np.asarray(masks).astype(np.bool_, copy=False)

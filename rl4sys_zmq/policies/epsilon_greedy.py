@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
 from rl4sys_zmq.policies.action_heads import action_scalars
-from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.base import Action, Choice, Choices, Mask
 from rl4sys_zmq.policies.draws import allowed_rows
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.sampler import RandomSource
@@ -40,9 +40,7 @@ class EpsilonGreedyHead:
             # [atoms, 2], the values and ones: one product gives the weighted values and the weights
             self._atoms = np.stack([atoms, np.ones_like(atoms)], axis=1)
 
-    def choose(
-        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
+    def choose(self, outputs: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         values = outputs if self._atoms is None else self.means(outputs)
         if mask is None:
             allowed, count = None, len(self._actions)
@@ -62,16 +60,14 @@ class EpsilonGreedyHead:
         action = self._actions[index]
         return action, action, log(probability) if isfinite(values.item(greedy)) else nan
 
-    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+    def assess(self, act: Action, outputs: NDArray[Any], mask: Mask, rng: RandomSource) -> tuple[Action, float]:
         values = outputs if self._atoms is None else self.means(outputs)
         allowed = np.arange(len(values)) if mask is None else mask.nonzero()[0]
         greedy, epsilon = int(allowed[values[allowed].argmax()]), self._epsilon_of(rng)
         probability = epsilon / len(allowed) + (1.0 - epsilon if act - self._actions[0] == greedy else 0.0)
         return act, log(probability) if probability else -inf
 
-    def choose_batch(
-        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+    def choose_batch(self, outputs: NDArray[Any], masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         values = outputs if self._atoms is None else self.means(outputs)
         epsilon = self._epsilon_of(rng)
         allowed = allowed_rows(masks, values.shape)
@@ -97,7 +93,7 @@ class EpsilonGreedyHead:
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
 
     def means(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the means ``[..., n]`` of distributions over the atoms, for logits ``[..., n * atoms]``."""
+        """Return the mean ``[..., n]`` of each action's distribution of the return, from the logits ``[..., n * atoms]``."""
         assert self._atoms is not None
         table = logits.reshape(-1, len(self._atoms))
         sums = np.exp(table - table.max(1, keepdims=True)).dot(self._atoms)

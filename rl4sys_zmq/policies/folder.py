@@ -26,7 +26,7 @@ import xxhash
 
 from rl4sys_zmq.errors import ConfigError, PolicyFolderError, ProtocolError, WeightsError
 from rl4sys_zmq.immutable import immutable
-from rl4sys_zmq.private import sync_folder, write_folder
+from rl4sys_zmq.private import exchange_paths, sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
 from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
@@ -154,7 +154,7 @@ def write_policy(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     Args:
         folder: The folder to create.
         files: The contents by file name: the result of `encode_policy`, and possibly ``policy.onnx``.
-        force: True to replace an existing policy folder. During the replacement, there is a moment without a folder.
+        force: True to replace an existing policy folder.
 
     Raises:
         PolicyFolderError: If the folder exists without `force`, contains other files than a policy, or cannot be written.
@@ -162,22 +162,16 @@ def write_policy(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     import shutil  # not needed by most actors, and slow to import
 
     folder = folder.absolute()
-    new, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+    new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     try:
         _check_target(folder, force)
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(new, ignore_errors=True)  # from a process that was killed and had the same id
         write_folder(new, files)
-        try:
-            if folder.exists():
-                os.rename(folder, old)
+        if folder.exists():
+            exchange_paths(new, folder)
+        else:
             os.rename(new, folder)
-        finally:
-            if old.exists():
-                if folder.exists():
-                    shutil.rmtree(old)
-                else:
-                    os.rename(old, folder)
         sync_folder(folder.parent)
     except OSError as exc:
         raise PolicyFolderError(exc.filename or folder, f"{exc.strerror or exc}; choose another folder") from exc

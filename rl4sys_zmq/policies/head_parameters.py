@@ -52,9 +52,9 @@ class HeadParameters:
     - ``gaussian``: The outputs are the means of ``n`` dimensions. The tensor ``log_std`` ``[n]`` has the logarithms of the
       standard deviations. The raw sample is trained on. The environment gets the sample clipped to the bounds of the action
       space (``squash="clip"``), or the ``tanh`` of the sample scaled to the bounds (``squash="tanh"``).
-    - ``joint``: For MultiDiscrete, MultiBinary, Dict and Tuple spaces. The outputs are the logits of all choices, and then the
-      means of all numbers (`rl4sys_zmq.values.action_layout.ActionLayout`). The tensor ``log_std`` has an element for each
-      number; there is no such tensor without a Box. `squash` applies to each Box.
+    - ``joint``: For MultiDiscrete, MultiBinary, Dict and Tuple spaces. The outputs are the logits of all discrete elements,
+      and then the means of all Box elements (`rl4sys_zmq.values.action_layout.ActionLayout`). The tensor ``log_std`` has one
+      number for each Box element; there is no such tensor without a Box. `squash` applies to each Box.
     - ``squashed_gaussian``: The outputs are the means of ``n`` dimensions, and then ``n`` logarithms of their standard
       deviations, clipped to the range from `log_std_min` to `log_std_max`. The action is the ``tanh`` of the sample, scaled to
       the bounds of the action space. This action is trained on, and the environment gets it.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import check_fields, flag, integer, one_of, option, parse_options
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.base import Action, Choice, Choices, Mask
 from rl4sys_zmq.policies.draws import allowed_rows, finite
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.policies.sampler import RandomSource
@@ -120,13 +120,7 @@ def linear_bandit_document(spec: PolicySpec) -> LinearBanditDocument:
 
 
 def context_features(space: ObservationSpace, observations: Tree, intercept: bool) -> NDArray[np.float32]:
-    """Return the features of `FeatureLayout`, float32 ``[N, D]``, for observations ``[N, *obs]`` or a tree of such arrays.
-
-    With `intercept`, the last feature is a constant 1.
-
-    Raises:
-        ObservationError: If an integer is outside its space.
-    """
+    """Return the features of `FeatureLayout`, float32 ``[N, D]``. With `intercept`, the last feature is a constant 1."""
     features = feature_layout(space).batch(observations)
     return np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1) if intercept else features
 
@@ -152,14 +146,12 @@ class LinearBanditPolicy:
         self._scale = max(float(tensors["scale"][0]), 0.0)
         self._epsilon = min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
 
-    def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
+    def act(self, observation: Tree, mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         masks = None if mask is None else mask[None]
         raw, _, log_probs = self.act_batch(self._leaves.stack([observation]), masks, rng, explore)
         return raw[0], raw[0], float(log_probs[0])
 
-    def act_batch(
-        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+    def act_batch(self, observations: Tree, masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         features = context_features(self._space, observations, self._document.intercept)
         allowed = allowed_rows(masks, (len(features), self._count))
         if explore:
@@ -178,16 +170,12 @@ class LinearBanditPolicy:
         actions = index + np.int64(self._start)
         return actions, actions.copy(), log_probs
 
-    def assess(
-        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
-    ) -> tuple[Action, float]:
+    def assess(self, act: Action, observation: Tree, mask: Mask, rng: RandomSource, state: Any) -> tuple[Action, float]:
         chances = self.probabilities(self._leaves.stack([observation]), None if mask is None else mask[None])
         probability = chances[0, act - self._start]
         return act, float(np.log(probability)) if probability else -inf
 
-    def probabilities(
-        self, observations: Tree, masks: NDArray[Any] | None = None, rng: RandomSource | None = None
-    ) -> NDArray[np.float64]:
+    def probabilities(self, observations: Tree, masks: Mask = None, rng: RandomSource | None = None) -> NDArray[np.float64]:
         """Return the probability of each action in ``N`` contexts, float64 ``[N, n]``, as in `act_batch` with ``explore=True``.
 
         `rl4sys_zmq.policies.off_policy_value` needs these probabilities to estimate the value of this policy from another

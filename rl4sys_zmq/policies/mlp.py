@@ -42,7 +42,7 @@ def mlp_spec(
         activation: The activation function after each hidden layer, one of `rl4sys_zmq.values.ACTIVATIONS`.
         normalise_observations: True for a first layer that standardises observations by the tensors ``obs_mean`` and
             ``obs_scale``.
-        squash: As in `HeadParameters`.
+        squash: ``clip`` or ``tanh``: how a ``gaussian`` or ``joint`` head brings a sample into the bounds.
         log_std_range: `HeadParameters.log_std_min` and `HeadParameters.log_std_max`.
 
     Raises:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.layers.dense import NumpyDense
-from rl4sys_zmq.layers.layer import Array, State, Step
+from rl4sys_zmq.layers.layer import Array, RecurrentState, Step
 from rl4sys_zmq.layers.layer_list import LayerList
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace
 from rl4sys_zmq.values.features import feature_layout
@@ -49,12 +49,12 @@ class LayerNetwork:
 
     def forward(self) -> Forward:
         """Return the form of `single` that is fastest for one thread."""
-        return self.bind(State())
+        return self.bind(RecurrentState())
 
-    def bind(self, state: State) -> Forward:
+    def bind(self, state: RecurrentState) -> Forward:
         """Return a function that computes the outputs for one observation, for one thread. The function has its own buffers.
 
-        A call reads `State.before`, and sets `State.after`.
+        A call reads `RecurrentState.before`, and sets `RecurrentState.after`.
         """
         steps: list[tuple[Step, Array, Array]] = []
         buffer = np.ones(self._sizes[0] + self._slots(0), np.float32)
@@ -83,9 +83,9 @@ class LayerNetwork:
         """Return the outputs for one observation, as a new array ``[outputs]``."""
         return self.batch(leaves_of(self._space).stack([observation]))[0, :]
 
-    def batch(self, observations: Tree, state: State | None = None) -> NDArray[Any]:
-        """Return the outputs for ``N`` observations, as a new array ``[N, outputs]``. A recurrent layer needs their states."""
-        state = State() if state is None else state
+    def batch(self, observations: Tree, state: RecurrentState | None = None) -> NDArray[Any]:
+        """Return the outputs for ``N`` observations, a new array ``[N, outputs]``. `state` is for a recurrent layer."""
+        state = RecurrentState() if state is None else state
         layers = self._layers
         if self._table is not None:
             x = self._table.take(self._indices(observations), axis=0)
@@ -98,13 +98,17 @@ class LayerNetwork:
         return x
 
     def _slots(self, start: int) -> int:
-        """Return the number of extra elements that the buffer of layer `start` has after the inputs (`NumpyLayer.slots`)."""
+        """Return the number of additional elements in the buffer of layer `start`, after the inputs (`NumpyLayer.slots`)."""
         return next((layer.slots for layer in self._layers[start:] if not layer.in_place), 0)
 
     def _writer(
         self, inputs: Array, steps: list[tuple[Step, Array, Array]]
     ) -> tuple[Callable[[Any], None], list[tuple[Step, Array, Array]]]:
-        """Return a function that fills the first buffer from an observation, and the remaining `steps`."""
+        """Return a function that starts the forward pass of an observation, and the `steps` that then remain.
+
+        For Discrete observations, the function looks up the result of the first step in a table. For others, it writes the
+        features to `inputs`.
+        """
         if self._table is not None:
             table, bias, indices, add, out = self._table, self._bias, self._indices, np.add, steps[0][2]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.policies.action_heads import ActionHead, CategoricalHead, action_head
-from rl4sys_zmq.policies.base import Act, Action
+from rl4sys_zmq.policies.base import Act, Action, Choice, Choices, Mask
 from rl4sys_zmq.policies.bounded import DeterministicHead, SquashedGaussianHead
 from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
 from rl4sys_zmq.policies.head_parameters import HeadParameters
@@ -21,22 +17,15 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetworkPolicy:
     """A policy that consists of a network and an action head. It implements `Policy` and `AssessingPolicy`."""
 
-    snapshot: PolicySnapshot
-    generation: int
-    version: int
-    _network: OutputNetwork
-    _head: ActionHead
+    def __init__(self, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> None:
+        """Create the policy that `spec` describes, with a network that was built from the weights in `snapshot`."""
+        self.snapshot, self.generation, self.version = snapshot, snapshot.generation, snapshot.version
+        self._network, self._head = network, policy_head(spec, head, snapshot)
 
-    @classmethod
-    def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
-        """Build the policy that `spec` describes, with a network that was built from the weights in `snapshot`."""
-        return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
-
-    def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
+    def act(self, observation: Tree, mask: Mask, rng: RandomSource, explore: bool) -> Choice:
         return self._head.choose(self._network.single(observation), mask, rng, explore)
 
     def bind(self, rng: RandomSource, explore: bool) -> Act:
@@ -47,14 +36,10 @@ class NetworkPolicy:
         choose = head.choose
         return lambda observation, mask: choose(forward(observation), mask, rng, explore)
 
-    def act_batch(
-        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+    def act_batch(self, observations: Tree, masks: Mask, rng: RandomSource, explore: bool) -> Choices:
         return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
 
-    def assess(
-        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
-    ) -> tuple[Action, float]:
+    def assess(self, act: Action, observation: Tree, mask: Mask, rng: RandomSource, state: Any) -> tuple[Action, float]:
         return self._head.assess(act, self._network.single(observation), mask, rng)
 
 
@@ -72,22 +57,17 @@ def policy_head(spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySn
 
 
 def build_layers(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that a spec of the kind ``layers`` describes. The policy uses views of large weights.
-
-    Raises:
-        ConfigError: If the spec is invalid, `snapshot` has another size than the spec, or a layer needs onnxruntime, which is
-            not installed.
-    """
+    """Build the policy that a spec of the kind ``layers`` describes. The policy uses views of large weights."""
     head, layers = read_network(spec)
     names = [tensor.name for tensor in layers.tensors()]
     tensors = spec.views(snapshot.flat)
     if not all(layer.in_numpy for layer in layers.layers):
-        from rl4sys_zmq.policies.graphs.layers import onnx_network  # the actor of a small network does not import it
+        from rl4sys_zmq.policies.graphs.session import network_of_layers  # the actor of a small network does not import it
 
-        return NetworkPolicy.of(spec, head, snapshot, onnx_network(spec.observation_space, layers, tensors))
+        return NetworkPolicy(spec, head, snapshot, network_of_layers(spec.observation_space, layers, tensors))
     network = LayerNetwork(spec.observation_space, layers, [tensors[name] for name in names])
     if not layers.state_size:
-        return NetworkPolicy.of(spec, head, snapshot, network)
+        return NetworkPolicy(spec, head, snapshot, network)
     from rl4sys_zmq.policies.recurrent_policy import RecurrentPolicy
 
     return RecurrentPolicy(spec.observation_space, snapshot, network, layers.state_size, policy_head(spec, head, snapshot))

@@ -18,7 +18,7 @@ from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.policies.graphs.model import OnnxValue
-from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
+from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.network_policy import NetworkPolicy
 from rl4sys_zmq.policies.registry import PolicyEntry
@@ -51,7 +51,7 @@ def onnx_spec(
 
 
 def network_inputs(spec: PolicySpec) -> tuple[HeadParameters, tuple[OnnxValue, ...], int]:
-    """Return the parameters of the head, the weights that the graph takes, and the number of outputs.
+    """Return the parameters of the head, the weights among the graph's inputs, and the number of outputs of the network.
 
     Raises:
         ConfigError: If the document is invalid, does not fit the spaces or the tensors, or the spec has extra columns.
@@ -77,20 +77,18 @@ def check_onnx(spec: PolicySpec) -> None:
         ConfigError: If onnxruntime is not installed, or the spec or its graph is invalid.
     """
     _, weights, outputs = network_inputs(spec)
-    load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
+    load_session(spec.blob, spec.observation_space, weights, outputs)
 
 
 def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     """Build the policy that a spec of the kind ``onnx`` describes. The policy uses views of the weights.
 
     Raises:
-        ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.
+        ConfigError: If onnxruntime is not installed, the spec or its graph is invalid, or `snapshot` has another size.
     """
     head, weights, outputs = network_inputs(spec)
-    session = load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
-    views = spec.views(snapshot.flat, snapshot.others)
-    network = OnnxNetwork(session, spec.observation_space, {value.name: views[value.name] for value in weights})
-    return NetworkPolicy.of(spec, head, snapshot, network)
+    tensors = spec.views(snapshot.flat, snapshot.others)
+    return NetworkPolicy(spec, head, snapshot, OnnxNetwork(spec.blob, spec.observation_space, weights, outputs, tensors))
 
 
 ENTRY = PolicyEntry(

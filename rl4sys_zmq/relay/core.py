@@ -30,7 +30,8 @@ from rl4sys_zmq.liveness import (
 )
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay.followed import FollowedClient
-from rl4sys_zmq.security import AccessList, Authorizer, TokenBucket, User
+from rl4sys_zmq.security.access import AccessList, TokenBucket, User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.weights import WeightsHeader
 from rl4sys_zmq.wire import decode, encode
@@ -105,8 +106,6 @@ class RelayCore:
         self._lost = False
         self._problem = ""
 
-    # ---- children
-
     def on_child(self, peer: bytes, key: str | None, frames: Sequence[Frame], now: float) -> None:
         field = ""
         try:
@@ -156,7 +155,7 @@ class RelayCore:
             self._authorizer.check_fetch(sender, now)
             self._authorizer.check_client(sender, message.client_id)
             client = self._clients.get(message.client_id)
-            if client is None or client.history is None:
+            if client is None or not client.has_weights:
                 raise ProtocolError(RefusalReason.STARTING, NO_WEIGHTS)
             if not client.fetches.setdefault(peer, TokenBucket(FETCHES_PER_S, now)).take(1, now):
                 self.counters.add(f"refused.{RefusalReason.QUOTA.value}")
@@ -177,7 +176,7 @@ class RelayCore:
         newer = message.generation > client.held[0]
         if self._lost or (client.refusal and not newer):
             raise ProtocolError(RefusalReason.UPSTREAM, client.refusal or self._silence_text())
-        if client.history is None or newer:
+        if not client.has_weights or newer:
             client.waiting.add(peer)
             client.wanted = max(client.wanted, message.generation)
             client.follow_at = min(client.follow_at, client.followed_at + FOLLOW_AGAIN_S)
@@ -200,21 +199,20 @@ class RelayCore:
         if sent is not SendResult.OK:
             self.counters.add(f"replies_dropped.{sent.value}")
 
-    # ---- subscriptions of the children
+    def may_subscribe(self, topic: bytes, key: str | None) -> bool:
+        """Return True if a client has this topic, and the user with this public key (None: no keys) may read the client's
+        weights.
 
-    def topic_of(self, topic: bytes, key: str | None) -> FollowedClient | None:
-        """Return the client that a child subscribes to; None if there is none, or a user with this `key` may not read it."""
+        If the topic is for beacons, the last beacon is published again soon, once for all new subscribers.
+        """
         known = (c for c in self._clients.values() if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) and c.topic == topic[1:])
         client = next(known, None)
         if client is None or (key is not None and not self._authorizer.may_read(key, client.client_id)):
             self.counters.add("subscriptions_refused")
-            return None
-        return client
-
-    def on_subscribed(self, client: FollowedClient, topic: bytes) -> None:
-        """Handle a new subscription. If it is for beacons, repeat the last beacon soon, once for all new subscribers."""
+            return False
         if topic[:1] == BEACON_TOPIC and client.beacon:
             client.beacon_due = True
+        return True
 
     def change_access(self, access: AccessList) -> None:
         """Apply a new access list. If a user has lost the right to read weights, all topics change."""
@@ -224,8 +222,6 @@ class RelayCore:
     def _change_topics(self) -> None:
         for client in self._clients.values():
             client.change_topic()
-
-    # ---- the upstream
 
     def on_upstream(self, frames: Sequence[Frame], now: float) -> None:
         self.counters.add("received_bytes", sum(len(frame) for frame in frames))
@@ -264,7 +260,7 @@ class RelayCore:
             for topic in client.upstream_topics:
                 self._callbacks.subscribe(topic)
         # The newest version can still be on its way to the SUB socket. One that the earlier answer named has been lost.
-        lost = client.history is None or (earlier is not None and client.lacks(earlier.version, earlier.digest))
+        lost = not client.has_weights or (earlier is not None and client.lacks(earlier.version, earlier.digest))
         if lost and not client.fetch_at:
             self._fetch(client, now)
 
@@ -295,7 +291,7 @@ class RelayCore:
         self._turn_away(client)
 
     def _turn_away(self, client: FollowedClient) -> None:
-        """Refuse the children that wait for this client's first version."""
+        """Refuse the requests of the children that wait for this client's first version."""
         waiting, client.waiting = client.waiting, set()
         for peer in waiting:
             self._refuse(peer, RefusalReason.UPSTREAM, client.refusal or self._silence_text(), client.client_id)
@@ -317,7 +313,7 @@ class RelayCore:
             self.counters.add(f"refused.{exc.code.value}")
 
     def _on_update(self, client: FollowedClient | None, header: Frame, payload: Frame, tag: bytes, now: float) -> None:
-        """Verify an update, and pass it on. `client` is None for a fetched update, whose header names the policy."""
+        """Verify an update, and publish it. `client` is None for a requested update, whose header names the policy."""
         head = WeightsHeader.unpack(header)
         if client is None:
             ours = (c for c in self._clients.values() if c.source is not None and c.source.policy_id == head.policy_id)
@@ -365,8 +361,6 @@ class RelayCore:
         self.counters.add("fetches")
         held = (0, 0) if client.whole else client.held
         self._callbacks.ask(encode(FetchWeights(*held, client.client_id)))
-
-    # ---- time
 
     def next_deadline(self) -> float:
         return min([self._tidy_at, *(client.next_deadline for client in self._clients.values())])

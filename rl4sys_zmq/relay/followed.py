@@ -9,10 +9,9 @@ from typing import Any
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
-from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.security.access import TokenBucket
 from rl4sys_zmq.transports import MAX_FRAME_BYTES
-from rl4sys_zmq.values import TensorSpec
-from rl4sys_zmq.values.policy import FLOAT32, other_bytes, other_tensors
+from rl4sys_zmq.values.policy import other_bytes
 from rl4sys_zmq.weights import TRAILER_BYTES, EncodingOptions, WeightsHeader, apply_update
 from rl4sys_zmq.wire import tensors_from_document
 from rl4sys_zmq.wire.messages import Beacon, Frame, WeightsSource
@@ -46,8 +45,7 @@ class FollowedClient:
         self.beacon: list[Frame] = []  # the newest beacon that was passed on, last published at `beacon_at`
         self.beacon_due = False  # true if it must be published again, for new subscribers
         self.updates = 0
-        self._history: WeightHistory | None = None
-        self._tensors: tuple[TensorSpec, ...] = ()
+        self.history = WeightHistory(0)  # the versions of the present generation that are held
         self._options = EncodingOptions()
 
     @property
@@ -56,15 +54,13 @@ class FollowedClient:
         return min(self.follow_at, self.fetch_at or self.follow_at, beacon_at)
 
     @property
-    def history(self) -> WeightHistory | None:
-        """The versions that are held; None before the first one of the present generation."""
-        return self._history if self._history is not None and self._history.version >= 0 else None
+    def has_weights(self) -> bool:
+        return self.history.version >= 0
 
     @property
     def held(self) -> tuple[int, int]:
         """The (generation, version) of the newest version in `history`; (0, 0) for none."""
-        history = self.history
-        return (history.generation, history.version) if history is not None else (0, 0)
+        return (self.history.generation, self.history.version) if self.has_weights else (0, 0)
 
     @property
     def upstream_topics(self) -> list[bytes]:
@@ -76,89 +72,72 @@ class FollowedClient:
         self.topic = os.urandom(8)
 
     def adopt(self, source: WeightsSource) -> None:
-        """Use the upstream's answer. With another policy or generation, the versions that are held are discarded."""
+        """Use the upstream's answer about this client. If its policy or generation is another one, discard all versions."""
         before, tensors = self.source, tensors_from_document(source.tensors)
-        sizes = tuple(tensor.size for tensor in tensors if tensor.dtype == FLOAT32)
-        exact = tuple(tensor.exact for tensor in tensors if tensor.dtype == FLOAT32)
-        others = other_tensors(tensors)
-        nbytes = 4 * sum(sizes) + other_bytes(others)
+        nbytes = other_bytes(tensors)
         if nbytes > MAX_WEIGHT_BYTES:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"a policy with {nbytes} bytes of weights; limit {MAX_WEIGHT_BYTES}")
         same = before is not None and (before.policy_id, before.generation) == (source.policy_id, source.generation)
         self.source, self.refusal = source, ""
-        if same and tensors == self._tensors:
+        if same and tensors == self._options.tensors:
             return
-        self._tensors = tensors
-        self._history = WeightHistory(source.generation)
-        self._options = EncodingOptions(sizes=sizes, others=others, exact=exact)
-        self._history.describe(source.policy_id, self._options)
+        self.history = WeightHistory(source.generation)
+        self._options = EncodingOptions(tensors=tensors)
+        self.history.describe(source.policy_id, self._options)
         self.beacon, self.beacon_due, self.fetch_at, self.whole = [], False, 0.0, False
 
     def lacks(self, version: int, digest: int) -> bool:
         """Return True if weights are missing or wrong, given the upstream's newest version and its digest."""
-        history = self.history
-        if history is None or version > history.version:
+        if not self.has_weights or version > self.history.version:
             return True
-        self.whole = self.whole or (version == history.version and digest != history.digest)
+        self.whole = self.whole or (version == self.history.version and digest != self.history.digest)
         return self.whole
 
     def apply(self, head: WeightsHeader, header: Frame, payload: Frame, tag: bytes) -> bool:
         """Verify an update, and hold the version to which the update leads. Return False if the version is already held."""
-        source, held = self.source, self._history
-        if source is None or held is None or (head.policy_id, head.generation) != (source.policy_id, source.generation):
+        source, history = self.source, self.history
+        if source is None or (head.policy_id, head.generation) != (source.policy_id, source.generation):
             return False
-        history = self.history
-        if history is not None and head.new_version <= history.version and not self.whole:
+        if head.new_version <= history.version and not self.whole:
             if head.new_version == history.version:
                 self.fetch_at = 0.0
                 history.set_tag(tag)
             return False
-        newest, before = (history.newest, history.before) if history is not None else (None, None)
+        newest, before = (history.newest, history.before) if self.has_weights else (None, None)
         if self._options.dtype is not head.wire_dtype:
             self._options = replace(self._options, dtype=head.wire_dtype)
-            held.describe(source.policy_id, self._options)
-        options = self._options
-        new = apply_update(head, payload, newest, options.sizes, others=options.others, exact=options.exact, before=before)
-        held.add(new, head, (header, payload), tag)
+            history.describe(source.policy_id, self._options)
+        new = apply_update(head, payload, newest, self._options.tensors, before=before)
+        history.add(new, head, (header, payload), tag)
         self.fetch_at, self.whole = 0.0, False
         self.updates += 1
         return True
 
     def take_beacon(self, beacon: Beacon, frames: list[Frame]) -> bool:
-        """Record the tag of a beacon. Return True if the beacon names the newest version here, so that it can be passed on."""
-        history = self.history
-        if history is None or (beacon.generation, beacon.version, beacon.digest) != (*self.held, history.digest):
+        """Return True if a beacon names the newest version here. Then keep the beacon, to pass it on, and its tag."""
+        if not self.has_weights or (beacon.generation, beacon.version, beacon.digest) != (*self.held, self.history.digest):
             return False
-        history.set_tag(beacon.tag)
+        self.history.set_tag(beacon.tag)
         self.beacon = frames
         return True
 
     def answer(self, pub: str) -> WeightsSource:
         """Return the answer to a child that asks where this client's weights are published. A version must be held."""
-        source, history = self.source, self.history
-        assert source is not None
-        assert history is not None
-        return WeightsSource(
-            client_id=self.client_id,
-            policy_id=source.policy_id,
-            topic=self.topic,
-            generation=history.generation,
-            version=history.version,
-            digest=history.digest,
-            tensors=source.tensors,
-            pub=pub,
-        )
+        assert self.source is not None
+        generation, version = self.held
+        ours = replace(self.source, topic=self.topic, pub=pub)
+        return replace(ours, generation=generation, version=version, digest=self.history.digest)
 
     def report(self) -> dict[str, Any]:
         history = self.history
         return {
             "generation": self.held[0],
-            "version": history.version if history is not None else -1,
-            "digest": f"{history.digest if history is not None else 0:016x}",
+            "version": history.version,
+            "digest": f"{history.digest:016x}",
             "upstream_version": self.source.version if self.source is not None else -1,
             "children": len(self.followers),
             "updates": self.updates,
-            "history_versions": history.versions if history is not None else 0,
-            "history_bytes": history.nbytes if history is not None else 0,
+            "history_versions": history.versions,
+            "history_bytes": history.nbytes,
             "error": self.refusal,
         }

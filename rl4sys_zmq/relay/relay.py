@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.errors import Closed, LearnerUnavailable, RL4SysError
@@ -18,7 +17,10 @@ from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client, read_user_keys
+from rl4sys_zmq.security.access import AccessList
+from rl4sys_zmq.security.authenticator import Authenticator
+from rl4sys_zmq.security.authorizer import Authorizer
+from rl4sys_zmq.security.keys import curve_client, read_user_keys
 from rl4sys_zmq.transports import (
     MAX_FRAMES,
     Address,
@@ -26,7 +28,7 @@ from rl4sys_zmq.transports import (
     Poller,
     SendResult,
     Socket,
-    ThreadCalls,
+    ThreadCallQueue,
     TooManyFrames,
     explain,
     subscribed_topics,
@@ -45,23 +47,21 @@ MAX_WAIT_S = 1.0
 TIDY_S = 5.0
 """The interval between two searches for connections of children that complete no message."""
 
-T = TypeVar("T")
-
 
 class RelayThread(Worker):
     """The thread of a relay, which uses the sockets and runs the `RelayCore`."""
 
-    def __init__(self, config: RelayConfig, authenticator: Authenticator | None, upstream_keys: UserKeys | None) -> None:
+    def __init__(self, config: RelayConfig, authenticator: Authenticator | None) -> None:
+        """Create the sockets, which the thread then adopts."""
         super().__init__("rl4sys-relay")
-        self.address = self.pub_address = ""  # until the sockets are bound
         self._config, self._authenticator = config, authenticator
         self._upstream = Address.parse(config.upstream)
-        self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None
-        self._calls = ThreadCalls("relay")
-        self._open = threading.Event()
-        self._bind_error: RL4SysError | None = None
+        keys = config.upstream_keys
+        self._secure_upstream = curve_client(read_user_keys(keys)[1]) if keys is not None else None
+        self._calls = ThreadCallQueue("relay")
         self._started_at = time.monotonic()
         self._sub: Socket | None = None
+        self._poller = Poller()
         self._sockets: list[Socket] = []
         self._heard_at: dict[int, float] = {}  # the last complete message of each connection of the ROUTER, by descriptor
         self._tidy_at = 0.0
@@ -75,77 +75,57 @@ class RelayThread(Worker):
             subscribe=self._subscribe,
             unsubscribe=self._unsubscribe,
             redial=self._redial,
-            status=self.status,
+            status=self._report,
         )
         self.core = RelayCore(config, authorizer, callbacks)
         self._limit = ConnectionLimitThread(self.core.counters)
-
-    # ---- for other threads
-
-    def wait_open(self) -> None:
-        self._open.wait()
-        if self._bind_error is not None:
-            raise self._bind_error
-
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` in the relay's thread, and return a future for the result."""
-        return self._calls.call(function)
+        try:
+            self._bind()
+        except BaseException:
+            self.release()
+            raise
 
     def stop(self) -> None:
         self._calls.stop()
 
-    def on_death(self, error: BaseException) -> None:
-        """Release the threads that wait in `wait_open`, after the thread has failed."""
-        self._open.set()
-
     def release(self) -> None:
-        """Close the descriptor that wakes the thread: now, or at its end if it still runs. Call `stop` first."""
+        """Close what the thread leaves open: now, or at its end if it still runs. Call `stop` first."""
+        if self.ident is None:  # it never ran
+            self._close()
         self._calls.release(alive=self.alive)
-
-    # ---- the thread
 
     def run(self) -> None:
         try:
-            with Poller() as self._poller:
-                if self._bind():
-                    self._poller.register(self._calls.wakeup)
-                    self._limit.start()
-                    self._open.set()
-                    self._loop()
+            for socket in self._sockets:
+                socket.adopt()
+            self._limit.start()
+            self._loop()
         finally:
             self._limit.stop()
             self._limit.join()
-            for socket in self._sockets:
-                socket.close()
-            self._open.set()
-            self._calls.refuse_all()
+            self._close()
 
-    def _bind(self) -> bool:
-        """Create the sockets. Return False after an error, which `wait_open` then raises."""
+    def _close(self) -> None:
+        self._poller.close()
+        for socket in self._sockets:
+            socket.close()
+        self._calls.refuse_all()
+
+    def _bind(self) -> None:
         config, core = self._config, self.core
         secure = self._authenticator.secure if self._authenticator is not None else None
-        try:
-            self._router = self._add(
-                Socket.router(
-                    config.bind,
-                    send_hwm=REPLY_HWM,
-                    recv_hwm=REQUEST_HWM,
-                    max_frame_bytes=MAX_REQUEST_BYTES,
-                    secure=secure,
-                )
-            )
-            bound = self._router.bound
-            beside = bound.with_port(0).uri if bound.scheme == "tcp" else f"{bound.uri}.pub"
-            self._xpub = self._add(Socket.xpub(config.pub or beside, hwm=PUB_HWM, secure=secure, grants=True))
-            self._dealer = self._add(Socket.dealer(self._upstream, secure=self._secure_upstream, watch=True))
-        except RL4SysError as exc:
-            self._bind_error = exc
-            return False
+        self._router = self._add(
+            Socket.router(config.bind, send_hwm=REPLY_HWM, recv_hwm=REQUEST_HWM, max_frame_bytes=MAX_REQUEST_BYTES, secure=secure)
+        )
+        bound = self._router.bound
+        beside = bound.with_port(0).uri if bound.scheme == "tcp" else f"{bound.uri}.pub"
+        self._xpub = self._add(Socket.xpub(config.pub or beside, hwm=PUB_HWM, secure=secure, grants=True))
+        self._dealer = self._add(Socket.dealer(self._upstream, secure=self._secure_upstream, watch=True))
+        self._poller.register(self._calls.wakeup)
         pub = self._xpub.bound
         self.address, self.pub_address = bound.uri, pub.uri
         core.address = f"tcp://{config.advertise}:{bound.port}" if config.advertise and bound.scheme == "tcp" else bound.uri
         core.pub = f"tcp://{config.advertise or '*'}:{pub.port}" if pub.scheme == "tcp" else pub.uri
-        return True
 
     def _add(self, socket: Socket) -> Socket:
         self._sockets.append(socket)
@@ -162,16 +142,10 @@ class RelayThread(Worker):
         while not self._calls.stopping:
             self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
             self._calls.serve()
-            for _ in range(BURST):
-                if self._sub is None or (frames := self._recv(self._sub)) is None:
-                    break
-                if frames:
-                    core.on_published(frames, time.monotonic())
-            for _ in range(BURST):
-                if (frames := self._recv(self._dealer, MAX_MESSAGE_FRAMES)) is None:
-                    break
-                if frames:
-                    core.on_upstream(frames, time.monotonic())
+            for frames in self._received(self._sub):
+                core.on_published(frames, time.monotonic())
+            for frames in self._received(self._dealer, MAX_MESSAGE_FRAMES):
+                core.on_upstream(frames, time.monotonic())
             self._read_children()
             self._read_subscriptions()
             now = time.monotonic()
@@ -181,20 +155,22 @@ class RelayThread(Worker):
                 self._limit.raise_if_dead()
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
-    def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Return the frames of a message; `[]` if the message had too many frames, or None if no message is waiting."""
-        try:
-            return socket.recv(max_frames)
-        except TooManyFrames as exc:
-            self.core.counters.add(f"refused.{exc.code.value}")
-            return []
+    def _received(self, socket: Socket | None, max_frames: int = MAX_FRAMES) -> Iterator[list[Frame]]:
+        """Yield the waiting messages, at most 256. A message with too many frames is only counted."""
+        if socket is None:
+            return
+        for _ in range(BURST):
+            try:
+                frames = socket.recv(max_frames)
+            except TooManyFrames as exc:
+                self.core.counters.add(f"refused.{exc.code.value}")
+                continue
+            if frames is None:
+                return
+            yield frames
 
     def _read_children(self) -> None:
-        for _ in range(BURST):
-            if (frames := self._recv(self._router)) is None:
-                return
-            if not frames:
-                continue
+        for frames in self._received(self._router):
             now = self._heard_at[self._router.descriptor()] = time.monotonic()
             key = self._router.user if self._router.authenticated else None
             self.core.on_child(bytes(frames[0]), key, frames[1:], now)
@@ -202,10 +178,8 @@ class RelayThread(Worker):
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions of children that may read the weights."""
         for topic in subscribed_topics(self._xpub, self.core.counters, BURST):
-            client = self.core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
-            if client is not None:
+            if self.core.may_subscribe(topic, self._xpub.user if self._xpub.authenticated else None):
                 self._xpub.grant(topic)
-                self.core.on_subscribed(client, topic)
 
     def _read_events(self) -> str:
         """Return the reason for which the connection to the upstream fails, as text; empty if there is none."""
@@ -226,8 +200,6 @@ class RelayThread(Worker):
         if count:
             self.core.counters.add("connections.cut", count)
         return count
-
-    # ---- the callbacks of the core
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         return self._router.send([peer, *frames])
@@ -267,16 +239,34 @@ class RelayThread(Worker):
         self._remove(self._dealer)
         self._dealer = self._add(Socket.dealer(self._upstream, secure=self._secure_upstream, watch=True))
 
-    # ---- calls that other threads make through `call`
+    def relieve(self, all_connections: bool) -> int:
+        """Close connections to free memory, and return their number; 0 if the thread does not answer in time. Any thread can
+        call this.
+        """
+        try:
+            return self._calls.call(lambda: self._relieve(all_connections)).result(RELIEF_S)
+        except FutureTimeout:
+            return 0
 
-    def relieve(self, *, all_connections: bool) -> int:
+    def change_access(self, access: AccessList) -> None:
+        """Apply a new access list soon. Any thread can call this."""
+        with suppress(Closed):
+            self._calls.call(lambda: self.core.change_access(access))
+
+    def status(self) -> dict[str, Any]:
+        """Return the relay's status as a JSON document. Any thread but the relay's can call this."""
+        try:
+            return self._calls.call(self._report).result(CALL_TIMEOUT_S)
+        except FutureTimeout:
+            raise LearnerUnavailable(self.address, "the relay's thread", CALL_TIMEOUT_S) from None
+
+    def _relieve(self, all_connections: bool) -> int:
         """Close connections of children to free the memory of incomplete messages, and return how many were closed."""
         if not all_connections:
             return self._cut_all(self._silent_connections(time.monotonic(), BUSY_CONNECTION_S))
         return self._cut_all(self._router.connections()) + sum(self._xpub.cut(fd) for fd in self._xpub.connections())
 
-    def status(self) -> dict[str, Any]:
-        """Return the relay's status as a JSON document. Only the relay's thread itself can call this."""
+    def _report(self) -> dict[str, Any]:
         now = time.monotonic()
         return {
             "relay": True,
@@ -326,17 +316,14 @@ class Relay(Resource):
                 return self
             config = self.config
             try:
-                upstream_keys = read_user_keys(config.upstream_keys)[1] if config.upstream_keys is not None else None
                 if config.keys is not None:
                     self._authenticator = Authenticator(config.keys, config.users_file)
-                self._thread = RelayThread(config, self._authenticator, upstream_keys)
+                self._thread = RelayThread(config, self._authenticator)
                 self._thread.start()
-                self._thread.wait_open()
-                self._thread.raise_if_dead()
                 if self._authenticator is not None:
-                    self._authenticator.open(self._change_access)
+                    self._authenticator.open(self._thread.change_access)
                 if config.max_memory_bytes is not None:
-                    self._memory = MemoryLimitThread(config.max_memory_bytes, self._relieve, self._thread.stop)
+                    self._memory = MemoryLimitThread(config.max_memory_bytes, self._thread.relieve, self._thread.stop)
                     self._memory.start()
             except BaseException:
                 self._end()
@@ -360,14 +347,10 @@ class Relay(Resource):
         """Return the state of the relay as a JSON document: its upstream, its clients and its counters.
 
         Raises:
-            LearnerUnavailable: If the relay's thread does not answer within `CALL_TIMEOUT_S` seconds.
+            LearnerUnavailable: If the relay's thread does not answer within 5 s.
             Closed: If the relay is not running.
         """
-        thread = self._running
-        try:
-            return thread.call(thread.status).result(CALL_TIMEOUT_S)
-        except FutureTimeout:
-            raise LearnerUnavailable(thread.address, "the relay's thread", CALL_TIMEOUT_S) from None
+        return self._running.status()
 
     def raise_if_dead(self) -> None:
         """Raise the exception that ended one of the relay's threads. Do nothing if all threads run.
@@ -410,19 +393,3 @@ class Relay(Resource):
         finally:
             if authenticator is not None:
                 authenticator.close()
-
-    def _relieve(self, all_connections: bool) -> int:
-        """Close connections to free memory, and return their number; 0 if the relay's thread does not answer in time."""
-        thread = self._thread
-        if thread is None:
-            return 0
-        try:
-            return thread.call(lambda: thread.relieve(all_connections=all_connections)).result(RELIEF_S)
-        except FutureTimeout:
-            return 0
-
-    def _change_access(self, access: AccessList) -> None:
-        thread = self._thread
-        if thread is not None:
-            with suppress(Closed):
-                thread.call(lambda: thread.core.change_access(access))

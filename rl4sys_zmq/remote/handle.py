@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.engines.base import ABORT_WAIT_S, REPLACED_KILL_S, WatchedWorker, WatchThread, WorkerAssignment
+from rl4sys_zmq.learner.engines.base import ABORT_WAIT_S, REPLACED_KILL_S, WorkerAssignment, WorkerProcessHandle
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.thread_messages import ThreadFailed, WorkerMessage, frames_of
@@ -48,16 +48,15 @@ class RemoteProcess(Protocol):
         """Return what the learner's status shows of the process, as JSON, such as its node."""
 
 
-class RemoteWorker(WatchedWorker):
+class RemoteWorker(WorkerProcessHandle):
     """A handle to a worker on another machine. It implements `WorkerHandle`.
 
-    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`.
+    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`. The thread of this object
+    starts the worker, writes the worker's log records to the log, and waits for the worker's end.
     """
 
-    _watch: _RemoteWatchThread
-
     def __init__(
-        self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
+        self, assignment: WorkerAssignment, link: RemoteWorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
     ) -> None:
         """Start the worker without waiting for it.
 
@@ -67,10 +66,13 @@ class RemoteWorker(WatchedWorker):
             launch: Starts a process that calls `run_remote_worker` with this argument. A thread of this object calls it once,
                 so the call can take long. A ConfigError fails the client; other errors of this library count as a crash.
         """
-        self._engine, self._link = assignment.engine, link
+        super().__init__("rl4sys-remote", assignment)
+        self._client_id, self._engine = assignment.client_id, assignment.engine
+        self._link, self._launch = link, launch
+        self._process: RemoteProcess | None = None
+        self._awake_at = self._turned_at = time.monotonic()
         try:
-            self._watch = _RemoteWatchThread(assignment, link, launch)
-            self._watch.start()
+            self.start()
         except BaseException:
             link.finished = True
             raise
@@ -82,38 +84,24 @@ class RemoteWorker(WatchedWorker):
     def end(self, *, replaced: bool) -> None:
         self._link.end(replaced=replaced)
         if replaced:
-            self._watch.kill_within(REPLACED_KILL_S)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the engine, the result of `RemoteProcess.describe`, and after the first sign of life the worker's data."""
-        status: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
-        signs = self._link.signs
-        if signs.at is not None:
-            status |= {"host": signs.host, "pid": signs.pid}
-            status |= {"busy_s": round(signs.busy_s, 3), "silent_s": round(self.silent_s, 3)}
-        return status
-
-
-class _RemoteWatchThread(WatchThread):
-    """The thread that starts one worker on another machine, writes its log records to the log, and waits for its end."""
-
-    def __init__(
-        self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
-    ) -> None:
-        super().__init__(f"rl4sys-remote-{assignment.client_id}", assignment.ended)
-        self._client_id, self._engine = assignment.client_id, assignment.engine
-        self._link, self._launch = link, launch
-        self._process: RemoteProcess | None = None
-        self._awake_at = self._turned_at = time.monotonic()
+            self.kill_within(REPLACED_KILL_S)
 
     @property
     def silent_s(self) -> float:
-        at = self._link.signs.at
+        if self._link.sign is None or self.over:
+            return 0.0
         # The time in which this whole process was stopped does not count.
-        return 0.0 if at is None or self.over else max(0.0, time.monotonic() - max(at, self._awake_at))
+        return max(0.0, time.monotonic() - max(self._link.sign_at, self._awake_at))
 
     def describe(self) -> dict[str, Any]:
-        return self._process.describe() if self._process is not None else {}
+        """Return the engine, the result of `RemoteProcess.describe`, and after the first sign of life the worker's data."""
+        process = self._process.describe() if self._process is not None else {}
+        status: dict[str, Any] = {"engine": self._engine, **process}
+        sign = self._link.sign
+        if sign is not None:
+            status |= {"host": sign.host, "pid": sign.pid}
+            status |= {"busy_s": round(sign.busy_s, 3), "silent_s": round(self.silent_s, 3)}
+        return status
 
     def stop(self) -> None:
         self._kill_at = 0.0
@@ -122,7 +110,7 @@ class _RemoteWatchThread(WatchThread):
     def run(self) -> None:
         try:
             end = self._watch_process()
-            if end and not self._link.signs.failed:
+            if end and not self._link.failed:
                 self.crash = f"its worker{self._where()} has ended: {end}"
         except ConfigError as exc:
             self.failure = ThreadFailed(str(exc)[:1000], "")
@@ -138,7 +126,7 @@ class _RemoteWatchThread(WatchThread):
                 self._log()
             finally:
                 self.over = self._link.finished = True
-                self._ended()
+                self._assignment.ended()
 
     def _kill(self, wait_s: float = 0.0) -> None:
         """Kill the process, and wait up to `wait_s` seconds for its end. Errors of the engine go to the log."""
@@ -161,7 +149,7 @@ class _RemoteWatchThread(WatchThread):
             self._turned_at = now
             if now >= self._kill_at:
                 process.kill()
-            lost = self._link.signs.lost
+            lost = self._link.lost
             if self.silent_s > REMOTE_WORKER_SILENCE_S:
                 lost = f"no sign of life for {self.silent_s:.0f} s; is its machine lost, or the worker stopped?"
             if lost:
@@ -171,8 +159,8 @@ class _RemoteWatchThread(WatchThread):
         return end
 
     def _where(self) -> str:
-        signs = self._link.signs
-        return f" on {signs.host} (pid {signs.pid})" if signs.at is not None else ""
+        sign = self._link.sign
+        return f" on {sign.host} (pid {sign.pid})" if sign is not None else ""
 
     def _log(self) -> None:
         for _ in range(len(self._link.logs)):  # a worker can add more without end

@@ -23,7 +23,6 @@ from rl4sys_zmq.remote.ray_process import (
     LOCAL,
     PLACE,
     PLACED,
-    REFUSED,
     WAITING,
     DriverProcess,
     described_cluster,
@@ -85,24 +84,19 @@ class RayProcess:
         self._over.set()
 
 
-class RayConnectionThread(Worker):
-    """The thread that runs the driver process, which is connected to Ray, and starts another driver when it ends.
-
-    All workers of a driver, and a local Ray, end with the driver.
-    """
+class RayDriverThread(Worker):
+    """The thread that runs a driver process, and starts another one when the driver ends. A driver's workers end with it."""
 
     def __init__(self, address: str) -> None:
         super().__init__("rl4sys-ray")
         self.nodes: list[dict[str, Any]] = []  # `alive_nodes` at the time of the last connection
-        self._address = address
+        self._address, self._described = address, described_cluster(address)
         self._lock = threading.Lock()
         self._workers: list[RayProcess] = []
         self._host = ""
         self._over = False
         self._settled = threading.Event()
         self._problem = ""
-
-    # ---- for other threads
 
     def wait_connected(self) -> None:
         if not self._settled.wait(CONNECT_S):
@@ -120,9 +114,7 @@ class RayConnectionThread(Worker):
 
     def on_death(self, error: BaseException) -> None:
         self._problem = self._problem or repr(error)
-        self._finish()
-
-    # ---- the thread
+        self._end_workers(last=True)
 
     def run(self) -> None:
         """Run drivers, one after the other, until `stop`. If the first one cannot connect, no other follows."""
@@ -138,15 +130,11 @@ class RayConnectionThread(Worker):
                 self._problem = f"an error in the learner: {type(exc).__name__}: {exc}"
             if self._stop_asked.is_set() or not self._settled.is_set():
                 break
-            self._forget_driver()
+            self._end_workers(last=False)
             attempts = 0 if connected else attempts + 1
             log.warning("%s: %s; the learner tries again", self._described, self._problem)
             self._stop_asked.wait(WORKER_RESTART.pause_s(attempts))
-        self._finish()
-
-    @property
-    def _described(self) -> str:
-        return described_cluster(self._address)
+        self._end_workers(last=True)
 
     def _run_driver(self) -> bool:
         """Start a driver process and follow it until its end. Return True if it was connected."""
@@ -154,19 +142,14 @@ class RayConnectionThread(Worker):
         driver = DriverProcess(_PROGRAM, self._address)
         try:
             while not self._stop_asked.is_set():
-                driver.wait(LOOK_S)
-                for kind, fields in driver.read():
+                for kind, fields in driver.exchange(LOOK_S):
                     self._on_packet(driver, kind, fields)
                 self._order(driver)
-                driver.write()
-                if driver.late:
-                    self._problem = f"no answer within {CONNECT_S:g} s"
-                    break
         except EOFError:
             pass
         finally:
-            end = driver.close(0.0 if driver.late else CLOSE_S)
-        self._problem = self._problem or f"the driver process ended with {end}"
+            driver.close(CLOSE_S)
+        self._problem = driver.problem
         return driver.connected
 
     def _order(self, driver: DriverProcess) -> None:
@@ -188,24 +171,17 @@ class RayConnectionThread(Worker):
 
     def _on_packet(self, driver: DriverProcess, kind: str, fields: dict[str, Any]) -> None:
         if kind == CONNECTED:
-            driver.connected = True
-            self._on_connected(driver.pid, **fields)
-        elif kind == REFUSED:
-            self._problem = fields["error"]
-        else:
-            with self._lock:
-                worker = next((one for one in self._workers if one.number == fields["number"]), None)
-            if worker is not None:
-                self._on_worker(worker, kind, fields)
-
-    def _on_connected(self, pid: int, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
-        self.nodes, self._host = nodes, host
-        started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
-        text = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
-        log.info(text, started, version, address, pid, node, host, nodes_text(nodes))
-        self._settled.set()
-
-    def _on_worker(self, worker: RayProcess, kind: str, fields: dict[str, Any]) -> None:
+            self.nodes, self._host = fields["nodes"], fields["host"]
+            started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
+            text = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
+            about = fields["version"], fields["address"], driver.pid, fields["node"], self._host, nodes_text(self.nodes)
+            log.info(text, started, *about)
+            self._settled.set()
+            return
+        with self._lock:
+            worker = next((one for one in self._workers if one.number == fields["number"]), None)
+        if worker is None:
+            return
         if kind == PLACED:
             worker.node, worker.waiting = fields["node"], ""
             text = "client %s, generation %d, is trained by process %d on %s, node %s of the Ray cluster"
@@ -221,21 +197,19 @@ class RayConnectionThread(Worker):
             self._workers.remove(worker)
         worker.ended(end, error)
 
-    def _forget_driver(self) -> None:
-        """Record the end of all workers that the driver had placed. The others wait for the next driver."""
+    def _end_workers(self, *, last: bool) -> None:
+        """Report to the learner that the workers of a driver have ended, because the driver has ended.
+
+        With `last`, the learner starts no other driver. Then the workers that wait for a node end too, and so does each worker
+        that is added later.
+        """
         with self._lock:
+            self._over = last
             workers = list(self._workers)
         for worker in workers:
-            if worker.sent:
+            if last or worker.sent:
                 self._on_end(worker, self._problem, "")
             else:
                 worker.waiting = self._problem
-
-    def _finish(self) -> None:
-        """Record the end of all workers, and of each worker that is added later."""
-        with self._lock:
-            self._over = True
-            workers = list(self._workers)
-        for worker in workers:
-            self._on_end(worker, self._problem, "")
-        self._settled.set()
+        if last:
+            self._settled.set()

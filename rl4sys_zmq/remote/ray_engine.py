@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote.handle import RemoteWorker
-from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
+from rl4sys_zmq.remote.ray_connection import RayDriverThread, RayProcess
 from rl4sys_zmq.remote.ray_process import LOCAL, cluster_address, placement_problem, ray_amounts
 
 LOOPBACK, ALL_INTERFACES = "tcp://127.0.0.1:0", "tcp://0.0.0.0:0"
@@ -29,7 +29,7 @@ class RayEngine:
         self._bind = LOOPBACK if address == LOCAL else ALL_INTERFACES
         self._known = set(gateway.resumed)
         self._numbers = itertools.count(1)
-        self._connection = RayConnectionThread(address)
+        self._connection = RayDriverThread(address)
         self._connection.start()
 
     def start(self, assignment: WorkerAssignment) -> RemoteWorker:

@@ -42,11 +42,11 @@ PLACED: Final = "placed"
 """From the driver: the ``node``, ``host`` and ``pid`` of a worker."""
 
 WAITING: Final = "waiting"
-"""From the driver: the ``text`` about what a worker waits for."""
+"""From the driver: the ``text`` about what a worker, or a fleet's actors, wait for."""
 
 ENDED: Final = "ended"
-"""From the driver, the last about a worker: how it has ended (``end``; empty if in order), or the ``error`` because of which
-another worker would fail too.
+"""From the driver, the last about a Ray actor. A worker: how it has ended (``end``; empty if in order), or the ``error`` because
+of which another worker would fail too. A fleet's actor: its ``exit_code``, and a ``text`` (empty if it printed the reason).
 """
 
 
@@ -108,7 +108,12 @@ def described_cluster(address: str) -> str:
 
 
 class DriverProcess:
-    """A driver process, and the socketpair to it. One thread uses it, and closes it."""
+    """A driver process, and the socketpair to it. One thread uses it, and closes it.
+
+    Attributes:
+        connected: True once the driver was connected to Ray.
+        problem: Why the driver has ended, or why it cannot connect.
+    """
 
     def __init__(self, program: str, address: str) -> None:
         silent = subprocess.DEVNULL  # Ray writes messages of its own there
@@ -118,38 +123,54 @@ class DriverProcess:
         self._pair.setblocking(False)
         self.outbox: deque[bytes] = deque()
         self.pid = self._process.pid
-        self.connected = False  # the owner sets it to True
+        self.connected = False
+        self.problem = ""
         self._deadline = time.monotonic() + CONNECT_S
 
-    @property
-    def late(self) -> bool:
-        return not self.connected and time.monotonic() > self._deadline
+    def exchange(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Send the packets in `outbox`, wait at most `timeout_s` seconds for the driver, and yield its packets.
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a packet has arrived, or a queued packet can be sent, at most `timeout_s` seconds."""
+        Raises EOFError if the driver has ended, or has not connected to Ray within `CONNECT_S` seconds.
+        """
+        self._send()
         poll = select.poll()
         poll.register(self._pair, select.POLLIN | (select.POLLOUT if self.outbox else 0))
         poll.poll(timeout_s * 1000)
+        while (data := self._receive()) is not None:
+            if not data:
+                raise EOFError
+            kind, fields = decode_packet(data)
+            if kind == REFUSED:
+                self.problem = fields["error"]
+                continue
+            self.connected |= kind == CONNECTED
+            yield kind, fields
+        self._send()
+        if self._late:
+            self.problem = f"no answer within {CONNECT_S:g} s"
+            raise EOFError
 
-    def write(self) -> None:
-        with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `read` raises
+    def close(self, timeout_s: float) -> None:
+        """Close the socketpair, which ends the driver. Kill it after `timeout_s` seconds, or at once if it never connected."""
+        self._pair.close()
+        end = end_text(self._process.end(0.0 if self._late else timeout_s))
+        self.problem = self.problem or f"the driver process ended with {end}"
+
+    @property
+    def _late(self) -> bool:
+        return not self.connected and time.monotonic() > self._deadline
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `_receive` returns nothing
             while self.outbox:
                 self._pair.send(self.outbox[0], socket.MSG_NOSIGNAL)
                 self.outbox.popleft()
 
-    def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        while True:
-            try:
-                data = self._pair.recv(MAX_PACKET_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                raise EOFError
-            yield decode_packet(data)
-
-    def close(self, timeout_s: float) -> str:
-        """Close the socketpair, which ends the driver, and wait for its end, at most `timeout_s` seconds. Then kill it."""
-        self._pair.close()
-        return end_text(self._process.end(timeout_s))
+    def _receive(self) -> bytes | None:
+        """Return a packet; None if there is none now; empty bytes if the driver has ended."""
+        try:
+            return self._pair.recv(MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""

@@ -24,19 +24,19 @@ from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WORKER_REPORT_S, SilenceTimer
 from rl4sys_zmq.logs import ForwardingHandler, get_logger
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.remote.gateway_storage import GatewayStorage
+from rl4sys_zmq.remote.worker_side_storage import WorkerSideStorage
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.prefix import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointFound,
     CheckpointPartReply,
     CheckpointStored,
+    EndRemoteWorker,
     GatewayAlive,
-    ReplaceWorker,
     StopThread,
     ThreadFailed,
     ThreadMessage,
@@ -62,7 +62,7 @@ MAX_LOG_CHARS = 16_000
 _RETRY_S = 0.005
 _PAUSED_S = 2.0
 _ANSWERS = (CheckpointFound, CheckpointPartReply, CheckpointStored, TrainingRecorded)
-_OWN = frozenset({cls.KIND for cls in (GatewayAlive, ReplaceWorker, *_ANSWERS)})
+_OWN = frozenset({cls.KIND for cls in (GatewayAlive, EndRemoteWorker, *_ANSWERS)})
 
 
 def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._exit) -> str:
@@ -90,7 +90,7 @@ def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._
 
 
 class _GatewayConnection(Worker):
-    """The connection of this worker to the gateway, in a thread of its own."""
+    """The network thread of a remote worker, with the two sockets to the gateway."""
 
     def __init__(self, start: RemoteWorkerStart, end_process: Callable[[int], object]) -> None:
         super().__init__("rl4sys-gateway-link")
@@ -99,7 +99,7 @@ class _GatewayConnection(Worker):
         self._key = bytes.fromhex(start.key)
         inner = f"inproc://rl4sys-worker-{start.key}"
         self._inner_down, self._inner_up = f"{inner}-down", f"{inner}-up"
-        self._storage = GatewayStorage(self._post)
+        self._storage = WorkerSideStorage(self._post)
         self._learner = LearnerThread(
             f"rl4sys-learner-{start.client_id}",
             self._key,
@@ -119,8 +119,6 @@ class _GatewayConnection(Worker):
         self._sent = self._arrived = self._received = 0
         self._exit_at: float | None = None
 
-    # ---- the calling thread
-
     def train(self) -> str:
         """Run the learner thread's code in this thread. Return the error that ended it."""
         self.start()
@@ -133,8 +131,7 @@ class _GatewayConnection(Worker):
                 self._learner.run()
                 error = self._learner.failure.error if self._learner.failure is not None else ""
         finally:
-            self._finishing = True
-            self._wakeup.set()
+            self.stop()
             self.join()
             self._wakeup.close()
         return error or self.lost
@@ -160,8 +157,6 @@ class _GatewayConnection(Worker):
     def stop(self) -> None:
         self._finishing = True
         self._wakeup.set()
-
-    # ---- the thread
 
     def run(self) -> None:
         """Pass messages on until the learner thread has ended and the gateway has received the last messages."""
@@ -192,10 +187,8 @@ class _GatewayConnection(Worker):
 
     def _loop(self, poller: Poller, down: Socket, to_learner: Socket, from_learner: Socket, up: Socket) -> None:
         now = time.monotonic()
-        silence, report = (
-            SilenceTimer(self._start_data.gateway_silence_s, now),
-            SilenceTimer(WORKER_REPORT_S, now - WORKER_REPORT_S),
-        )
+        silence = SilenceTimer(self._start_data.gateway_silence_s, now)
+        report = SilenceTimer(WORKER_REPORT_S, now - WORKER_REPORT_S)
         end_at: float | None = None
         stalled: dict[Socket, bool] = {down: True, from_learner: True}
         while True:
@@ -225,7 +218,7 @@ class _GatewayConnection(Worker):
                     self._sign_due = self._ending = True
 
     def _alive(self) -> WorkerAlive:
-        """Return a sign of life. Send it before any further message, because it has the number of messages sent so far."""
+        """Return a sign of life, which has the number of messages sent so far. Send it before any further message."""
         self._sign_due = False
         return WorkerAlive(platform.node(), os.getpid(), self._learner.busy_s, self._ending, self._sent)
 
@@ -262,7 +255,7 @@ class _GatewayConnection(Worker):
             lost = message.sent + 1 - self._arrived
             if lost:
                 self._give_up(f"{lost} messages of the gateway were lost on the way; is the network unstable?")
-        elif isinstance(message, ReplaceWorker):
+        elif isinstance(message, EndRemoteWorker):
             self._give_up("another worker has replaced this one, or its client was removed")
         elif isinstance(message, _ANSWERS):
             self._storage.deliver(message)

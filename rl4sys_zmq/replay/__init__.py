@@ -7,7 +7,7 @@ A learner's algorithms use `ReplayMemory`, or `SequenceMemory` with a recurrent 
 - `priorities`: draws in proportion to priorities.
 - `spans`: the steps of each trajectory, for windows of consecutive steps.
 - `frames`: storage in which equal images are stored once.
-- `pieces`: the state of the rows for checkpoints. `folder`: the arrays in memory-mapped files.
+- `pieces`: the rows of a replay, with their state for checkpoints. `folder`: the arrays in memory-mapped files.
 - `layout`: the shape and dtype of each value, and the validation of new items.
 """
 

@@ -72,7 +72,7 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstrations:
-    """The demonstrations in one file, as segments.
+    """The recorded episodes in one file, as segments.
 
     Attributes:
         observation_space: The space of the observations.
@@ -108,7 +108,7 @@ class Demonstrations:
 
 
 def _form(space: ObservationSpace) -> tuple[object, ...]:
-    """Return what must be equal for elements of a space to have the same meaning: structure, shapes, dtypes, choices."""
+    """Return a space without the bounds of its Boxes. If two spaces have equal forms, elements of one fit the other."""
     leaves = leaves_of(space)
     return leaves.structure, *[(leaf.shape, leaf.dtype) if isinstance(leaf, BoxSpace) else leaf for leaf in leaves.spaces]
 

@@ -54,7 +54,7 @@ class StoreFolder:
         options: JSON values that must be the same when the folder is opened again.
 
     Attributes:
-        layout: Shape and dtype of each value of an item, from the manifest. None for a new store.
+        layout: Shape and dtype of each value of an item, as stored in the folder. None for a new store.
 
     Raises:
         ConfigError: If the path is invalid.
@@ -94,7 +94,7 @@ class StoreFolder:
         call_in_child(self, StoreFolder.abandon)
 
     def create(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
-        """Create the files of a new store: one for each column, and then the manifest."""
+        """Create the files of a new store, and return the columns as memory-mapped arrays, by name."""
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         described = {name: [list(leaf.shape), leaf.dtype.str] for name, leaf in layout.items()}
         document = {**self._head, "lineage": self.lineage, "layout": described, "files": self._files}
@@ -116,7 +116,7 @@ class StoreFolder:
         return made
 
     def columns(self, columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
-        """Open the files that `create` made, and return their arrays by name."""
+        """Open the files that `create` made, and return the columns as memory-mapped arrays, by name."""
         if self._files.keys() != columns.keys():
             raise StoreFileError(
                 self.path / _MANIFEST, "lists other files than such a store has; delete the folder to start again"
@@ -124,7 +124,7 @@ class StoreFolder:
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
-        """Create a file of zeros, or replace an existing file by one, and return an array of its contents."""
+        """Create a file of zeros, or replace an existing file by one, and return a memory-mapped array of its contents."""
         path = self.path / name
         try:
             with _as_store_error(path), os.fdopen(open_private(path), "wb") as file:
@@ -138,7 +138,7 @@ class StoreFolder:
             raise
 
     def open(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
-        """Open a file that `make` created, and return an array of its contents."""
+        """Open a file that `make` created, and return a memory-mapped array of its contents."""
         path = self.path / name
         with _as_store_error(path):
             with path.open("rb") as file:
@@ -245,8 +245,8 @@ def _from_json(shape: list[int], dtype: str) -> ArraySpec:
     return ArraySpec(tuple(shape), np.dtype(dtype))
 
 
-class ScratchArrays:
-    """A function that creates arrays of zeros in memory-mapped files of a folder. They are not a checkpoint.
+class ScratchArrayFactory:
+    """A function that creates arrays of zeros in memory-mapped files of a folder.
 
     The files have no names: the kernel frees their space when the arrays are gone, also after SIGKILL. Their space is reserved
     at once, so a full disk is an exception and not a signal.

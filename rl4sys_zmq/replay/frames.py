@@ -40,12 +40,12 @@ class FrameStore:
         return int(np.count_nonzero(self._uses))
 
     def reserve(self) -> None:
-        """Create the blocks of `pool_bytes` now. The store must be empty."""
+        """Create now all blocks that a full `FramePool` needs. The store must be empty."""
         while len(self._blocks) <= _BLOCKS:
             self._add_block()
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Use the blocks of a store that was saved on disk, and the slots to which rows refer."""
+        """Continue with blocks that were saved on disk. `slots` has the slots to which rows refer, one per reference."""
         self._blocks = list(blocks)
         self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
         self._free = [int(slot) for slot in np.flatnonzero(self._uses == 0)[::-1]]
@@ -63,11 +63,11 @@ class FrameStore:
         return np.asarray(slots, np.int64)
 
     def share(self, slots: NDArray[np.int64]) -> None:
-        """Add a reference for each occurrence of a slot."""
+        """Count one more reference to a slot for each time that it is in `slots`."""
         np.add.at(self._uses, slots.ravel(), 1)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Remove a reference for each occurrence of a slot."""
+        """Count one reference less to a slot for each time that it is in `slots`."""
         flat = slots.ravel()
         np.subtract.at(self._uses, flat, 1)
         self._free.extend(int(slot) for slot in np.unique(flat) if not self._uses[slot])
@@ -85,7 +85,9 @@ class FrameStore:
         digest = _digest(frame)
         slot = self._recent.get(digest, -1)
         if slot < 0 or not self._uses[slot] or not np.array_equal(self._at(slot), frame):
-            slot = self._new_slot()
+            if not self._free:
+                self._add_block()
+            slot = self._free.pop()
             self._at(slot)[...] = frame
         self._recent.pop(digest, None)
         self._recent[digest] = slot  # the newest is the last
@@ -97,11 +99,6 @@ class FrameStore:
     def _at(self, slot: int) -> NDArray[Any]:
         frame: NDArray[Any] = self._blocks[slot // self._block][slot % self._block, ...]
         return frame
-
-    def _new_slot(self) -> int:
-        if not self._free:
-            self._add_block()
-        return self._free.pop()
 
     def _add_block(self) -> None:
         first = len(self._blocks) * self._block
@@ -127,10 +124,6 @@ Make = Callable[[ArraySpec], NDArray[Any]]
 """Creates an array of zeros."""
 
 
-def is_shared(leaf: ArraySpec) -> bool:
-    return leaf.nbytes >= SHARED_BYTES
-
-
 def stack_axis(leaf: ArraySpec) -> int | None:
     """Return the axis along which an image is split into frames, each of which is stored once; None for no split.
 
@@ -145,70 +138,34 @@ def stack_axis(leaf: ArraySpec) -> int | None:
     return None
 
 
-def frames_per_value(leaf: ArraySpec) -> int:
-    axis = stack_axis(leaf)
-    return 1 if axis is None else leaf.shape[axis]
+class FramePool(FrameStore):
+    """A `FrameStore` for values of one shape and dtype, each of which consists of one or more frames.
 
+    Args:
+        capacity: Number of values for which `reserve` creates enough blocks.
+        leaf: Shape and dtype of a value.
+        make: Function that creates the blocks.
 
-def pool_bytes(capacity: int, leaf: ArraySpec) -> int:
-    """Return the size in bytes of the storage for frames that `FrameColumn.reserve` creates for `capacity` values."""
-    frame = leaf.nbytes // frames_per_value(leaf)
-    return (_BLOCKS + 1) * -(-capacity // _BLOCKS) * frame
-
-
-def frame_pool(capacity: int, leaf: ArraySpec, make: Make) -> FrameStore:
-    """Create the `FrameStore` for values of one shape and dtype. Several columns can share this *pool*."""
-    axis, shape = stack_axis(leaf), list(leaf.shape)
-    if axis is not None:
-        shape.pop(axis)
-    block = -(-capacity // _BLOCKS)
-    frame = ArraySpec(tuple(shape), leaf.dtype)
-    return FrameStore(frame, block, lambda _: make(ArraySpec((block, *frame.shape), frame.dtype)))
-
-
-class FrameColumn:
-    """A column of values that consist of frames in a pool (`FrameStore`). Equal frames in the pool are stored once.
-
-    Each row has the slots of its frames; -1 before the first write.
+    Attributes:
+        frames_per_value: Number of frames in a value.
+        nbytes: Size in bytes of the blocks that `reserve` creates.
     """
 
-    def __init__(self, capacity: int, leaf: ArraySpec, pool: FrameStore) -> None:
-        self.leaf = leaf
-        self._axis = stack_axis(leaf)
-        self.pool = pool
-        self.frames_per_value = frames_per_value(leaf)
-        self._slots = np.full((capacity, self.frames_per_value), -1, np.int64)
+    def __init__(self, capacity: int, leaf: ArraySpec, make: Make) -> None:
+        self._axis, shape = stack_axis(leaf), list(leaf.shape)
+        self.frames_per_value = 1 if self._axis is None else shape.pop(self._axis)
+        block = -(-capacity // _BLOCKS)
+        frame = ArraySpec(tuple(shape), leaf.dtype)
+        self.nbytes = (_BLOCKS + 1) * block * frame.nbytes
+        super().__init__(frame, block, lambda _: make(ArraySpec((block, *frame.shape), frame.dtype)))
 
-    def write(self, first: int, block: NDArray[Any]) -> None:
-        """Write the values ``[count, *leaf.shape]`` to the rows from `first` on."""
-        rows = slice(first, first + len(block))
-        frames = block if self._axis is None else np.moveaxis(block, 1 + self._axis, 1)
-        slots = self.pool.hold(frames.astype(self.leaf.dtype, copy=False).reshape(-1, *self.pool.leaf.shape))
-        self._replace(rows, slots.reshape(len(block), -1))
-
-    def overwrite(self, places: NDArray[np.int64], sources: NDArray[np.int64]) -> None:
-        """Copy the values of the rows `sources` to the rows `places`."""
-        slots = self._slots[sources]
-        self.pool.share(slots)
-        self._replace(places, slots)
-
-    def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of the values of these rows, ``[*places.shape, *leaf.shape]``."""
-        return self.join(self.pool.gather(self._slots[places]))
-
-    def slots(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slots of the frames of these rows, ``[*places.shape, frames]``."""
-        slots: NDArray[np.int64] = self._slots[places]
-        return slots
+    def put(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Store values ``[n, *leaf.shape]``. Return the slots of their frames, ``[n, frames]``."""
+        frames = values[:, None] if self._axis is None else np.moveaxis(values, 1 + self._axis, 1)
+        slots = self.hold(frames.astype(self.leaf.dtype, copy=False).reshape(-1, *self.leaf.shape))
+        return slots.reshape(frames.shape[:2])
 
     def join(self, frames: NDArray[Any]) -> NDArray[Any]:
-        """Join frames ``[..., frames, *frame]`` to values ``[..., *leaf.shape]``."""
-        rows = frames.ndim - 1 - len(self.pool.leaf.shape)
-        if self._axis is None:
-            return frames.reshape(*frames.shape[:rows], *self.leaf.shape)
-        return np.ascontiguousarray(np.moveaxis(frames, rows, rows + self._axis))
-
-    def _replace(self, rows: Any, slots: NDArray[np.int64]) -> None:
-        old = self._slots[rows].copy()
-        self._slots[rows] = slots
-        self.pool.release(old[old >= 0])
+        """Join the frames of values, ``[..., frames, *frame]``. Return the values in the form that `put` takes."""
+        axis = frames.ndim - 1 - len(self.leaf.shape)
+        return frames.squeeze(axis) if self._axis is None else np.ascontiguousarray(np.moveaxis(frames, axis, axis + self._axis))

@@ -40,7 +40,14 @@ class DataShape:
 
     def leaf(self) -> ArraySpec:
         """Check the shape and the dtype, and return them as an `ArraySpec`."""
-        return _leaf(self.name, self.shape, self.dtype)
+        name, shape, dtype = self.name, self.shape, self.dtype
+        try:
+            leaf = ArraySpec(tuple([int(n) for n in shape]), np.dtype(dtype))
+        except (TypeError, ValueError) as exc:
+            raise config_error(name, f"shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})") from exc
+        if leaf.dtype.str not in DTYPES or any(n < 0 for n in leaf.shape):
+            raise config_error(name, f"{leaf} are invalid for a column; only numbers and booleans can be stored")
+        return leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class StoreLayout:
         self.leaves = dict(leaves)
 
     def pack(self, rows: Sequence[Mapping[str, object]]) -> dict[str, NDArray[Any]]:
-        """Check items, and stack each of their values to one array."""
+        """Check items, and return one array for each of their values, by key. Raise `DataError` if an item does not fit."""
         for row in rows:
             if row.keys() != self.leaves.keys():
                 raise self._other_keys(row)
@@ -139,7 +146,7 @@ def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if shape is None or dtype is None:
         raise ConfigError(f"a space of type {type(space).__name__} has no fixed shape; use Dict, Box or Discrete", key=prefix)
-    return {prefix: _leaf(prefix, shape, dtype)}
+    return {prefix: DataShape(prefix, shape, dtype).leaf()}
 
 
 def copy_payload(value: object) -> Any:
@@ -188,16 +195,6 @@ def zeros(leaf: ArraySpec) -> NDArray[Any]:
             "buffer_size, or a run directory and a smaller buffer_memory_bytes",
             key="capacity",
         ) from exc
-
-
-def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
-    try:
-        leaf = ArraySpec(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
-    except (TypeError, ValueError) as exc:
-        raise config_error(name, f"shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})") from exc
-    if leaf.dtype.str not in DTYPES or any(n < 0 for n in leaf.shape):
-        raise config_error(name, f"{leaf} are invalid for a column; only numbers and booleans can be stored")
-    return leaf
 
 
 def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:

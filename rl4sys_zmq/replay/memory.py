@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.replay.folder import ScratchArrays
-from rl4sys_zmq.replay.frames import frames_per_value, is_shared, pool_bytes
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.replay.folder import ScratchArrayFactory
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
-from rl4sys_zmq.replay.pieces import RowPieces
-from rl4sys_zmq.replay.priorities import Draws, PrioritisedReplay, PriorityOptions
-from rl4sys_zmq.replay.ring import RowRingBuffer
-from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
+from rl4sys_zmq.replay.pieces import ReplayRows
+from rl4sys_zmq.replay.priorities import Draws, PrioritiesCopy, PriorityOptions, RowPriorities, importance_weights
+from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
@@ -70,14 +69,8 @@ class TransitionBatch:
             (known,) = {mask.shape[1] for mask in (self.masks, other.masks) if mask is not None}
             free = [np.ones((len(batch.returns), known), np.bool_) for batch in (self, other)]
             masks = np.concatenate([mine if of.masks is None else of.masks for of, mine in zip((self, other), free, strict=True)])
-        return TransitionBatch(
-            _joined(self.observations, other.observations),
-            np.concatenate([self.actions, other.actions]),
-            np.concatenate([self.returns, other.returns]),
-            np.concatenate([self.discounts, other.discounts]),
-            _joined(self.successors, other.successors),
-            masks,
-        )
+        names = ("observations", "actions", "returns", "discounts", "successors")
+        return TransitionBatch(**{name: _joined(getattr(self, name), getattr(other, name)) for name in names}, masks=masks)
 
 
 def _joined(one: Tree, other: Tree) -> Tree:
@@ -85,7 +78,75 @@ def _joined(one: Tree, other: Tree) -> Tree:
     return unflatten(structure, map(np.concatenate, zip(leaves, flatten(other, by_key=True)[0], strict=True)))
 
 
-class ReplayMemory(PrioritisedReplay):
+class Replay:
+    """The base class of replays, from which rows are drawn uniformly or by priority.
+
+    Each row that can be drawn is a row of the ring buffer `drawn`. A subclass defines the meaning of these rows, and can have
+    further ring buffers, `others`.
+    """
+
+    def __init__(self, drawn: ReplayRows, priority: PriorityOptions | None, *others: ReplayRows) -> None:
+        self._drawn, self._rings = drawn, (*others, drawn)
+        self._priorities = None if priority is None else RowPriorities(drawn, priority)
+        self._segments = 0
+
+    def __len__(self) -> int:
+        return self._drawn.end - self._drawn.begin
+
+    @property
+    def nbytes(self) -> int:
+        """The size of a full replay in bytes, without masks."""
+        return sum(ring.nbytes for ring in self._rings)
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep the arrays in files in this folder (`ScratchArrayFactory`). Call this before the first segment.
+
+        Raises:
+            ConfigError: If the disk has too little space.
+        """
+        make = ScratchArrayFactory(folder, self.nbytes)
+        for ring in self._rings:
+            ring.make = make
+            ring.create(reserve=True)
+
+    @property
+    def _sampling(self) -> RowPriorities:
+        if self._priorities is None:
+            raise ConfigError("this replay draws uniformly; give its options a priority", key="prioritised")
+        return self._priorities
+
+    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
+        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
+        return importance_weights(self._sampling.masses(self._drawn.numbers(rows)), beta)
+
+    def _set_priorities(self, rows: NDArray[np.int64], priorities: NDArray[np.floating[Any]]) -> None:
+        """Set the priorities of rows. A row whose new priority is not finite keeps the old one."""
+        finite = np.isfinite(priorities)
+        self._sampling.update(self._drawn.numbers(rows[finite]), priorities[finite])
+
+    def checkpoint(self) -> PrioritiesCopy | None:
+        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
+        return None if self._priorities is None else self._priorities.keep()
+
+    def restore(self, kept: PrioritiesCopy | None) -> None:
+        """Return to the priorities that `checkpoint` has copied. Rows that were added since then count as new."""
+        if kept is not None:
+            self._sampling.restore(kept)
+
+    def _with_priorities(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return rows if self._priorities is None else rows | {"priorities": self._priorities.state()}
+
+    def _load(self, state: Mapping[str, Any], *parts: Mapping[str, Any]) -> None:
+        """Restore the states of the ring buffers from `parts`, and the priorities from `state`."""
+        if self._priorities is not None and "priorities" not in state:
+            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
+        for ring, part in zip(self._rings, parts, strict=True):
+            ring.load(part)
+        if self._priorities is not None:
+            self._priorities.load(state["priorities"])
+
+
+class ReplayMemory(Replay):
     """The last `capacity` transitions of a client. New transitions overwrite the oldest ones.
 
     Each transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`. The
@@ -98,54 +159,20 @@ class ReplayMemory(PrioritisedReplay):
     """
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, options: ReplayOptions) -> None:
-        ring = RowRingBuffer(options.capacity)
-        super().__init__(ring, options.priority)
         self.options = options
-        self._ring = ring
         self._spaces = SpaceColumns(observation_space, action_space)
-        self._plain = self._spaces.actions() | {
-            _RETURNS: ArraySpec((), np.dtype(np.float32)),
-            _DISCOUNTS: ArraySpec((), np.dtype(np.float32)),
-            _SEGMENT: ArraySpec((), np.dtype(np.int64)),
-        }
-        self._shared: dict[tuple[str, str], ArraySpec] = {}
-        successors = self._spaces.observations(_SUCCESSORS)
-        for (name, leaf), successor in zip(self._spaces.observations().items(), successors, strict=True):
-            if is_shared(leaf):
-                self._shared[name, successor] = leaf
-            else:
-                self._plain[name] = self._plain[successor] = leaf
-        self._pieces = RowPieces(ring)
-        self._segments = 0
-
-    @property
-    def nbytes(self) -> int:
-        """The size of a full replay in bytes, without masks."""
-        capacity, shared = self.options.capacity, self._shared.values()
-        references = sum(2 * 8 * frames_per_value(leaf) for leaf in shared)
-        rows = capacity * (references + sum(leaf.nbytes for leaf in self._plain.values()))
-        return rows + sum(pool_bytes(capacity, leaf) for leaf in shared)
+        number = ArraySpec((), np.dtype(np.float32))
+        columns = {_RETURNS: number, _DISCOUNTS: number, _SEGMENT: ArraySpec((), np.dtype(np.int64))}
+        observations = self._spaces.observations()
+        pairs = zip(observations, self._spaces.observations(_SUCCESSORS), strict=True)
+        observed: dict[tuple[str, ...], ArraySpec] = dict(zip(pairs, observations.values(), strict=True))
+        self._ring = ReplayRows(options.capacity, self._spaces.actions() | columns, observed)
+        super().__init__(self._ring, options.priority)
 
     @property
     def frames(self) -> int:
         """The number of stored frames of large observations, each of which can belong to several transitions."""
-        return self._ring.stored_frames
-
-    def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first transition.
-
-        Raises:
-            ConfigError: If the disk has too little space.
-        """
-        self._ring.make = ScratchArrays(folder, self.nbytes)
-        self._allocate()
-        self._ring.reserve()
-
-    def _allocate(self) -> None:
-        if _SEGMENT not in self._ring:
-            self._ring.allocate({}, self._plain)
-            for names, leaf in self._shared.items():
-                self._ring.share(names, leaf)
+        return self._ring.frames
 
     def add(self, segment: Segment) -> None:
         """Store each step of a segment as a transition. If there are more steps than the capacity, store only the last ones.
@@ -154,7 +181,6 @@ class ReplayMemory(PrioritisedReplay):
             ConfigError: If there is not enough memory, or disk space.
         """
         ring, options = self._ring, self.options
-        self._allocate()
         ahead = n_step_columns(segment, options.n_step, options.gamma)
         skipped = max(0, segment.steps - options.capacity)
         if skipped:
@@ -165,17 +191,15 @@ class ReplayMemory(PrioritisedReplay):
             ACTIONS: self._spaces.action_block(segment.actions[keep]),
             _RETURNS: ahead.returns[keep],
             _DISCOUNTS: ahead.discounts[keep],
+            _SEGMENT: np.full(len(reach), self._segments),
         }
         blocks |= {name: leaf[keep] for name, leaf in self._spaces.observation_blocks(segment)}
         blocks |= {name: leaf[reach] for name, leaf in self._spaces.observation_blocks(segment, _SUCCESSORS)}
-        add_masks(blocks, ring, None if segment.masks is None else segment.masks[reach], len(reach))
-        blocks[_SEGMENT] = np.full(len(reach), self._segments)
-        ring.make_room(len(reach))
-        ring.append(blocks, len(reach))
+        ring.write(blocks, len(reach), None if segment.masks is None else segment.masks[reach])
         self._segments += 1
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. There must be one."""
+        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. One must exist."""
         if self._priorities is None:
             rows = draws.integers(0, len(self), count)
             return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity
@@ -184,10 +208,9 @@ class ReplayMemory(PrioritisedReplay):
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
         """Set the priorities of rows to the absolute values of their TD errors, ``[B]``. Only with the option `priority`.
 
-        A row whose error is not finite keeps its priority. The caller detects such errors in its loss.
+        A row whose error is not finite keeps its priority.
         """
-        finite = np.isfinite(errors)
-        self._sampling.update(self._ring.numbers(rows[finite]), np.abs(errors[finite]))
+        self._set_priorities(rows, np.abs(errors))
 
     def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         """Return copies of the transitions in these rows."""
@@ -218,22 +241,20 @@ class ReplayMemory(PrioritisedReplay):
         sources = sources[sources >= 0]
         bad = np.isin(self._ring.take(_SEGMENT, held), sources) | np.isin(held, rows)
         gone, left = held[bad], held[~bad]
-        if not len(left):
+        if len(left):
+            stand_ins = np.resize(left, len(gone))
+            self._ring.overwrite(gone, stand_ins)
+            if self._priorities is not None:
+                self._priorities.overwrite(gone, stand_ins)
+        else:
             self._ring.skip_to(0)
-            self._pieces.clear()
             if self._priorities is not None:
                 self._priorities.clear()
-            return [int(n) for n in sources]
-        stand_ins = np.resize(left, len(gone))
-        self._ring.overwrite(gone, stand_ins)
-        self._pieces.changed(gone)
-        if self._priorities is not None:
-            self._priorities.overwrite(gone, stand_ins)
         return [int(n) for n in sources]
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
         """Return copies of all transitions and priorities, in pieces (`StatePiece`). Pieces named in `stored` have no arrays."""
-        return self._state(self._pieces.state(stored))
+        return self._with_priorities(self._ring.state(stored))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state` of a replay with the same options and spaces.
@@ -241,12 +262,11 @@ class ReplayMemory(PrioritisedReplay):
         Raises:
             ConfigError: If the arrays have other shapes than those of this replay, or priorities are missing.
         """
-        self._check_priorities(state)
-        self._allocate()
-        self._pieces.load(state, {MASKS: True})
-        self._load_priorities(state)
+        self._load(state, state)
 
     @property
     def _from_zero(self) -> bool:
-        """True if the rows are 0 to ``len(self) - 1``: always, except after `load` of a full replay with a smaller capacity."""
+        """True if the rows are 0 to ``len(self) - 1``. False if `load` has restored the state of a full replay with a smaller
+        capacity, until this replay is full too.
+        """
         return self._ring.begin == 0 or len(self) == self.options.capacity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil, floor
 
 from rl4sys_zmq.values import Segment
@@ -62,10 +62,15 @@ class PaceRule:
     traj_per_epoch: int | None = None
     insert_rate: SamplesPerInsert | None = None
 
+    @classmethod
+    def of(cls, parameters: object) -> PaceRule:
+        """Return the rule with the attributes of `parameters` that have the names of its fields."""
+        return cls(**{f.name: getattr(parameters, f.name) for f in fields(cls) if hasattr(parameters, f.name)})
+
 
 @dataclass(slots=True)
-class UnitPace:
-    """The counts from which a `PaceRule` decides when the next unit of training is due, whatever the speed of the actors.
+class UnitSchedule:
+    """The schedule of the units of training: a `PaceRule`, and the counts from which it decides when the next unit is due.
 
     Attributes:
         episodes: Episodes that have ended since `learning_starts`. A part of an episode with `max_traj_length` steps counts
@@ -113,7 +118,7 @@ class UnitPace:
         return self.episodes // rule.traj_per_epoch
 
     def next_unit_steps(self) -> int:
-        """Return the total number of steps after which the next unit is due. With `traj_per_epoch`, this is known only then."""
+        """Return the total number of steps after which the next unit is due. With `traj_per_epoch`, it must be due now."""
         rule = self.rule
         if rule.traj_per_epoch is not None:
             return self.steps
@@ -122,7 +127,10 @@ class UnitPace:
         return (rule.learning_starts // rule.train_frequency + self.units + 1) * rule.train_frequency
 
     def missing(self, units_per_version: int) -> int:
-        """Return the number of steps until the next version; fewer if training lags behind the `insert_rate`."""
+        """Return the number of further steps that actors may collect for the next version.
+
+        This is the number until the version is due; with an `insert_rate`, fewer if training lags behind.
+        """
         rule = self.rule
         next_version = (self.units // units_per_version + 1) * units_per_version
         if rule.traj_per_epoch is not None:

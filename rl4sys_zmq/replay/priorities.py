@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -242,7 +242,7 @@ class RowPriorities:
         self._tree.set(places, self._tree[sources])
 
     def drop(self, ids: Ids) -> None:
-        """Forget rows that were dropped from the ring before other rows overwrite them."""
+        """Set the masses of rows to 0 that the ring has dropped, so that they are not drawn."""
         self._tree.set(ids % self._ring.capacity, 0.0)
 
     def clear(self) -> None:
@@ -254,8 +254,7 @@ class RowPriorities:
     def state(self) -> dict[str, Any]:
         """Return a copy of the masses in the order of the rows, of the largest mass so far, and of the options."""
         held = np.arange(self._ring.begin, self._ring.end)
-        options = {"alpha": self.options.alpha, "epsilon": self.options.epsilon}
-        return {"masses": self.masses(held), "greatest": self._greatest, **options}
+        return {"masses": self.masses(held), "greatest": self._greatest, **asdict(self.options)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state` of the same rows. With other options, compute the masses anew."""
@@ -292,44 +291,3 @@ class RowPriorities:
             ids = np.arange(max(self._known, self._ring.begin), self._ring.end)
             self._tree.set(ids % self._ring.capacity, self._greatest)
             self._known = self._ring.end
-
-
-class PrioritisedReplay:
-    """The base class of replays, which draws rows uniformly or by priority. A subclass defines what a row of `ring` is."""
-
-    def __init__(self, ring: RowRingBuffer, options: PriorityOptions | None) -> None:
-        self._drawn = ring
-        self._priorities = None if options is None else RowPriorities(ring, options)
-
-    def __len__(self) -> int:
-        return self._drawn.end - self._drawn.begin
-
-    @property
-    def _sampling(self) -> RowPriorities:
-        if self._priorities is None:
-            raise ConfigError("this replay draws uniformly; give its options a priority", key="prioritised")
-        return self._priorities
-
-    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
-        return importance_weights(self._sampling.masses(self._drawn.numbers(rows)), beta)
-
-    def checkpoint(self) -> PrioritiesCopy | None:
-        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
-        return None if self._priorities is None else self._priorities.keep()
-
-    def restore(self, kept: PrioritiesCopy | None) -> None:
-        """Return to the priorities that `checkpoint` has copied. Rows that were added since then count as new."""
-        if kept is not None:
-            self._sampling.restore(kept)
-
-    def _state(self, rows: dict[str, Any]) -> dict[str, Any]:
-        return rows if self._priorities is None else rows | {"priorities": self._priorities.state()}
-
-    def _check_priorities(self, state: Mapping[str, Any]) -> None:
-        if self._priorities is not None and "priorities" not in state:
-            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
-
-    def _load_priorities(self, state: Mapping[str, Any]) -> None:
-        if self._priorities is not None:
-            self._priorities.load(state["priorities"])

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.replay.folder import ScratchArrays
-from rl4sys_zmq.replay.frames import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
-from rl4sys_zmq.replay.pieces import RowPieces
-from rl4sys_zmq.replay.priorities import Draws, PrioritisedReplay, PriorityOptions
-from rl4sys_zmq.replay.ring import RowRingBuffer
-from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
+from rl4sys_zmq.replay.memory import Replay
+from rl4sys_zmq.replay.pieces import ReplayRows
+from rl4sys_zmq.replay.priorities import Draws, PriorityOptions
+from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.segment import ColumnSpec
 from rl4sys_zmq.values.trees import Tree
@@ -85,7 +82,7 @@ class SequenceBatch:
     initial: dict[str, NDArray[Any]]
 
 
-class SequenceMemory(PrioritisedReplay):
+class SequenceMemory(Replay):
     """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest.
 
     The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The
@@ -109,39 +106,18 @@ class SequenceMemory(PrioritisedReplay):
         options: SequenceOptions,
         columns: tuple[ColumnSpec, ...] = (),
     ) -> None:
-        self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
-        super().__init__(self._sequences, options.priority)
         self.options = options
         self._spaces = SpaceColumns(observation_space, action_space)
-        self._initial = tuple(column.name for column in columns if column.per == "segment")
-        self._plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
-        self._shared: dict[str, ArraySpec] = {}
-        for name, leaf in self._spaces.observations().items():
-            (self._shared if is_shared(leaf) else self._plain)[name] = leaf
-        number = ArraySpec((), np.dtype(np.int64))
-        self._described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), number)
-        self._described[_TERMINATED] = ArraySpec((), np.dtype(np.bool_))
-        self._described |= {_INITIAL + c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
-        self._pieces = (RowPieces(self._steps), RowPieces(self._sequences))
-        self._segments = 0
-
-    @property
-    def nbytes(self) -> int:
-        """The size of a full replay in bytes, without masks."""
-        capacity, shared = self.options.capacity, self._shared.values()
-        rows = [*self._plain.values(), *self._described.values()]
-        row = sum(leaf.nbytes for leaf in rows) + sum(8 * frames_per_value(leaf) for leaf in shared)
-        return capacity * row + sum(pool_bytes(capacity, leaf) for leaf in shared)
-
-    def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first segment.
-
-        Raises:
-            ConfigError: If the disk has too little space.
-        """
-        self._steps.make = self._sequences.make = ScratchArrays(folder, self.nbytes)
-        self._allocate()
-        self._steps.reserve()
+        initial = {c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
+        self._initial = tuple(initial)
+        plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
+        observed: dict[tuple[str, ...], ArraySpec] = {(name,): leaf for name, leaf in self._spaces.observations().items()}
+        described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), ArraySpec((), np.dtype(np.int64)))
+        described[_TERMINATED] = ArraySpec((), np.dtype(np.bool_))
+        described |= {_INITIAL + name: leaf for name, leaf in initial.items()}
+        self._steps = ReplayRows(options.capacity, plain, observed)
+        self._sequences = ReplayRows(options.capacity, described)
+        super().__init__(self._sequences, options.priority, self._steps)
 
     def add(self, segment: Segment) -> None:
         """Store the steps of a segment, and its sequences. If the segment is longer than the replay, store only its beginning.
@@ -155,25 +131,16 @@ class SequenceMemory(PrioritisedReplay):
                     f"a segment of episode {segment.episode_id} lacks the column {name!r}; record data with a policy of the kind "
                     "that is trained"
                 )
-        self._allocate()
         steps = min(segment.steps, self.options.capacity - 1)
         rows = steps + 1
         blocks = {ACTIONS: self._spaces.action_block(segment.actions[:steps]), _REWARDS: segment.rewards[:steps]}
         blocks |= {name: leaf[:rows] for name, leaf in self._spaces.observation_blocks(segment)}
-        add_masks(blocks, self._steps, None if segment.masks is None else segment.masks[:rows], rows)
+        blocks = {name: _padded(block, rows) for name, block in blocks.items()}
         first = self._steps.end
-        self._steps.make_room(rows)
-        self._steps.append({name: _padded(block, rows) for name, block in blocks.items()}, rows)
+        self._steps.write(blocks, rows, None if segment.masks is None else _padded(segment.masks[:rows], rows))
         self._drop_overwritten()
         self._describe(segment, first, steps)
         self._segments += 1
-
-    def _allocate(self) -> None:
-        if _FIRST not in self._sequences:
-            self._steps.allocate({}, self._plain)
-            for name, leaf in self._shared.items():
-                self._steps.share((name,), leaf)
-            self._sequences.allocate({}, self._described)
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
         """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``. There must be at least one."""
@@ -194,8 +161,7 @@ class SequenceMemory(PrioritisedReplay):
         trained = self.trained(rows)
         sizes = np.abs(errors)
         mixed = share * sizes.max(axis=1) + (1 - share) * sizes.sum(axis=1) / np.maximum(trained.sum(axis=1), 1)
-        finite = np.isfinite(mixed)
-        self._sampling.update(self._sequences.numbers(rows[finite]), mixed[finite])
+        self._set_priorities(rows, mixed)
 
     def gather(self, rows: NDArray[np.int64]) -> SequenceBatch:
         """Return copies of the sequences in these rows."""
@@ -227,41 +193,28 @@ class SequenceMemory(PrioritisedReplay):
         """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
 
         Returns:
-            The numbers of the removed segments, in the form that `ReplayMemory.discard` returns.
+            The numbers of the removed segments, counted from 0 in the order of the calls of `add`.
         """
         ring = self._sequences
         held = np.arange(ring.begin, ring.end)
         bad = np.isin(ring.gather(_FIRST, held), ring.take(_FIRST, rows))
         gone = sorted({int(number) for number in ring.gather(_SEGMENT, held[bad]) if number >= 0})
-        left = held[~bad]
-        blocks = {name: ring.gather(name, left) for name in ring.specs}
         kept = None if self._priorities is None else self._priorities.state()
-        ring.skip_to(ring.end)
-        ring.append(blocks, len(left))
-        self._pieces[1].clear()
+        ring.keep_only(held[~bad])
         if self._priorities is not None and kept is not None:
             self._priorities.load({**kept, "masses": kept["masses"][~bad]})
         return gone
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all sequences and priorities, in the form that `ReplayMemory.state` returns."""
-        steps, sequences = (pieces.state(stored) for pieces in self._pieces)
-        return self._state({"steps": steps, "sequences": sequences})
+        """Return copies of all sequences and priorities, in pieces (`StatePiece`). Pieces named in `stored` have no arrays."""
+        return self._with_priorities({"steps": self._steps.state(stored), "sequences": self._sequences.state(stored)})
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state` of a replay with the same options and spaces.
-
-        Raises:
-            ConfigError: If the arrays have other shapes than those of this replay, or priorities are missing.
-        """
-        self._check_priorities(state)
-        self._allocate()
-        for pieces, part in zip(self._pieces, (state["steps"], state["sequences"]), strict=True):
-            pieces.load(part, {MASKS: True})
-        self._load_priorities(state)
+        """Restore a `state` of a replay with the same options and spaces. Raise `ConfigError` if it does not fit."""
+        self._load(state, state["steps"], state["sequences"])
 
     def _describe(self, segment: Segment, first: int, steps: int) -> None:
-        """Store the sequences of a segment of which `steps` steps are stored, the first of them in the ring's row `first`."""
+        """Add the sequences of a segment. Its `steps` stored steps begin at the row with the number `first`."""
         starts = np.arange(0, steps, self.options.length - self.options.overlap)
         starts = starts[(starts == 0) | (starts + self.options.overlap < steps)]  # others have no steps of their own
         count = len(starts)
@@ -273,8 +226,7 @@ class SequenceMemory(PrioritisedReplay):
             _TERMINATED: np.full(count, segment.terminated and steps == segment.steps),
             **{_INITIAL + name: np.repeat(segment.initial[name][None], count, axis=0) for name in self._initial},
         }
-        self._sequences.make_room(count)
-        self._sequences.append(blocks, count)
+        self._sequences.write(blocks, count)
 
     def _drop_overwritten(self) -> None:
         """Drop the sequences of segments of which the oldest steps were overwritten."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.layout import ArraySpec
-from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.values import BoxSpace, DictSpace, ObservationSpace, Segment, Space, TupleSpace
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace, MultiBinarySpace
@@ -33,7 +32,6 @@ class SpaceColumns:
             text = f"a replay stores actions of one array, not of {action_space!s:.80}; use an on-policy algorithm, such as PPO"
             raise ConfigError(text, key="action_space")
         self._leaves = leaves_of(observation_space)
-        self._named: dict[str, tuple[str, ...]] = {}
         bounds = integer_bounds(action_space)
         self._first_action = None if bounds is None else bounds[0]
         self._actions = ArraySpec(action_space.shape, _dtype(action_space))
@@ -61,23 +59,8 @@ class SpaceColumns:
         """Return the observations of `rows` in the form of their space. `take` returns rows of one column."""
         return self._leaves.unflatten([take(name, rows) for name in self._names(role)])
 
-    def _names(self, role: str) -> tuple[str, ...]:
-        if role not in self._named:
-            self._named[role] = tuple(name.replace(OBSERVATIONS, role, 1) for name in self._leaves.names)
-        return self._named[role]
-
-
-def add_masks(blocks: dict[str, NDArray[Any]], ring: RowRingBuffer, masks: NDArray[np.bool_] | None, rows: int) -> None:
-    """Add a column of masks ``[rows, n]`` to the blocks that are stored next, once a segment has had masks.
-
-    A row that forbids every action, because no action was requested there, is stored as one that allows every action.
-    """
-    if masks is not None:
-        if MASKS not in ring:
-            ring.add(MASKS, ArraySpec((masks.shape[1],), np.dtype(np.bool_)), fill=True)
-        blocks[MASKS] = masks | ~masks.any(axis=1, keepdims=True)
-    elif MASKS in ring:
-        blocks[MASKS] = np.ones((rows, *ring.specs[MASKS].shape), np.bool_)
+    def _names(self, role: str) -> list[str]:
+        return [name.replace(OBSERVATIONS, role, 1) for name in self._leaves.names]
 
 
 def _observation_dtype(space: LeafSpace) -> np.dtype[Any]:

@@ -12,7 +12,7 @@ from rl4sys_zmq.replay.ring import Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawableSteps:
-    """The rows of ``K`` trajectories that can be drawn for a sample.
+    """The rows (numbers of steps) of ``K`` trajectories that can be drawn for a sample.
 
     Attributes:
         begins: ``[K]``, the first stored row of each trajectory, increasing.
@@ -45,7 +45,7 @@ class DrawableSteps:
         return allowed
 
     def bounds_of(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return begin and end of the trajectory of each of these rows."""
+        """Return the first row of each row's trajectory, and the last row of that trajectory plus one."""
         which = self._which(ids)
         return self.begins[which], self.ends[which]
 
@@ -54,7 +54,9 @@ class DrawableSteps:
 
 
 class TrajectorySpans:
-    """The trajectories in a buffer, as their first rows. A trajectory ends where the next begins, or with the newest row.
+    """The trajectories in a ring buffer of steps, each given by the number of its first row.
+
+    A trajectory ends where the next begins, or with the newest row.
 
     Attributes:
         dropped: Number of trajectories that `drop_before` has removed.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import CallDeduplicator
-from rl4sys_zmq.errors import CallRefusalReason, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, config_error
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
@@ -54,7 +54,7 @@ class CallRefusedByCallback(Exception):
 
 @dataclass(frozen=True)
 class ServerMethod:
-    """A method of a server: its name, its callback and its limits."""
+    """A method of a server: its name, its callback, the role that a caller needs, and its limits on calls and batches."""
 
     name: str
     run: Handler
@@ -68,20 +68,18 @@ class ServerMethod:
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A received call that waits or runs at the server."""
+    """A call that has arrived at the server and waits or runs, with the address for its reply."""
 
     peer: bytes  # routing id to which the reply is sent: the one from which the last copy of the call came
     call: Call
     method: ServerMethod
     arrived_s: float
-    again: int = 0  # number of copies of the call that arrived later
 
 
 @dataclass(slots=True)
-class Job:
-    """One run of a callback, and the calls that it serves."""
+class CallbackRun:
+    """One run of a method's callback, for one call or for a batch of calls."""
 
-    concurrency_group: str
     method: ServerMethod
     requests: list[QueuedCall]
     began_s: float
@@ -115,7 +113,7 @@ class _ConcurrencyGroupQueue:
 class CallQueue:
     """The queue of calls of one server. It accepts calls, combines them into jobs, and keeps replies for copies of calls.
 
-    Callers pass the time in seconds, always from the same clock. Only the server's leader thread uses the queue, except
+    The server passes the time in seconds, always from the same clock. Only the server's leader thread uses the queue, except
     `register`, `unregister`, `waiting`, `methods` and `heard` of `windows`, which any thread can use.
     """
 
@@ -130,17 +128,12 @@ class CallQueue:
         """Add a method."""
         for name in (method.name, method.concurrency_group):
             if not is_name(name):
-                raise ConfigError(
-                    f"{name!r:.60} is not a valid name for a method or group: 1 to {MAX_NAME} characters", key="name"
-                )
+                raise config_error("name", f"{name!r:.60} is not a valid name for a method or group: 1 to {MAX_NAME} characters")
         if method.name in self.methods:
-            raise ConfigError(f"method {method.name!r} is registered already; choose another name", key=method.name)
+            raise config_error(method.name, "a method of this name is registered already; choose another name")
         if method.max_batch < 1 or method.max_queue < 1 or not 0 <= (method.max_wait_s or 0.0) < 60:
-            raise ConfigError(
-                f"{method.name!r}: max_batch {method.max_batch} and max_queue {method.max_queue} must be at least 1, max_wait_s "
-                f"{method.max_wait_s} between 0 and 60",
-                key=method.name,
-            )
+            sizes = f"max_batch {method.max_batch} and max_queue {method.max_queue} must be at least 1"
+            raise config_error(method.name, f"{sizes}, max_wait_s {method.max_wait_s} between 0 and 60")
         # Both dicts are replaced, not changed: another thread can be iterating over them.
         if method.concurrency_group not in self._concurrency_groups:
             self._concurrency_groups = {**self._concurrency_groups, method.concurrency_group: _ConcurrencyGroupQueue()}
@@ -151,7 +144,11 @@ class CallQueue:
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
     def on_call(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
-        """Process a received call from the address `peer`: queue the call, or return the kept reply if it is a copy."""
+        """Queue a call from the address `peer`, and return None. If the call is a copy, return the kept reply, if there is one.
+
+        Raises:
+            CallRefusedByCallback: If the method is unknown, too many calls wait, or a call with `once` has no session.
+        """
         method = self.methods.get(call.method)
         if method is None:
             known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
@@ -167,7 +164,7 @@ class CallQueue:
         else:
             waiting = window.waiting.get(call.number)
             if waiting is not None:
-                waiting.peer, waiting.again = peer, waiting.again + 1
+                waiting.peer = peer
                 self.counters.add("again")
                 return None
             answer = window.replies.get(call.number)
@@ -189,8 +186,11 @@ class CallQueue:
         self.run_now = method.max_batch == 1 and not group.busy
         return None
 
-    def next_job(self, now: float) -> Job | None:
-        """Return the job to start now, or None. Its group, the one with the oldest waiting call, is busy until `finish`."""
+    def next_job(self, now: float) -> CallbackRun | None:
+        """Return the run of a callback to start now, or None.
+
+        Its concurrency group, the one with the oldest call that can run, starts no other run before `finish`.
+        """
         self.run_now = False
         ready = [
             (group.queue[0].arrived_s, name)
@@ -207,16 +207,16 @@ class CallQueue:
             requests.append(group.queue.popleft())
         group.busy = True
         self.counters.add("jobs")
-        return Job(chosen, method, requests, now, group.last_job_s > LONG_S)
+        return CallbackRun(method, requests, now, group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time until the next callback can run if no further call arrives, in seconds."""
+        """Return the time until the next callback can run if no call arrives, in seconds; None if no call can run."""
         dues = [self._due(group) for group in self._concurrency_groups.values() if group.queue and not group.busy]
         return max(0.0, min(dues) - now) if dues else None
 
-    def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
-        """Record the end of a job, so that its group can go on. Keep the replies to calls that must run at most once."""
-        group = self._concurrency_groups[job.concurrency_group]
+    def finish(self, job: CallbackRun, answers: Sequence[list[Frame]], now: float) -> None:
+        """Record the end of a run, so that its group can start the next one. Keep the replies to calls with `once`."""
+        group = self._concurrency_groups[job.method.concurrency_group]
         group.busy, group.last_job_s = False, now - job.began_s
         if job.method.max_batch > 1:
             group.on_batch_finished(job.requests, job.began_s, now)
@@ -240,7 +240,7 @@ class CallQueue:
         return any(group.busy for group in self._concurrency_groups.values())
 
     def _due(self, group: _ConcurrencyGroupQueue) -> float:
-        """Return the time at which the next job of a group can start."""
+        """Return the time at which the next run of a group's callback can start, on the server's clock."""
         first = group.queue[0]
         method = first.method
         if method.max_batch == 1 or method.max_wait_s == 0.0 or len(group.queue) >= method.max_batch:

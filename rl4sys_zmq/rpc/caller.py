@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,89 +17,25 @@ from typing import Any
 
 from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value, mapping, optional, path
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallTimeout, Closed
+from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.resource import Resource, call_in_child
-from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, Subscription
+from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, ServerConnection, Subscription
 from rl4sys_zmq.rpc.session import HELLO, CallerSession
-from rl4sys_zmq.security import curve_client, read_user_keys
-from rl4sys_zmq.transports import Address, Secure, SendResult, Socket, TooManyFrames
+from rl4sys_zmq.security.keys import curve_client, read_user_keys
+from rl4sys_zmq.transports import Address
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Call, check_topic, encode_call
-from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
 
 TIMEOUT_S = 10.0
-CLOSE_CHECK_S = 0.5
-"""The interval at which a waiting call checks whether its `Caller` was closed."""
-
-
-class _ServerConnection(Resource):
-    """One connection to a server, for one call at a time. The socket is created at the first call."""
-
-    def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
-        self._address, self._secure = address, secure
-        self.session = session
-        self._socket: Socket | None = None
-
-    def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
-        session, socket = self.session, self._on_reconnected()
-        now = time.monotonic()
-        pending = session.start_call(method, payload, now, timeout_s, once=bool(once))
-        try:
-            while not pending.done:
-                if closed.is_set():
-                    raise Closed(f"the caller of {self._address.uri} was closed during {method}")
-                if session.should_reconnect(now):
-                    self.close_connection()
-                    socket = self._on_reconnected()
-                for due in session.due(now):
-                    if socket.send(due.frames) is SendResult.FULL:
-                        session.not_sent(due, now)
-                try:
-                    frames = socket.recv_wait(min(session.wait_s(now), CLOSE_CHECK_S), MAX_TREE_FRAMES + 2)
-                except TooManyFrames:
-                    frames = []
-                now = time.monotonic()
-                if frames is not None:
-                    session.on_message(frames, now)
-                else:
-                    session.expire(now)
-        finally:
-            if not pending.done:  # Ctrl-C, or the caller was closed: the connection's next call must not resend this one
-                session.end(pending, Closed(f"the wait for {method} was ended"))
-                self.close_connection()
-        if pending.error is None:
-            return pending.answer
-        if isinstance(pending.error, CallTimeout):
-            self.close_connection()
-        raise pending.error
-
-    def close_connection(self) -> None:
-        """Close the socket, so that the messages in its queue reach no server that starts later."""
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            socket.close()
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.adopt()
-        self.close_connection()
-
-    def _on_reconnected(self) -> Socket:
-        """Return the socket, which the calling thread then owns. Create the socket if there is none."""
-        if self._socket is None:
-            self._socket = Socket.dealer(self._address, secure=self._secure)
-        else:
-            self._socket.adopt()
-        return self._socket
 
 
 class Caller(Resource):
     """An object that calls the methods of one `Server` and subscribes to its topics. Several threads can use it at once.
 
     Attributes:
-        counters: The counters of `CallerSession`, and ``notices`` (publications that a callback got), ``skipped`` (publications
-            that a newer one replaced before the callback got them), ``callback_failed`` (exceptions of callbacks for
-            publications).
+        counters: The counters of the calls, such as ``again`` (calls sent again), and ``notices`` (publications that a callback
+            got), ``skipped`` (publications that a newer one replaced before the callback got them), ``callback_failed``
+            (exceptions of callbacks for publications).
     """
 
     def __init__(
@@ -134,7 +69,7 @@ class Caller(Resource):
         self._secure = curve_client(read_user_keys(key_file)[1]) if key_file is not None else None
         self.counters = Counters()
         self._lock = threading.Lock()
-        self._idle: list[_ServerConnection] = []
+        self._idle: list[ServerConnection] = []
         self._caller_thread: AsyncCallThread | None = None
         self._closed = threading.Event()
         call_in_child(self, Caller._drop_connections)
@@ -223,7 +158,7 @@ class Caller(Resource):
             caller_thread.close()
 
     def new_session(self) -> CallerSession:
-        """Return the protocol state for one more connection to the server."""
+        """Return a new `CallerSession`, for one more connection to the server."""
         return CallerSession(self._address.uri, self.counters, self._terms)
 
     def _limit_s(self, timeout_s: float | None) -> float:
@@ -234,14 +169,17 @@ class Caller(Resource):
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 
-    def _acquire(self) -> _ServerConnection:
+    def _connection(self) -> ServerConnection:
+        return ServerConnection(self._address, self.new_session(), self._secure)
+
+    def _acquire(self) -> ServerConnection:
         with self._lock:
             if self._closed.is_set():
                 raise Closed(f"the caller of {self._address.uri} is closed")
             line = self._idle.pop() if self._idle else None
-        return line if line is not None else _ServerConnection(self._address, self.new_session(), self._secure)
+        return line if line is not None else self._connection()
 
-    def _give_back(self, line: _ServerConnection) -> None:
+    def _give_back(self, line: ServerConnection) -> None:
         with self._lock:
             if not self._closed.is_set():
                 self._idle.append(line)
@@ -253,6 +191,6 @@ class Caller(Resource):
             if self._closed.is_set():
                 raise Closed(f"the caller of {self._address.uri} is closed")
             if self._caller_thread is None:
-                self._caller_thread = AsyncCallThread(self._address, self.new_session(), self._secure)
+                self._caller_thread = AsyncCallThread(self._connection())
                 self._caller_thread.start()
             return self._caller_thread

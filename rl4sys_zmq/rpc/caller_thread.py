@@ -1,4 +1,4 @@
-"""The thread of a `Caller` that runs the calls of `submit` and `acall`, and receives publications for subscriptions."""
+"""The connections of a `Caller` to its server, and the thread for futures and subscriptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
+from rl4sys_zmq.errors import CallTimeout, Closed, ProtocolError, TransportError, WorkerDied
 from rl4sys_zmq.liveness import LATEST_RETRY_S, PUBLISHER_SILENCE_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
@@ -24,6 +24,79 @@ log = get_logger(__name__)
 PUBLICATION_HWM = 8
 JOIN_S = 2.0
 CLOSE_CHECK_S = 1.0
+CALL_CHECK_S = 0.5
+"""The interval at which a waiting call checks whether its `Caller` was closed."""
+
+
+class ServerConnection(Resource):
+    """A caller's connection to a server. One thread at a time uses it. Its socket is created at the first use."""
+
+    def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
+        self.address, self.session, self.secure = address, session, secure
+        self._socket: Socket | None = None
+
+    def socket(self) -> Socket:
+        """Return the socket, which the calling thread then owns. Create the socket if there is none."""
+        if self._socket is None:
+            self._socket = Socket.dealer(self.address, secure=self.secure, send_hwm=WINDOW, recv_hwm=WINDOW)
+        else:
+            self._socket.adopt()
+        return self._socket
+
+    def send_due(self, now: float) -> None:
+        """Send the calls that must be sent now."""
+        socket = self.socket()
+        for pending in self.session.due(now):
+            if socket.send(pending.frames) is SendResult.FULL:
+                self.session.not_sent(pending, now)
+
+    def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
+        """Call a method and return the reply's payload. Raise the errors of `Caller.call`, also when `closed` is set."""
+        session = self.session
+        now = time.monotonic()
+        pending = session.start_call(method, payload, now, timeout_s, once=bool(once))
+        try:
+            while not pending.done:
+                if closed.is_set():
+                    raise Closed(f"the caller of {self.address.uri} was closed during {method}")
+                if session.should_reconnect(now):
+                    self.disconnect()
+                self.send_due(now)
+                frames = receive(self.socket(), min(session.wait_s(now), CALL_CHECK_S))
+                now = time.monotonic()
+                if frames is not None:
+                    session.on_message(frames, now)
+                else:
+                    session.expire(now)
+        finally:
+            if not pending.done:  # Ctrl-C, or the caller was closed: the connection's next call must not resend this one
+                session.end(pending, Closed(f"the wait for {method} was ended"))
+                self.disconnect()
+        if pending.error is None:
+            return pending.answer
+        if isinstance(pending.error, CallTimeout):
+            self.disconnect()
+        raise pending.error
+
+    def disconnect(self) -> None:
+        """Close the socket, so that the messages in its queue reach no server that starts later."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
+
+    def close(self) -> None:
+        """Close the socket, in any thread, when no call runs."""
+        if self._socket is not None:
+            self._socket.adopt()
+        self.disconnect()
+
+
+def receive(socket: Socket, timeout_s: float = 0.0) -> list[Frame] | None:
+    """Receive a message. Return its frames, ``[]`` if they are more than a reply can have, or None if none arrives in time."""
+    try:
+        return socket.recv_wait(timeout_s, MAX_TREE_FRAMES + 2) if timeout_s else socket.recv(MAX_TREE_FRAMES + 2)
+    except TooManyFrames:
+        return []
 
 
 class Subscription(Worker):
@@ -103,19 +176,19 @@ class Subscription(Worker):
 class AsyncCallThread(Worker, Resource):
     """The thread of a `Caller` for futures and subscriptions, with a DEALER for calls and a SUB for publications."""
 
-    def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
+    def __init__(self, line: ServerConnection) -> None:
         super().__init__("rl4sys-calls")
-        self._address, self._session, self._secure = address, session, secure
+        self._line, self._address, self._session = line, line.address, line.session
         self._lock = threading.Lock()  # guards the session: any thread begins calls, this one does the rest
         self._wakeup = Wakeup()
-        self._subscriptions: dict[str, list[Subscription]] = {}
+        self._subscriptions: list[Subscription] = []
         self._wanted: deque[Subscription] = deque()
         self._pub = ("", b"")  # the publisher's address, and the channel
         self._sub: Socket | None = None
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
-        """Start a call, as `Caller.submit` describes. Any thread can call this."""
+        """Start a call without waiting, and return a future for its result. Any thread can call this."""
         future: Future[Tree] = Future()
 
         def tell(pending: CallHandle) -> None:
@@ -132,7 +205,7 @@ class AsyncCallThread(Worker, Resource):
         return future
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Start a subscription, as `Caller.subscribe` describes. Any thread can call this."""
+        """Run `callback` for publications of a topic, in a new thread, until the result's `stop`. Any thread can call this."""
         subscription = Subscription(topic, callback, self._session)
         with self._lock:
             self._check_open()
@@ -174,8 +247,7 @@ class AsyncCallThread(Worker, Resource):
 
     def _serve(self) -> None:
         poller = Poller()
-        dealer = self._dial()
-        poller.register(dealer)
+        poller.register(self._line.socket())
         poller.register(self._wakeup)
         try:
             while not self._stop_asked.is_set():
@@ -183,26 +255,24 @@ class AsyncCallThread(Worker, Resource):
                 now = time.monotonic()
                 with self._lock:
                     if self._session.should_reconnect(now):
-                        dealer = self._reconnect(poller, dealer, now)
-                    for pending in self._session.due(now):
-                        if dealer.send(pending.frames) is SendResult.FULL:
-                            self._session.not_sent(pending, now)
+                        self._reconnect(poller, now)
+                    self._line.send_due(now)
                     wait_s = self._session.wait_s(now)
                 ready = poller.poll(min(wait_s, CLOSE_CHECK_S) if self._subscriptions else wait_s)
                 self._wakeup.clear()
                 now = time.monotonic()
                 with self._lock:
-                    if dealer in ready:
-                        while (frames := self._recv(dealer)) is not None:
+                    if (dealer := self._line.socket()) in ready:
+                        while (frames := receive(dealer)) is not None:
                             self._session.on_message(frames, now)
                     if self._session.expire(now):
-                        dealer = self._reconnect(poller, dealer, now)
+                        self._reconnect(poller, now)
                 self._run_callbacks()
                 if self._sub is not None and self._sub in ready:
                     self._read_publications(self._sub)
         finally:
             poller.close()
-            dealer.close()
+            self._line.disconnect()
             if self._sub is not None:
                 self._sub.close()
 
@@ -219,43 +289,35 @@ class AsyncCallThread(Worker, Resource):
         self._wakeup.close()
 
     def _run_callbacks(self) -> None:
-        """Report each completed call to its function `tell`. No lock is held, because `tell` can call methods of this object."""
+        """Pass each ended call to its function `tell`. No lock is held, because `tell` can call methods of this object."""
         while self._session.over:
             pending = self._session.over.popleft()
             if pending.tell is not None:
                 pending.tell(pending)
 
-    def _recv(self, socket: Socket) -> list[Frame] | None:
-        try:
-            return socket.recv(MAX_TREE_FRAMES + 2)
-        except TooManyFrames:
-            return []
-
-    def _dial(self) -> Socket:
-        return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
-
-    def _reconnect(self, poller: Poller, dealer: Socket, now: float) -> Socket:
-        """Replace the DEALER, so that the messages in its queue reach no server that starts later."""
-        poller.unregister(dealer)
-        dealer.close()
-        dealer = self._dial()
-        poller.register(dealer)
+    def _reconnect(self, poller: Poller, now: float) -> None:
+        poller.unregister(self._line.socket())
+        self._line.disconnect()
+        poller.register(self._line.socket())
         self._session.on_reconnected(now)
-        return dealer
-
-    # ---- publications
 
     def _all(self) -> list[Subscription]:
-        return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
+        return [*self._subscriptions, *self._wanted]
+
+    def _subscribed_to(self, topic: str) -> list[Subscription]:
+        return [subscription for subscription in self._subscriptions if subscription.topic == topic]
 
     def _update_subscriptions(self, poller: Poller) -> None:
         """Start and end subscriptions, connect to the publisher, and request publications that were missed."""
-        self._drop_ended()
+        for subscription in [s for s in self._subscriptions if s.ended]:
+            self._subscriptions.remove(subscription)
+            if self._sub is not None and not self._subscribed_to(subscription.topic):
+                self._sub.unsubscribe(topic_frame(subscription.topic, self._pub[1]))
         while self._wanted:
             subscription = self._wanted.popleft()
-            held = self._subscriptions.setdefault(subscription.topic, [])
-            held.append(subscription)
-            if self._sub is not None and len(held) == 1:
+            first = not self._subscribed_to(subscription.topic)
+            self._subscriptions.append(subscription)  # before a call that can raise: `_end` stops each in the list
+            if first and self._sub is not None:
                 self._sub.subscribe(topic_frame(subscription.topic, self._pub[1]))
             self._ask_latest(subscription)
         if not self._subscriptions:
@@ -273,17 +335,8 @@ class AsyncCallThread(Worker, Resource):
                     self._ask_latest(subscription)
         self._dial_publisher(poller)
 
-    def _drop_ended(self) -> None:
-        for topic, held in list(self._subscriptions.items()):
-            if any(subscription.ended for subscription in held):
-                self._subscriptions[topic] = left = [s for s in held if not s.ended]
-                if not left:
-                    del self._subscriptions[topic]
-                    if self._sub is not None:
-                        self._sub.unsubscribe(topic_frame(topic, self._pub[1]))
-
     def _dial_publisher(self, poller: Poller) -> None:
-        """Connect to the publisher if its address or channel, from the reply to ``$hello``, has changed."""
+        """Connect to the address for publications if a reply to ``$hello`` has changed it, or has ended the subscriptions."""
         welcome = self._session.welcome
         if welcome is None:
             return
@@ -293,7 +346,7 @@ class AsyncCallThread(Worker, Resource):
         self._pub = pub, channel
         self._silence.restart(time.monotonic())
         try:
-            sub = Socket.sub(self._reachable(pub), hwm=PUBLICATION_HWM, secure=self._secure)
+            sub = Socket.sub(self._reachable(pub), hwm=PUBLICATION_HWM, secure=self._line.secure)
         except TransportError as exc:
             self._session.counters.add("refused")
             log.warning("%s announces publisher address %.200r, which cannot be used: %s", self._address.uri, pub, exc)
@@ -303,26 +356,26 @@ class AsyncCallThread(Worker, Resource):
             self._sub.close()
         self._sub = sub
         poller.register(self._sub)
-        for topic in self._subscriptions:
+        for topic in {subscription.topic for subscription in self._subscriptions}:
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
-        """Return the address for publications. Its tcp host is that of the address for calls: the announced host can be ``*``."""
+        """Return the address for publications. For tcp, its host is that of `address`: the server can announce ``*``."""
         address = Address.parse(pub)
         if address.scheme == "tcp" and self._address.scheme == "tcp":
             return self._address.with_port(address.port)
         return address
 
     def _read_publications(self, sub: Socket) -> None:
-        while (frames := self._recv(sub)) is not None:
+        while (frames := receive(sub)) is not None:
             try:
                 publication = decode_call(frames[1:])
             except ProtocolError:
                 self._session.counters.add("refused")
                 continue
             self._silence.restart(time.monotonic())
-            subscriptions = self._subscriptions.get(publication.topic) if isinstance(publication, Publication) else None
-            if subscriptions is None or not isinstance(publication, Publication):
+            subscriptions = self._subscribed_to(publication.topic) if isinstance(publication, Publication) else []
+            if not subscriptions or not isinstance(publication, Publication):
                 self._session.counters.add("refused")
                 continue
             for subscription in subscriptions:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.rpc.call_queue import CallRefusedByCallback, Handler, Job, QueuedCall
+from rl4sys_zmq.rpc.call_queue import CallbackRun, CallRefusedByCallback, Handler, QueuedCall
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
@@ -25,8 +25,8 @@ class CallExecutor:
     def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
 
-    def run(self, job: Job) -> list[list[Frame]]:
-        """Run a job, and return the frames of the reply to each of its calls. Calls whose timeout has passed do not run."""
+    def run(self, job: CallbackRun) -> list[list[Frame]]:
+        """Run a callback for its calls, and return the frames of each reply. Calls whose timeout has passed get a refusal."""
         requests, now = job.requests, time.monotonic()
         try:
             late = {request for request in requests if (now - request.arrived_s) * 1000 > request.call.timeout_ms}
@@ -77,7 +77,10 @@ def per_call(run: Callable[[Tree], Tree]) -> Handler:
 
 
 def _results(run: Handler, requests: list[QueuedCall]) -> list[Tree | BaseException]:
-    """Run a callback for several calls. If it raises for a batch, run it for each call alone that may run more than once."""
+    """Run a callback for several calls, and return a result or an exception for each.
+
+    If it raises for a batch, it runs again for each call alone, except for calls that must run at most once.
+    """
     results = _call(run, [request.call.payload for request in requests]) if requests else []
     if not isinstance(results, BaseException):
         return results

@@ -1,8 +1,8 @@
 """A leader/followers thread pool: quick jobs run without a thread switch, and a long job does not block other jobs.
 
 One thread, the *leader*, uses the sockets of a server and runs each job itself. Another thread, the *follower*, stands by. If a
-job is expected to be long, or has run for `TAKEOVER_S` seconds, the follower becomes the leader, and a new follower starts. A
-lock protects this change of the leader. The former leader ends when its job is done. The last thread to end closes the sockets.
+job is expected to be long, or has run for 50 ms, the follower becomes the leader, and a new follower starts. A lock protects
+this change of the leader. The former leader ends when its job is done. The last thread to end closes the sockets.
 
 The pattern is described in Schmidt et al., Pattern-Oriented Software Architecture, volume 2 (Leader/Followers).
 """
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _RunningJob:
-    """The job that the leader runs now, with its start and the time from which it counts as too long."""
+    """The job that the leader runs now, with its start and the time from which the follower takes over."""
 
     what: str
     since_s: float
@@ -57,9 +57,6 @@ class _PoolThread(Worker):
             self._body(self)
         finally:
             self._over()
-
-    def stop(self) -> None:
-        """Do nothing: `LeaderFollowerPool.stop` ends all threads of the pool."""
 
 
 class LeaderFollowerPool:
@@ -87,7 +84,11 @@ class LeaderFollowerPool:
             self._add(self._stand_by)
 
     def run(self, what: str, job: Callable[[Argument], Result], argument: Argument, *, long: bool = False) -> tuple[Result, bool]:
-        """Run ``job(argument)`` in the calling thread. Return the result, and True if the thread is still the leader."""
+        """Run ``job(argument)`` in the calling thread, the leader. Return the result, and True if the thread is still the
+        leader.
+
+        `what` names the job in messages. With `long`, the follower becomes the leader at once.
+        """
         thread = self._leader
         assert thread is not None
         now = time.monotonic()
@@ -140,8 +141,6 @@ class LeaderFollowerPool:
             if not thread.join(max(0.0, deadline - time.monotonic())):
                 jobs = [other.job.what for other in hands if other.alive and other.job is not None]
                 raise CallbackStuck(self._name, ", ".join(jobs) or "an unknown group", timeout_s)
-
-    # ---- threads
 
     def _add(self, body: Callable[[_PoolThread], None]) -> None:
         self._made += 1

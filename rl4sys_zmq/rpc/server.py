@@ -27,12 +27,14 @@ from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc.call_queue import CallQueue, CallRefusedByCallback, Handler, Job, ServerMethod
+from rl4sys_zmq.rpc.call_queue import CallbackRun, CallQueue, CallRefusedByCallback, Handler, ServerMethod
 from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
-from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, User
-from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
+from rl4sys_zmq.security.access import AccessList, User
+from rl4sys_zmq.security.authenticator import Authenticator
+from rl4sys_zmq.security.authorizer import Authorizer
+from rl4sys_zmq.transports import Address, Frame, Poller, SendResult, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
@@ -76,9 +78,10 @@ class Server(Resource):
     Register methods, then call `start` or `run`. `stop` ends the threads and joins them.
 
     Attributes:
-        counters: The counters of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not
-            be sent because the connection had ended, ``takeovers`` (another thread took over the sockets because a callback
-            took long), ``notices`` (publications).
+        counters: Numbers of events: ``calls``, ``jobs`` (runs of callbacks), ``again`` (copies of calls), ``failed`` (callbacks
+            that raised), ``refused.CODE`` for refused calls and messages, ``gone`` for replies that could not be sent because
+            the connection had ended, ``takeovers`` (another thread took over the sockets because a callback took long),
+            ``notices`` (publications).
     """
 
     def __init__(
@@ -139,12 +142,12 @@ class Server(Resource):
         self._wakeup = Wakeup()
         self._poller = Poller()
         self._beacon, self._look = SilenceTimer(BEACON_S), SilenceTimer(CLOSE_CHECK_S)  # a new leader goes on with them
-        self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
+        self._finished: deque[tuple[CallbackRun, list[list[Frame]]]] = deque()
         self._router: Socket | None = None
         self._xpub: Socket | None = None
         self._address: Address | None = None
         self._pub_address: Address | None = None
-        for system, run in ((LATEST, self._publisher.latest), (STATUS, self._status)):
+        for system, run in ((LATEST, self._publisher.latest), (STATUS, lambda payload: self.status())):
             self._call_queue.register(ServerMethod(system, per_call(run), "$", CALL_ROLE))
 
     def register(
@@ -315,12 +318,15 @@ class Server(Resource):
         """Call `stop` with its default timeout."""
         self.stop()
 
-    # ---- sockets
-
     def _open(self) -> None:
-        secure = self._authenticate()
+        secure = None
+        if self._keys is not None:
+            self._authenticator = Authenticator(self._keys, self._users)
+            self._authorizer = Authorizer(self._authenticator.watcher.access)
+            self._authenticator.open(self._replace_access_list)
+            secure = self._authenticator.secure
         self._router = Socket.router(
-            self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
+            self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure
         )
         if self._pub is not None:
             self._xpub = Socket.xpub(self._pub, hwm=PUBLICATION_HWM, secure=secure, grants=True)
@@ -349,20 +355,10 @@ class Server(Resource):
         if self._authenticator is not None:
             self._authenticator.close()
 
-    def _authenticate(self) -> Secure | None:
-        if self._keys is None:
-            return None
-        self._authenticator = Authenticator(self._keys, self._users)
-        self._authorizer = Authorizer(self._authenticator.watcher.access)
-        self._authenticator.open(self._replace_access_list)
-        return self._authenticator.secure
-
     def _replace_access_list(self, access: AccessList) -> None:
         """Use a new access list. The thread that watches the list's file calls this."""
         if self._authorizer.replace(access):
             self._publisher.change_channel()
-
-    # ---- the leader's loop
 
     def _lead(self) -> None:
         """Receive calls, run callbacks and send replies, until the server stops or another thread leads."""
@@ -399,8 +395,6 @@ class Server(Resource):
             if self._xpub is not None:
                 wait_s = min(max(0.0, beacon.deadline - now), wait_s if wait_s is not None else BEACON_S)
         self._drain(router)
-
-    # ---- received messages
 
     def _take_one(self, router: Socket) -> bool:
         """Receive and handle one message. Return False if no message was waiting."""
@@ -446,11 +440,9 @@ class Server(Resource):
         except ProtocolError as exc:
             raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 
-    # ---- jobs
-
-    def _run_job(self, job: Job, router: Socket) -> bool:
-        """Run a job and send the replies. Return False if another thread leads now; that thread sends the replies."""
-        group, name = job.concurrency_group, job.method.name
+    def _run_job(self, job: CallbackRun, router: Socket) -> bool:
+        """Run a callback and send the replies. Return False if another thread leads now; that thread sends the replies."""
+        group, name = job.method.concurrency_group, job.method.name
         what = group if name == group else f"{group} ({name})"
         answers, leads = self._pool.run(what, self._executor.run, job, long=job.long)
         if not leads:
@@ -460,7 +452,7 @@ class Server(Resource):
         self._finish(router, job, answers)
         return True
 
-    def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
+    def _finish(self, router: Socket, job: CallbackRun, answers: list[list[Frame]]) -> None:
         self._call_queue.finish(job, answers, time.monotonic())
         for request, answer in zip(job.requests, answers, strict=True):
             self._send(router, request.peer, answer)
@@ -489,8 +481,6 @@ class Server(Resource):
                 self._wakeup.clear()
             self._send_out(router)
 
-    # ---- methods of every server
-
     def _hello(self, call: Call, now: float) -> Tree:
         """Answer ``$hello``: open a session for the caller, and describe the server."""
         expected = call.payload.get("terms") if isinstance(call.payload, dict) else None
@@ -513,9 +503,6 @@ class Server(Resource):
             "terms": self._terms,
             "since": self._call_queue.windows.open(call.session, call.number, now),
         }
-
-    def _status(self, payload: Tree) -> Tree:
-        return self.status()
 
 
 def _agree(theirs: Tree, ours: Tree) -> bool:

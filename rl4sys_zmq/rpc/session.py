@@ -38,7 +38,7 @@ _rng = random.SystemRandom()
 
 @dataclass(slots=True)
 class CallHandle:
-    """A call of a `CallerSession`, which waits for its reply or is over and has a result."""
+    """A call of a `CallerSession`: it waits for its reply, or it is done and has an answer or an error."""
 
     method: str
     number: int
@@ -61,8 +61,8 @@ class CallerSession:
     A session does no I/O. The code that uses it passes the time in seconds, always from the same clock.
 
     The session first sends the call ``$hello``, which opens the session at the server, and sends it again after the server was
-    restarted. The other calls wait for the reply, so that no queue of messages builds up while there is no server. If the
-    server has other `terms`, all calls fail.
+    restarted. The other calls wait for the reply to ``$hello``, so that no queue of messages builds up while there is no
+    server. If the server has other `terms`, all calls fail.
 
     The server keeps a record of the calls of a session, so that a resent call does not run twice. It can lose this record, for
     example by a restart. Therefore its reply to ``$hello`` has the number of the call with which the record began. If that
@@ -96,7 +96,10 @@ class CallerSession:
         once: bool = False,
         tell: Callable[[CallHandle], None] | None = None,  # to call when the call is over; see `CallerSession.over`
     ) -> CallHandle:
-        """Start a call. From then on, `due` returns it whenever its message must be sent. At its end, `tell` is called."""
+        """Start a call. From then on, `due` returns the call whenever its message must be sent.
+
+        If `tell` is given, the ended call is put into `over`, and the owner of the session passes it to `tell`.
+        """
         if not self.under_way:
             self._received_s = now
         pending = self._make(method, payload, now, timeout_s, once, tell)
@@ -124,13 +127,13 @@ class CallerSession:
         return out
 
     def not_sent(self, pending: CallHandle, now: float) -> None:
-        """Record that the socket's queue had no room for a call."""
+        """Record that the socket's queue had no room for a call, so that `due` returns the call again soon."""
         self.counters.add("full")
         pending.sent -= 1
         pending.due_s = now + FULL_S
 
     def should_reconnect(self, now: float) -> bool:
-        """Return True if a call must be sent again, and nothing was received for longer than the silence timeout."""
+        """Return True if the socket must be replaced: a call is to be resent, and nothing has arrived for too long."""
         # A connection can break without either side noticing, and TCP takes many minutes to detect that. Calls keep their
         # numbers, so the reply of one that runs arrives on the new connection after the next resend.
         if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
@@ -143,7 +146,7 @@ class CallerSession:
         return True
 
     def on_reconnected(self, now: float) -> None:
-        """Send all unfinished calls again: the messages in the old socket's queue are lost."""
+        """Make all unfinished calls due again, because the messages in the old socket's queue are lost."""
         for pending in self._sendable():
             pending.due_s = now
 
@@ -170,7 +173,7 @@ class CallerSession:
             pending.sent, pending.due_s = 0, now  # it has not run: it was sent once, and refused
             self.require_hello()
         else:
-            self._end(pending, reply.payload, _error(pending, self.address, reply))
+            self.end(pending, _error(pending, self.address, reply), reply.payload)
 
     def require_hello(self) -> None:
         """Send a new ``$hello``, which opens the session at the server, before any other call."""
@@ -183,7 +186,7 @@ class CallerSession:
         over = [p for p in self.under_way.values() if p.deadline_s <= now]
         for pending in over:
             stage = "the answer" if self.server else "a server: none has answered yet"
-            self._end(pending, None, CallTimeout(pending.method, self.address, stage, pending.timeout_s))
+            self.end(pending, CallTimeout(pending.method, self.address, stage, pending.timeout_s))
         self._expiry_s = min([p.deadline_s for p in self.under_way.values()], default=math.inf)
         return bool(over)
 
@@ -195,9 +198,15 @@ class CallerSession:
             return 0.0
         return max(0.0, min([self._expiry_s, *(p.due_s for p in self._sendable())]) - now)
 
-    def end(self, pending: CallHandle, error: RL4SysError) -> None:
-        """End an unfinished call with an error, for example because its `Caller` was closed."""
-        self._end(pending, None, error)
+    def end(self, pending: CallHandle, error: RL4SysError | None, answer: Tree = None) -> None:
+        """End an unfinished call, with an answer or with an error, for example because its `Caller` was closed."""
+        self.under_way.pop(pending.number, None)
+        if not self.under_way:
+            self._hello = None  # no call waits for it any more
+        pending.answer, pending.error, pending.done = answer, error, True
+        pending.frames = []
+        if pending.tell is not None:
+            self.over.append(pending)
 
     def _make(
         self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[CallHandle], None] | None
@@ -209,7 +218,7 @@ class CallerSession:
         return CallHandle(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
     def _sendable(self) -> Iterable[CallHandle]:
-        """Return the calls that may be sent at present: ``$hello``, and after its reply the oldest `WINDOW` calls."""
+        """Return the calls that may be sent at present: ``$hello``, and after its reply the oldest 256 calls."""
         if self._hello is not None:
             return (self._hello,)
         if self.welcome is None:
@@ -224,14 +233,14 @@ class CallerSession:
         self._hello, self.server = None, reply.server
         if error is not None:
             for pending in list(self.under_way.values()):
-                self._end(pending, None, error)
+                self.end(pending, error)
             return
         self.welcome = reply.payload
         known = reply.server, self.welcome["since"]
         news, self._known = known != self._known, known
         for pending in list(self.under_way.values()):
             if news and pending.once and pending.sent:
-                self._end(pending, None, CallLost(pending.method, self.address))
+                self.end(pending, CallLost(pending.method, self.address))
             else:
                 self._check_size(pending)
 
@@ -240,16 +249,7 @@ class CallerSession:
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:
-            self._end(pending, None, CallRefused(pending.method, self.address, CallRefusalReason.TOO_LARGE, exc.problem))
-
-    def _end(self, pending: CallHandle, answer: Tree, error: RL4SysError | None) -> None:
-        self.under_way.pop(pending.number, None)
-        if not self.under_way:
-            self._hello = None  # no call waits for it any more
-        pending.answer, pending.error, pending.done = answer, error, True
-        pending.frames = []
-        if pending.tell is not None:
-            self.over.append(pending)
+            self.end(pending, CallRefused(pending.method, self.address, CallRefusalReason.TOO_LARGE, exc.problem))
 
 
 def _is_welcome(payload: Tree) -> bool:

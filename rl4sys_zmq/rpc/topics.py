@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError
-from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import Socket, subscribed_topics
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
@@ -20,15 +19,12 @@ MAX_TOPICS = 1024
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
-    """Return the first frame of a topic's messages, which subscribers use as their filter."""
+    """Return the first frame of a topic's publications: the topic, and the random bytes `channel`. Subscribers filter by it."""
     # Without the zero byte, a filter for the topic `a` would also match the topic `ab`.
     return topic.encode() + b"\0" + channel
 
 
-@dataclass(frozen=True, slots=True)
-class _NewestPublication:
-    number: int
-    frames: list[Frame]
+_NONE: tuple[int, list[Frame]] = (0, [])
 
 
 class TopicPublisher:
@@ -41,7 +37,7 @@ class TopicPublisher:
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._server, self._counters, self._max_frame_bytes = server, counters, max_frame_bytes
         self._lock = threading.Lock()
-        self._newest: dict[str, _NewestPublication] = {}
+        self._newest: dict[str, tuple[int, list[Frame]]] = {}  # the number and the frames
         # The topics to send, in order. `send` takes no lock: `post` can hold it for long while it encodes a payload.
         self._posted: OrderedDict[str, None] = OrderedDict()
         self._asked: set[str] = set()
@@ -57,34 +53,32 @@ class TopicPublisher:
         """Make a payload the newest publication of a topic, to be sent later by `send`. Return its number, from 1."""
         check_topic(topic)
         with self._lock:
-            held = self._newest.get(topic)
-            if held is None and len(self._newest) >= MAX_TOPICS:
+            number = self._newest.get(topic, _NONE)[0] + 1
+            if number == 1 and len(self._newest) >= MAX_TOPICS:
                 raise PayloadError("topic", f"{topic!r:.60}: this server publishes {MAX_TOPICS} topics, which is the limit")
-            number = held.number + 1 if held is not None else 1
             frames = encode_publication(Publication(number, self._server, number, topic, payload))
             check_size(frames, self._max_frame_bytes)
-            self._newest[topic] = _NewestPublication(number, frames)
+            self._newest[topic] = number, frames
             self._posted[topic] = None
         self._counters.add("notices")
         return number
 
     def numbers(self) -> dict[str, int]:
-        return {topic: held.number for topic, held in self._newest.copy().items()}
+        return {topic: number for topic, (number, _) in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:
-        """Return the newest publication of a topic as a dict; with number 0 if there is none."""
-        held = self._newest.get(topic) if isinstance(topic, str) else None
-        if held is None:
-            return {"server": self._server, "number": 0, "payload": None}
-        return {"server": self._server, "number": held.number, "payload": decode_call(held.frames).payload}
+        """Return a dict with the newest publication of a topic: `server`, `number` (0 if there is none) and `payload`."""
+        number, frames = self._newest.get(topic, _NONE) if isinstance(topic, str) else _NONE
+        payload = decode_call(frames).payload if number else None
+        return {"server": self._server, "number": number, "payload": payload}
 
     def send(self, xpub: Socket) -> None:
         for _ in range(len(self._posted)):
             topic, _ = self._posted.popitem(last=False)
-            xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
+            xpub.send([topic_frame(topic, self.channel), *self._newest[topic][1]])
 
     def change_channel(self) -> None:
-        """End all subscriptions, because a user has lost the right to subscribe. Other users subscribe again."""
+        """End all subscriptions, because a user has lost the right to subscribe. Users with the right subscribe again."""
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:
@@ -106,8 +100,7 @@ class TopicPublisher:
             xpub.grant(wanted)
             if len(self._asked) < MAX_TOPICS:
                 self._asked.add(topic)
-            held = self._newest.get(topic)
-            self._send_beacon(xpub, topic, held.number if held is not None else 0)
+            self._send_beacon(xpub, topic, self._newest.get(topic, _NONE)[0])
 
     def _send_beacon(self, xpub: Socket, topic: str, number: int) -> None:
         xpub.send([topic_frame(topic, self.channel), *encode_publication(Publication(0, self._server, number, topic, None))])

@@ -24,10 +24,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from rl4sys_zmq.config.options import Check, check_value, integer, number, option, parse_options, text, unknown_key
+from rl4sys_zmq.config.options import Check, InvalidValue, check_value, integer, number, one_of, option, parse_options
 from rl4sys_zmq.config.options import name as name_of_user
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.security.keys import KEY_CHARS, is_key
 
 # The capacity of a token bucket, as the time in which it refills.
@@ -51,7 +52,7 @@ class Quota:
 
 
 class TokenBucket:
-    """A rate limit: at most `rate` per second on average, and in a burst the amount of `BURST_S` seconds (at least 1)."""
+    """A rate limit: at most `rate` per second on average, and in a burst the amount of two seconds (at least 1)."""
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 
@@ -70,8 +71,8 @@ class TokenBucket:
         return True
 
 
-class UserBuckets:
-    """The rate limits of one user, as token buckets. None: no limit."""
+class UserRateLimits:
+    """The rate limits of one user, on messages, bytes and requests for weights. None: no limit."""
 
     __slots__ = ("fetches", "messages", "nbytes")
 
@@ -98,6 +99,37 @@ ANY_CLIENT = "*"
 MAX_FILE_BYTES = 16 << 20
 
 
+def _public_key(value: object) -> str:
+    if not isinstance(value, str) or not is_key(value):
+        raise ConfigError(f"not a public key: expected {KEY_CHARS} characters of Z85")
+    return value
+
+
+def _texts(value: object, check: Check[str]) -> frozenset[str]:
+    if not isinstance(value, list):
+        raise InvalidValue("a list of texts")
+    return frozenset(check(item) for item in value)
+
+
+def _client_ids(value: object) -> frozenset[str] | None:
+    client_ids = _texts(value, name_of_user)
+    return None if ANY_CLIENT in client_ids else client_ids
+
+
+def _roles(value: object) -> frozenset[str]:
+    roles = _texts(value, one_of(*ROLES))
+    if RELAY_ROLE in roles and len(roles) > 1:
+        others = ", ".join(sorted(roles - {RELAY_ROLE}))
+        raise ConfigError(f"relay excludes {others}; give the relay a key of its own")
+    return roles
+
+
+def _quota(value: object) -> Quota:
+    if not isinstance(value, dict):
+        raise InvalidValue("a table")
+    return Quota(**parse_options(Quota, value))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
     """One user of the access list: the holder of a key, with rights and quota.
@@ -112,11 +144,11 @@ class User:
     """
 
     name: str
-    key: str
-    client_ids: frozenset[str] | None
-    roles: frozenset[str]
+    key: str = option(_public_key, required=True)
+    client_ids: frozenset[str] | None = option(_client_ids, required=True)
+    roles: frozenset[str] = option(_roles, required=True)
     expires_unix_s: float | None
-    quota: Quota
+    quota: Quota = option(_quota, Quota())
 
     def may_act_for(self, client_id: str) -> bool:
         """Return True if the user may send and receive messages for a client."""
@@ -171,39 +203,12 @@ def load_access(path: Path, *, allow_empty: bool = True) -> AccessList:
 def _user(name: str, table: object) -> User:
     check_value(name[:40], name, name_of_user)
     if not isinstance(table, dict):
-        raise ConfigError(f"{name}: expected a table [{name}] with key, client_ids and roles", key=name)
-    valid = ("key", "client_ids", "roles", "expires", "quota")
-    for key in table:
-        if key not in valid:
-            raise unknown_key(key, valid, name)
-    for key in valid[:3]:
-        if key not in table:
+        raise config_error(name, f"expected a table [{name}] with key, client_ids and roles")
+    values: dict[str, Any] = parse_options(User, table, extra=("expires",), partial=True, section=name)
+    for key in ("key", "client_ids", "roles"):
+        if key not in values:
             raise ConfigError(f"{name}.{key} is missing", key=f"{name}.{key}")
-    public = check_value(f"{name}.key", table["key"], text)
-    if not is_key(public):
-        raise ConfigError(f"{name}.key is not a public key: expected {KEY_CHARS} characters of Z85", key=f"{name}.key")
-    roles = _texts(f"{name}.roles", table["roles"])
-    for role in roles:
-        if role not in ROLES:
-            raise ConfigError(f"{name}.roles: {role!r} is not one of {', '.join(ROLES)}", key=f"{name}.roles")
-    if RELAY_ROLE in roles and len(set(roles)) > 1:
-        others = ", ".join(role for role in roles if role != RELAY_ROLE)
-        raise ConfigError(f"{name}.roles: relay excludes {others}; give the relay a key of its own", key=f"{name}.roles")
-    client_ids = _texts(f"{name}.client_ids", table["client_ids"], name_of_user)
-    return User(
-        name=name,
-        key=public,
-        client_ids=None if ANY_CLIENT in client_ids else frozenset(client_ids),
-        roles=frozenset(roles),
-        expires_unix_s=_expires(f"{name}.expires", table.get("expires")),
-        quota=_quota(name, table.get("quota", {})),
-    )
-
-
-def _texts(key: str, value: object, check: Check[str] = text) -> list[str]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{key}: expected a list of texts, not {value!r:.80}", key=key)
-    return [check_value(key, item, check) for item in value]
+    return User(name=name, expires_unix_s=_expires(f"{name}.expires", values.pop("expires", None)), **values)
 
 
 def _expires(key: str, value: object) -> float | None:
@@ -214,10 +219,4 @@ def _expires(key: str, value: object) -> float | None:
         return moment.timestamp()
     if isinstance(value, datetime.date):
         return datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC).timestamp()
-    raise ConfigError(f"{key}: expected a date like 2027-01-01 or 2027-01-01T00:00:00Z, not {value!r:.80}", key=key)
-
-
-def _quota(name: str, table: object) -> Quota:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{name}.quota: expected a table [{name}.quota]", key=f"{name}.quota")
-    return Quota(**parse_options(Quota, table, section=f"{name}.quota"))  # type: ignore[arg-type]
+    raise config_error(key, f"expected a date like 2027-01-01 or 2027-01-01T00:00:00Z, not {value!r:.80}")

@@ -20,7 +20,7 @@ from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.security.access import USERS_FILE, AccessList, load_access
 from rl4sys_zmq.security.keys import LEARNER_SECRET, KeyPair, curve_server, new_key_pair, read_server_keys
-from rl4sys_zmq.security.zap import Denied, register_domain
+from rl4sys_zmq.security.zap import Denial, register_domain
 from rl4sys_zmq.transports import Secure
 from rl4sys_zmq.transports.network import Keys
 
@@ -49,12 +49,12 @@ class AccessListWatcher(Worker):
         self.warnings: list[str] = []  # a text for each file or folder that other accounts can change, with the remedy
         self._warn()
 
-    def check(self, key: str) -> str | Denied:
+    def check(self, key: str) -> str | Denial:
         """Return the public key of a connecting peer if it is in the access list, else the denial. The ZAP thread calls this."""
         user = self.access.by_key.get(key)
         if user is None:
-            return Denied("unlisted")
-        return Denied("expired") if user.expired(time.time()) else key
+            return Denial("unlisted")
+        return Denial("expired") if user.expired(time.time()) else key
 
     def run(self) -> None:
         """Look at the file ten times a second, and read it when it has changed. Return after `stop`."""
@@ -122,7 +122,7 @@ class Authenticator(Resource):
         self.watcher.start()
 
     def report(self) -> dict[str, object]:
-        """Return numbers for a server's status: users, accepted connections and denied connections."""
+        """Return the part of a server's status about keys: numbers of users, accepted connections and denied connections."""
         return {
             "listed": len(self.watcher.access.by_name),
             "loads": self.watcher.loads,
@@ -153,14 +153,15 @@ def _signature(path: Path) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
-class WorkerAccess(Resource):
-    """The right of one remote worker to connect to two sockets of a learner, by a key pair that is accepted nowhere else.
+class RemoteWorkerAuthenticator(Resource):
+    """The authenticator of one remote worker: two sockets of the learner accept only this worker's key.
 
     Call `close` after the sockets are closed.
     """
 
     def __init__(self, own: KeyPair) -> None:
-        """Create a key pair for the worker, and accept it from now on. `own` is the learner's key pair for all workers of a run.
+        """Create a key pair for the worker, and accept its public key from now on. `own` is the learner's key pair for all
+        workers of a run.
 
         Raises:
             TransportError: If libzmq's authentication requests cannot be answered in this process.
@@ -174,15 +175,15 @@ class WorkerAccess(Resource):
         # sets the CURVE options on a socket that is about to be bound, so that only this worker can connect to it
         self.secure: Secure = curve_server(own, name)
 
-    def _check(self, key: str) -> str | Denied:
+    def _check(self, key: str) -> str | Denial:
         if key != self.keys[0]:
-            return Denied("foreign")
-        return Denied("revoked") if self._revoked else key
+            return Denial("foreign")
+        return Denial("revoked") if self._revoked else key
 
     def revoke(self) -> None:
         """Accept no new connection of the worker. Connections that exist stay open."""
         self._revoked = True
 
     def close(self) -> None:
-        """Stop answering libzmq's authentication requests for the two sockets."""
+        """Stop authenticating connections to the two sockets. New ones are then denied."""
         self._domain.close()

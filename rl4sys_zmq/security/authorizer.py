@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.security.access import AccessList, User, UserBuckets
+from rl4sys_zmq.security.access import AccessList, User, UserRateLimits
 from rl4sys_zmq.wire.messages import Hello
 
 READ_ROLE = "read_weights"
@@ -30,15 +30,13 @@ class Authorizer:
     def __init__(self, access: AccessList | None) -> None:
         """Create the object. Without an access list, the server uses no keys, and every peer has all rights."""
         self._access = access
-        self._meters: dict[str, UserBuckets] = {}
+        self._meters: dict[str, UserRateLimits] = {}
         self._lapsed: set[str] = set()
-
-    # ---- the access list
 
     def replace(self, access: AccessList) -> set[str]:
         """Use a new access list from now on, and reset all rate limits.
 
-        Return the users that may receive the weights of fewer clients than before.
+        Return the names of the users that may receive the weights of fewer clients than before.
         """
         old, self._access = self._access, access
         self._meters.clear()
@@ -51,8 +49,6 @@ class Authorizer:
         over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READERS & user.roles}
         fresh, self._lapsed = over - self._lapsed, over
         return fresh
-
-    # ---- every message
 
     def admit(self, key: str, nbytes: int, now: float) -> User | None:
         """Return the user that sent a message, before it is decoded. None if there is no access list.
@@ -75,8 +71,6 @@ class Authorizer:
             raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.bytes_per_s:g} bytes/s from {user.name}")
         return user
 
-    # ---- roles and client_ids
-
     @staticmethod
     def check_role(user: User | None, role: str) -> None:
         """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role."""
@@ -85,7 +79,10 @@ class Authorizer:
 
     @staticmethod
     def limited_status(user: User | None) -> dict[str, Any]:
-        """Return the reply to a status request of a user without the role ``admin``: only its rights. ``{}`` for other users."""
+        """Return the status for a user without the role ``admin``: only the user's rights.
+
+        Return ``{}`` for an admin, or if the server has no access list. They get the full status, which is not from here.
+        """
         if user is None or "admin" in user.roles:
             return {}
         client_ids = None if user.client_ids is None else sorted(user.client_ids)
@@ -110,15 +107,13 @@ class Authorizer:
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user with this public key may subscribe to the weights of this client, or of any client."""
+        """Return True if the user with this public key may receive the weights of this client (None: of any client)."""
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
         if user is None or not READERS & user.roles or user.expired(time.time()):
             return False
         return client_id is None or user.may_act_for(client_id)
-
-    # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
         """Check that an actor may open a session (its message HELLO).
@@ -166,9 +161,9 @@ class Authorizer:
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(RefusalReason.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
-    def _meter_of(self, user: User, now: float) -> UserBuckets:
+    def _meter_of(self, user: User, now: float) -> UserRateLimits:
         if (meter := self._meters.get(user.key)) is None:
-            meter = self._meters[user.key] = UserBuckets(user.quota, now)
+            meter = self._meters[user.key] = UserRateLimits(user.quota, now)
         return meter
 
 

@@ -1,10 +1,11 @@
-"""CURVE keys: key pairs, files with keys, and functions that set keys on sockets.
+"""Keys for CURVE, the encryption and authentication of ZeroMQ: key pairs, files with keys, and functions that set keys on
+sockets.
 
 A key is 32 bytes, written as 40 characters of Z85. The files are TOML::
 
-    learner.secret    public, secret                    0600, only on the learner's machine
-    learner.public    public                            0644, readable by all
-    NAME.keys         name, public, secret, learner     0600, one for each user: an actor, a caller or a person
+    learner.secret    public, secret                    0600, only on the learner's machine learner.public    public
+    0644, readable by all NAME.keys         name, public, secret, learner     0600, one for each user: an actor, a caller or a
+    person
 
 Keys protect connections over tcp and ipc. On inproc, libzmq ignores CURVE, because the messages never leave the process.
 """
@@ -63,10 +64,11 @@ def new_key_pair() -> KeyPair:
 
 
 def curve_server(keys: KeyPair, zap_domain: str) -> Secure:
-    """Return a function that makes a bound socket accept only connections with CURVE keys. Call it before the socket is bound.
+    """Return a function that makes a bound socket accept only connections with keys (CURVE). Call it before the socket is
+    bound.
 
-    The check function that `register_domain` has registered for the ZAP domain decides on each peer. Without a registered
-    function, no peer can connect. On inproc, nothing is checked.
+    The function that was registered for `zap_domain` by `register_domain` accepts or denies each peer. Without such a function,
+    no peer can connect. On inproc, nothing is checked.
 
     Raises:
         ConfigError: If the name of the domain is empty. With an empty name, libzmq would accept every peer while no ZAP handler
@@ -86,14 +88,11 @@ def curve_server(keys: KeyPair, zap_domain: str) -> Secure:
 
 
 def curve_client(keys: UserKeys) -> Secure:
-    """Return a function that makes a connecting socket use CURVE keys. Call it before the socket connects. Not for inproc.
+    """Return a function that makes a connecting socket use keys (CURVE). Call it before the socket connects. Not for inproc.
 
     The socket then connects only to a learner with the public key in `keys`.
     """
     return curve((keys.own.public, keys.own.secret, keys.learner_public))
-
-
-# ---- writing
 
 
 def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
@@ -106,7 +105,7 @@ def write_server_keys(path: str | os.PathLike[str], keys: KeyPair) -> None:
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_server_keys`."""
+    """Write a learner's public key to a file that all accounts can read. Raise ConfigError if the file exists."""
     _write(Path(path), {"public": public}, 0o644)
 
 
@@ -114,7 +113,7 @@ def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> 
     """Write the name and the keys of a user to a file, usually ``NAME.keys``.
 
     Raises:
-        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_server_keys` does.
+        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``, or the file exists or cannot be written.
     """
     if not _PLAIN.fullmatch(name):
         raise ConfigError(
@@ -147,9 +146,6 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
         raise ConfigError(f"cannot be written: {exc.strerror}; choose a folder that you own", source=str(path)) from exc
 
 
-# ---- reading
-
-
 def read_server_keys(path: str | os.PathLike[str]) -> KeyPair:
     """Read the key pair of a server from a file, usually ``learner.secret``.
 
@@ -169,7 +165,7 @@ def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
     """Return the name and the keys of a user from a file, usually ``NAME.keys``.
 
     Raises:
-        ConfigError: As `read_server_keys` does, or if the name is missing or invalid.
+        ConfigError: If the file is missing, damaged or accessible to other accounts, or the name is missing or invalid.
     """
     source = str(path)
     table = _read(Path(path), secret=True)

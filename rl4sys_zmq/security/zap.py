@@ -21,7 +21,7 @@ from zmq.utils import z85
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.resource import Resource, Worker, call_in_child
 from rl4sys_zmq.transports.frames import TooManyFrames
 from rl4sys_zmq.transports.poller import Poller, Wakeup
 from rl4sys_zmq.transports.sockets import Socket
@@ -31,7 +31,6 @@ log = get_logger(__name__)
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_USER_ID_BYTES = 255
 
-_START_WAIT_S = 5.0
 _CLOSE_WAIT_S = 2.0
 _MAX_FRAMES = 12
 _REASON = re.compile(r"[a-z_]{1,32}")
@@ -39,22 +38,22 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
-    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer."""
+class Denial:
+    """The result of a function that denies a connecting peer. The reason is counted, and not sent to the peer."""
 
     reason: str  # 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
 
 
-Check = Callable[[str], "str | Denied"]
+Check = Callable[[str], "str | Denial"]
 """A function that accepts or denies a connecting peer, by its public key, for which it has proved that it has the secret key.
 
-It returns a `Denied`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the
+It returns a `Denial`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the
 peer. The function runs in the handler's thread, for one peer at a time, so it must not block.
 """
 
 
 class ZapDomain(Resource):
-    """A registered ZAP domain. Close it after its sockets are closed. No peer can then connect to a socket of this domain."""
+    """A name of sockets whose peers one function checks. After `close`, no peer can connect. Close the sockets first."""
 
     def __init__(self, name: str, check: Check, handler: _ZapThread) -> None:
         self.name = name
@@ -104,23 +103,12 @@ def register_domain(name: str, check: Check) -> ZapDomain:
     with _process.lock:
         handler = _process.handler
         if handler is None or not handler.alive:
-            handler = _process.handler = _start_handler()
+            handler = _process.handler = _ZapThread()
+            handler.start()
         if name in handler.domains:
             raise TransportError(f"the ZAP domain {name!r} is already registered; close it first, or choose another name")
         domain = handler.domains[name] = ZapDomain(name, check, handler)
     return domain
-
-
-def _start_handler() -> _ZapThread:
-    handler = _ZapThread()
-    handler.start()
-    if not handler.bound.wait(_START_WAIT_S):
-        handler.stop()
-        raise TransportError(f"the ZAP handler was not bound within {_START_WAIT_S:g} s; the machine is overloaded")
-    if handler.error is not None or not handler.serving:
-        handler.join(_START_WAIT_S)
-        raise TransportError(f"cannot start the ZAP handler: {handler.error}") from handler.error
-    return handler
 
 
 class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an exception in a callback ends its thread
@@ -128,43 +116,45 @@ class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an excep
 
     def __init__(self) -> None:
         super().__init__("rl4sys-zap")
-        self._stopping = False
         self.domains: dict[str, ZapDomain] = {}
         self.counters = Counters()
-        self.bound = threading.Event()  # also set if binding failed
-        self.serving = False
         self._wakeup = Wakeup()
+        try:
+            self._router = Socket.router(ZAP_ADDRESS)  # the thread adopts it
+        except TransportError as exc:
+            self._wakeup.close()
+            raise TransportError(f"cannot start the ZAP handler: {exc}") from exc
+
+    def start(self) -> None:
+        try:
+            super().start()
+        except BaseException:
+            self._router.close()
+            self._wakeup.close()
+            raise
 
     def run(self) -> None:
-        try:
-            with Socket.router(ZAP_ADDRESS) as router, Poller() as poller:
-                poller.register(router)
-                poller.register(self._wakeup)
-                self.serving = True
-                self.bound.set()
-                while not self._ended(router):
-                    poller.poll(None)
-                    self._wakeup.clear()
-                    self._serve(router)
-        finally:
-            self.bound.set()
-            self._wakeup.close()
-
-    def on_death(self, error: BaseException) -> None:
-        self.bound.set()
+        self._router.adopt()
+        with self._wakeup, self._router as router, Poller() as poller:
+            poller.register(router)
+            poller.register(self._wakeup)
+            while not self._ended():
+                poller.poll(None)
+                self._wakeup.clear()
+                self._serve(router)
 
     def stop(self) -> None:
-        self._stopping = True
+        super().stop()
         self._wakeup.set()
 
-    def _ended(self, router: Socket) -> bool:
+    def _ended(self) -> bool:
         # The lock is held from the check to the end, so that no domain can be registered with a thread that ends.
         with _process.lock:
-            if self.domains or not self._stopping:
+            if self.domains or not self._stop_asked.is_set():
                 return False
             if _process.handler is self:
                 _process.handler = None
-            router.close()
+            self._router.close()
             return True
 
     def _serve(self, router: Socket) -> None:
@@ -201,7 +191,7 @@ class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an excep
             log.exception("the check of ZAP domain %r failed; the peer is denied", domain.name)
             domain.counters.add("denied.error")
             return _FAULT, b""
-        if isinstance(user, Denied):
+        if isinstance(user, Denial):
             domain.counters.add(f"denied.{user.reason}")
             return _DENIED, b""
         if self.domains.get(domain.name) is not domain:  # closed while the check ran
@@ -210,36 +200,32 @@ class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an excep
         return _OK, user
 
 
-def _user_id(verdict: object) -> bytes | Denied:
+def _user_id(verdict: object) -> bytes | Denial:
     # An empty id is invalid, because libzmq does not distinguish it from a missing id.
-    if isinstance(verdict, Denied):
+    if isinstance(verdict, Denial):
         if not _REASON.fullmatch(verdict.reason):
             raise ValueError(f"{verdict.reason!r} is not a valid reason; use at most 32 lower-case letters and underscores")
         return verdict
     if not isinstance(verdict, str):
-        raise TypeError(f"a check must return a user id or Denied, not {type(verdict).__name__}")
+        raise TypeError(f"a check must return a user id or Denial, not {type(verdict).__name__}")
     user = verdict.encode("utf-8")
     if not 0 < len(user) <= MAX_USER_ID_BYTES or b"\0" in user:
         raise ValueError(f"the user id has {len(user)} bytes; expected 1 to {MAX_USER_ID_BYTES} bytes, none of them zero")
     return user
 
 
-class _ZapProcessState:
-    """The state of the ZAP handler of one process. A forked child gets a new object of this class and starts another handler."""
+class _ProcessState:
+    """The ZAP handler of this process. A forked child starts another one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.handler: _ZapThread | None = None
+        self._inherited: list[_ZapThread | None] = []  # referenced, so that a child never closes the parent's sockets
+
+    def reset(self) -> None:
+        self._inherited.append(self.handler)
+        self.lock, self.handler = threading.Lock(), None
 
 
-_process = _ZapProcessState()
-_inherited: list[_ZapProcessState] = []  # keeps the parent's sockets referenced, so that the child never closes them
-
-
-def _after_fork() -> None:
-    global _process
-    inherited, _process = _process, _ZapProcessState()
-    _inherited.append(inherited)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_process = _ProcessState()
+call_in_child(_process, _ProcessState.reset)

@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, instance_of, optional
-from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
+from rl4sys_zmq.errors import (
+    CallRefusalReason,
+    CallRefused,
+    ConfigError,
+    InvalidReply,
+    PayloadError,
+    ProtocolError,
+    config_error,
+)
 from rl4sys_zmq.errors import RefusalReason as WireRefusal
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
-from rl4sys_zmq.serving.config import ActionConfig, set_log_level
+from rl4sys_zmq.serving.config import ActionConfig, first_call, set_log_level
 from rl4sys_zmq.serving.image_coding import code_images, read_images
 from rl4sys_zmq.serving.inference import ThreadedServer
 from rl4sys_zmq.values.trees import Tree, copy_tree
@@ -127,7 +135,7 @@ class ActionServer(ThreadedServer):
             raise PayloadError(exc.path.replace("payload[0]", "payload", 1) if images else exc.path, exc.problem) from exc
 
     def status(self) -> dict[str, Any]:
-        """Return the status of the server (`rl4sys_zmq.rpc.Server.status`), with the configuration under ``config``."""
+        """Return the server's address, callers, queues and counters. ``config`` has what all clients must also have."""
         return {**self._server.status(), "config": self.config.terms()}
 
     def _obs(self, keys: Tree) -> Tree:
@@ -177,7 +185,7 @@ class ActionServer(ThreadedServer):
         return answer
 
     def _report(self, fault: str) -> None:
-        """Count a fault of a callback that does not prevent a reply, and log it the first time."""
+        """Count a wrong return value of a callback, and log it the first time. The client gets a reply all the same."""
         self._server.counters.add("callback_odd")
         if fault not in self._faults and len(self._faults) < MAX_FAULTS:
             self._faults.add(fault)
@@ -221,21 +229,19 @@ class ActionClient(Resource):
             CallRefused: Code ``mismatch`` if the configurations differ. The message names each such field with both values.
             ConfigError: If an argument or the address is invalid.
         """
-        port = None
         if isinstance(config_or_port, ActionConfig):
             if config is not None:
                 raise ConfigError("two configurations were given; give one", key="config")
-            config = config_or_port
-        else:
-            port = config_or_port
+            config, config_or_port = config_or_port, None
         if config is None:
             raise ConfigError("an ActionClient needs an ActionConfig: ActionClient(ip, config)", key="config")
         self.config, self.task_id = check_value("config", config, instance_of(ActionConfig)), task_id
         timeout_s = config.timeout_s if timeout_ms is None else check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         self._codecs = config.codecs
-        self._client = Caller(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)
+        address = config.dial_address(server_ip, config_or_port)
+        self._client = Caller(address, timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
-            self._handshake(wait_for_server)
+            first_call(task_id or "ActionClient", lambda: self._client.call(HELLO, {"terms": None}), wait=wait_for_server)
         except BaseException:
             self.close()
             raise
@@ -304,9 +310,7 @@ class ActionClient(Resource):
             ConfigError: If the configuration does not have exactly one action key.
         """
         if len(self.config.action_keys) != 1:
-            raise ConfigError(
-                f"send_action needs exactly one action key; there are {len(self.config.action_keys)}: use act", key="action_keys"
-            )
+            raise config_error("action_keys", f"send_action needs exactly one; there are {len(self.config.action_keys)}: use act")
         return self.act(self.config.action_keys[0], payload)
 
     def register_obs_callback(self, callback: Callable[[dict[str, Tree]], None]) -> Subscription:
@@ -328,27 +332,16 @@ class ActionClient(Resource):
         return self._client.subscribe(OBS, lambda payload, number: callback(_decode_reply(payload)))
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of this client's calls; see `rl4sys_zmq.rpc.Caller`."""
+        """Return the counters of this client's calls, by name."""
         return self._client.stats()
 
     def stop(self) -> None:
-        """End the connections and threads. A second call does nothing."""
+        """Close the connections and end the threads. A second call does nothing."""
         self.close()
 
     def close(self) -> None:
         """Do the same as `stop`."""
         self._client.close()
-
-    def _handshake(self, wait_for_server: bool) -> None:
-        """Make the first call, in which the server compares its configuration with this client's."""
-        while True:
-            try:
-                self._client.call(HELLO, {"terms": None})
-                return
-            except CallTimeout as exc:
-                if not wait_for_server:
-                    raise
-                log.warning("%swaiting for an action server: %s", f"{self.task_id}: " if self.task_id else "", exc)
 
     def _check(self, kind: str, method: str, keys: Iterable[str], known: Iterable[str]) -> None:
         unknown = _unknown(kind, keys, known)
@@ -364,7 +357,7 @@ def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
 
 
 def _joined(plain: Tree, images: Tree) -> Tree:
-    """Return a copy of a message's values, to which the decoded images are added under their keys."""
+    """Return a copy of the received values `plain`, to which the decoded `images` are added under their keys."""
     arrays = read_images(images)
     values = copy_tree(plain)
     if not arrays:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from rl4sys_zmq.config.options import (
     CALL_TIMEOUT_S,
+    Check,
+    InvalidValue,
+    check_fields,
     check_value,
     checked_arguments,
+    instance_of,
     integer,
     logger_level,
     mapping,
+    nullable,
     number,
-    optional,
+    option,
 )
-from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, TransportError, config_error
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow
-from rl4sys_zmq.names import is_name
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.names import NAME_RULE, is_name
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.values.trees import Tree
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
 
 MAX_KEYS = 1024
 MAX_KEY = 256
@@ -31,10 +42,75 @@ MAX_RATE = 1e9
 """Highest `rate_limit`, in requests per second."""
 
 
+def _distinct(is_valid: Callable[[Any], bool], rule: str) -> Check[list[str]]:
+    """Return a function that checks a list or set of different names, and returns a list. `rule` describes a valid name."""
+
+    def check(value: object) -> list[str]:
+        if isinstance(value, str) or not isinstance(value, Collection):
+            raise InvalidValue("a list of names")
+        for name in value:
+            if not is_valid(name):
+                raise InvalidValue(f"names, each {rule}, not {name!r:.60}")
+        if len(value) > MAX_KEYS:
+            raise InvalidValue(f"at most {MAX_KEYS} names, not {len(value)}")
+        names: list[str] = list(value) if isinstance(value, Sequence) else sorted(value)
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidValue(f"different names (more than once: {', '.join(twice)})")
+        return names
+
+    return check
+
+
+_KEYS = _distinct(lambda key: isinstance(key, str) and 0 < len(key) <= MAX_KEY, f"a string of 1 to {MAX_KEY} characters")
+_REQUESTS = _distinct(is_name, NAME_RULE)
+
+
+def _image_codecs(value: object) -> dict[str, ImageFormat]:
+    codecs = {key: _codec(key, codec) for key, codec in mapping(value).items()}
+    if codecs and not has_pillow():
+        raise ConfigError(NEEDS_PILLOW)
+    return codecs
+
+
+def _codec(key: str, value: object) -> ImageFormat:
+    codec = value
+    if isinstance(value, str):
+        form, _, quality = value.partition(":")
+        codec = ImageFormat(form, int(quality)) if quality.isdecimal() else ImageFormat(form) if not quality else None
+    if not isinstance(codec, ImageFormat) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
+        raise InvalidValue(f"jpeg, jpeg:1 to jpeg:100, or png for each key; {key!r:.60} has {value!r:.60}")
+    return codec
+
+
 def set_log_level(level: int | None) -> None:
     """Set the level of the logger ``rl4sys_zmq``; None leaves it unchanged."""
     if level is not None:
         logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", level, logger_level))
+
+
+def first_call(
+    name: str,
+    call: Callable[[], T],
+    *,
+    wait: bool,
+    codes: Collection[CallRefusalReason] = (),
+    every_s: float = 0.0,
+    level: int = logging.WARNING,
+) -> T:
+    """Make a client's first call, and return its result.
+
+    With `wait`, repeat the call every `every_s` seconds while no server answers or the server refuses with one of `codes`. Each
+    repetition is logged with `level`.
+    """
+    while True:
+        try:
+            return call()
+        except (CallTimeout, CallRefused) as exc:
+            if not wait or (isinstance(exc, CallRefused) and exc.code not in codes):
+                raise
+            log.log(level, "%s is waiting for a server: %s", name, exc)
+        time.sleep(every_s)
 
 
 def bind_address(where: int | str) -> Address:
@@ -47,7 +123,7 @@ def bind_address(where: int | str) -> Address:
 def connect_address(host: object, port: int | None = None) -> Address:
     """Return the address to connect to, from a host and a port, or from a URI in `host`."""
     if not isinstance(host, str):
-        raise ConfigError(f"the server is {host!r:.60}; expected a host or a URI as text", key="server_ip")
+        raise config_error("server_ip", f"expected a host or a URI as text, not {host!r:.60}")
     if port is None or "://" in host:
         return Address.parse(host)
     if ":" in host and not host.startswith("["):
@@ -58,15 +134,15 @@ def connect_address(host: object, port: int | None = None) -> Address:
 def address_of(name: str, port: int | str, host: str = "") -> Address:
     """Return the address that the configuration field `name` describes. `port` is a URI, or a port of `host`."""
     if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
-        raise ConfigError(f"{name} is {port!r:.60}; expected a port, or a URI like tcp://host:port", key=name)
+        raise config_error(name, f"expected a port, or a URI like tcp://host:port, not {port!r:.60}")
     try:
         return Address.parse(port) if isinstance(port, str) and "://" in port else connect_address(host, int(port))
     except (ConfigError, TransportError) as exc:
-        raise ConfigError(f"{name}: {exc}", key=name) from exc
+        raise config_error(name, str(exc)) from exc
 
 
 class _ServerConfig:
-    """The fields that both configurations have, and the addresses that follow from them."""
+    """The base class of `ActionConfig` and `TrainerConfig`: their common fields, and the addresses that these describe."""
 
     _server: ClassVar[str]  # the class of the server
     port_number: int | str
@@ -75,8 +151,7 @@ class _ServerConfig:
     bind: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.version, str):
-            raise ConfigError(f"version is {self.version!r:.60}; expected a string", key="version")
+        check_fields(self)  # type: ignore[arg-type] # each subclass is a dataclass
         self.bind_address()  # raises here if it is invalid
         self.broadcast_address()
 
@@ -100,7 +175,7 @@ class _ServerConfig:
         """
         port = self.port_number if port is None else port
         if type(server_ip) is not str or not server_ip:
-            raise ConfigError(f"server_ip is {server_ip!r:.60}; expected a host or a URI", key="server_ip")
+            raise config_error("server_ip", f"expected a host or a URI, not {server_ip!r:.60}")
         if "://" in server_ip:
             address = address_of("server_ip", server_ip)
         else:
@@ -108,7 +183,7 @@ class _ServerConfig:
             if address.scheme == "tcp" and isinstance(port, str):
                 address = address_of("server_ip", address.port, server_ip)
         if address.is_fresh:
-            raise ConfigError(f"{address.uri} is only an address to bind; connect to {self._server}.address", key="server_ip")
+            raise config_error("server_ip", f"{address.uri} is only an address to bind; connect to {self._server}.address")
         return address
 
 
@@ -139,23 +214,13 @@ class ActionConfig(_ServerConfig):
 
     _server = "ActionServer"
     port_number: int | str
-    action_keys: Sequence[str]
-    observation_keys: Sequence[str]
+    action_keys: Sequence[str] = option(_KEYS, required=True)
+    observation_keys: Sequence[str] = option(_KEYS, required=True)
     broadcast_port: int | str | None = None
-    version: str = "0.0.1"
+    version: str = option(instance_of(str), "0.0.1")
     bind: str = "127.0.0.1"
-    image_codecs: Mapping[str, str | ImageFormat] = field(default_factory=dict)
-    timeout_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("action_keys", "observation_keys"):
-            object.__setattr__(self, name, _keys(name, getattr(self, name)))
-        object.__setattr__(self, "timeout_s", check_value("timeout_s", self.timeout_s, CALL_TIMEOUT_S))
-        codecs = check_value("image_codecs", self.image_codecs, mapping)
-        object.__setattr__(self, "image_codecs", {key: _codec(key, codec) for key, codec in codecs.items()})
-        if self.image_codecs and not has_pillow():
-            raise ConfigError(f"image_codecs: {NEEDS_PILLOW}", key="image_codecs")
+    image_codecs: Mapping[str, str | ImageFormat] = option(_image_codecs, {})
+    timeout_s: float = option(CALL_TIMEOUT_S, 10.0)
 
     @property
     def codecs(self) -> dict[str, ImageFormat]:
@@ -173,33 +238,6 @@ class ActionConfig(_ServerConfig):
         }
 
 
-def _keys(name: str, names: object) -> list[str]:
-    if isinstance(names, str) or not isinstance(names, Sequence | set | frozenset):
-        raise ConfigError(f"{name} is {names!r:.60}; expected a list of names", key=name)
-    keys = list(names) if isinstance(names, Sequence) else sorted(names)
-    for key in keys:
-        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
-            raise ConfigError(f"{name} has {key!r:.60}; a key must be a string of 1 to {MAX_KEY} characters", key=name)
-    twice = sorted({key for key in keys if keys.count(key) > 1})
-    if twice:
-        raise ConfigError(f"{name} contains {', '.join(twice)} more than once", key=name)
-    if len(keys) > MAX_KEYS:
-        raise ConfigError(f"{name} has {len(keys)} keys; the limit is {MAX_KEYS}", key=name)
-    return keys
-
-
-def _codec(key: str, value: object) -> ImageFormat:
-    codec = value
-    if isinstance(value, str):
-        form, _, quality = value.partition(":")
-        codec = ImageFormat(form, int(quality)) if quality.isdecimal() else ImageFormat(form) if not quality else None
-    if not isinstance(codec, ImageFormat) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
-        raise ConfigError(
-            f"image_codecs[{key!r}] is {value!r:.60}; expected jpeg, jpeg:1 to jpeg:100, or png", key="image_codecs"
-        )
-    return codec
-
-
 @checked_arguments
 @dataclass(frozen=True)
 class TrainerConfig(_ServerConfig):
@@ -213,8 +251,8 @@ class TrainerConfig(_ServerConfig):
             `TrainerServer.address` then has the number.
         broadcast_port: Port or URI at which the server publishes networks. Trainer clients receive this address from the server.
         request_types: Names of the custom requests.
-        rate_limit: Largest average number of custom requests per second of one trainer client. Bursts of two seconds' worth are
-            allowed. None: no limit. Items of data stores and networks are not limited.
+        rate_limit: Largest average number of custom requests per second of one trainer client, which can make the requests of
+            two seconds at once. None: no limit. Items of data stores and networks are not limited.
         version: A version that you choose, for example of your program. The library only checks that both sides have the same.
         experimental_pipeline_port: Port of agentlace's separate connection for items. It is accepted, so that programs run
             unchanged, but not bound: items are sent to `port_number`, in large messages that the server acknowledges.
@@ -228,28 +266,19 @@ class TrainerConfig(_ServerConfig):
     _server = "TrainerServer"
     port_number: int | str = 5555
     broadcast_port: int | str = 5556
-    request_types: Sequence[str] = ()
-    rate_limit: float | None = None
-    version: str = "0.0.1"
+    request_types: Sequence[str] = option(lambda value: tuple(_REQUESTS(value)), ())
+    rate_limit: float | None = nullable(number(0, MAX_RATE, above=True))
+    version: str = option(instance_of(str), "0.0.1")
     experimental_pipeline_port: int | str | None = None
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.request_types, str) or not all(is_name(name) for name in self.request_types):
-            raise ConfigError(f"request_types must be a list of names, not {self.request_types!r:.60}", key="request_types")
-        object.__setattr__(self, "request_types", tuple(self.request_types))
-        if len(set(self.request_types)) < len(self.request_types):
-            raise ConfigError(f"request_types has a name twice: {', '.join(self.request_types)}", key="request_types")
-        rate = check_value("rate_limit", self.rate_limit, optional(number(0, MAX_RATE, above=True)))
-        object.__setattr__(self, "rate_limit", rate)
         if self.experimental_pipeline_port is not None:
             address_of("experimental_pipeline_port", self.experimental_pipeline_port, self.bind)
         broadcast = address_of("broadcast_port", self.broadcast_port, self.bind)  # None, which is not an address, is refused
         if self.bind_address() == broadcast and not self.bind_address().is_fresh:
-            raise ConfigError(
-                f"broadcast_port is {self.broadcast_port}, the same as port_number; choose another", key="broadcast_port"
-            )
+            raise config_error("broadcast_port", f"it is {self.broadcast_port}, the same as port_number; choose another")
 
     def terms(self) -> dict[str, Any]:
         """Return the fields that must be equal at the server and a trainer client."""

@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from rl4sys_zmq.config.options import check_value, flag, integer, mapping, number
-from rl4sys_zmq.errors import CallRefusalReason, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, ConfigError, config_error
 from rl4sys_zmq.liveness import ENV_LEASE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
@@ -47,6 +47,7 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(slots=True)
 class _EnvSlot:
+    index: int
     env: Env
     pending: str = "it has not been reset"  # the reason why the environment must be reset before the next step, or ""
     token: int = 0  # that of the lease of the last caller
@@ -105,16 +106,17 @@ class GymEnvServer(Resource):
         self._slots: list[_EnvSlot] = []
         try:
             with _as_config_error(env):
-                for made in _make(env, count, check_value("make_kwargs", {} if make_kwargs is None else make_kwargs, mapping)):
-                    self._slots.append(_EnvSlot(made))
+                kwargs = check_value("make_kwargs", {} if make_kwargs is None else make_kwargs, mapping)
+                for index, made in enumerate(_make(env, count, kwargs)):
+                    self._slots.append(_EnvSlot(index, made))
                 first = self._slots[0].env
                 self.observation_space: GymSpace = first.observation_space
                 self.action_space: GymSpace = first.action_space
-                for i, slot in enumerate(self._slots):
+                for slot in self._slots:
                     for name in ("observation_space", "action_space"):
                         here, there = getattr(self, name), getattr(slot.env, name)
                         if here != there:
-                            raise ConfigError(f"environment {i} has the {name} {there}, but environment 0 has {here}", key=name)
+                            raise config_error(name, f"environment {slot.index} has {there}, but environment 0 has {here}")
                 self._observations = any_space_from(self.observation_space, "observation_space")
                 self._actions = any_space_from(self.action_space, "action_space")
                 self._read_action = element_reader(self._actions)
@@ -126,8 +128,9 @@ class GymEnvServer(Resource):
         self._leases = LeaseTable(count, lease_s)
         register = self._server.register
         register("describe", lambda payload: self._about, concurrency_group="leases")
-        for name, run in (("take", self._lease), ("keep", self._renew), ("give", self._release)):
-            register(name, run, concurrency_group="leases")
+        register("take", self._lease, concurrency_group="leases")
+        for name, on_lease in (("keep", self._leases.renew), ("give", self._leases.release)):
+            register(name, partial(_with_token, on_lease), concurrency_group="leases")
         for i in range(count):
             for name, act in (("reset", self._reset), ("step", self._step), ("render", self._render), ("state", self._state)):
                 register(f"{name}.{i}", partial(self._run, act), concurrency_group=f"env.{i}")
@@ -168,8 +171,8 @@ class GymEnvServer(Resource):
         """Return the status of the RPC server and of each environment.
 
         ``taken`` is the number of environments that a caller has leased. ``envs`` has a dict for each environment: ``taken``,
-        ``in_call``, ``steps``, ``episodes`` and ``pending`` (the reason why it must be reset, or ""). The server's ``counters``
-        include ``steps``, ``resets``, ``episodes``, ``info.dropped`` (the number of info values that cannot be sent) and
+        ``in_call``, ``steps``, ``episodes`` and ``pending`` (why the environment must be reset, or ""). The
+        ``counters`` include ``steps``, ``resets``, ``episodes``, ``info.dropped`` (info values that cannot be sent) and
         ``observations.outside`` (the number of observations with floats outside their Box or of another dtype).
         """
         envs = [
@@ -230,81 +233,60 @@ class GymEnvServer(Resource):
         pack_tree(about)  # raises here rather than at the first call
         return about
 
-    # ---- leases
-
     def _lease(self, payload: Tree) -> Tree:
         token, count, index = _fields(payload, token=int, count=int, index=int | None)
         if not 1 <= count <= self.count:
-            raise CallRefusedByCallback(
-                CallRefusalReason.OCCUPIED, f"{count} requested; there are {self.count} environments in all"
-            )
+            problem = f"{count} requested; there are {self.count} environments in all"
+            raise CallRefusedByCallback(CallRefusalReason.OCCUPIED, problem)
         return list(self._leases.lease(token, count, index))
 
-    def _renew(self, payload: Tree) -> Tree:
-        (token,) = _fields(payload, token=int)
-        return self._leases.renew(token)
-
-    def _release(self, payload: Tree) -> Tree:
-        (token,) = _fields(payload, token=int)
-        self._leases.release(token)
-        return None
-
-    # ---- environments
-
-    def _run(self, act: Callable[[list[tuple[int, _EnvSlot]], Tree], Tree], payload: Tree) -> Tree:
-        """Run a function on the environments of the lease whose token is in the payload."""
+    def _run(self, act: Callable[[list[_EnvSlot], Tree], Tree], payload: Tree) -> Tree:
+        """Call `act` with the environments that a caller has leased. The payload has the token that identifies the lease."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
-            slots = [(i, self._slots[i]) for i in lease.slots]
-            for _, slot in slots:
+            slots = [self._slots[i] for i in lease.slots]
+            for slot in slots:
                 if slot.token != token:
                     slot.token, slot.pending = token, "this caller has not reset it"
             return act(slots, payload)
 
-    def _reset(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Reset the environments whose flag in ``only`` is True.
-
-        Return, for each of these, the observation, the info and the generator's seed as digits (or None); None for all others.
-        """
+    def _reset(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
+        """Reset the environments with True in the payload's ``only``. Return observation, info and seed of each, else None."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
-            raise CallRefusedByCallback(
-                CallRefusalReason.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments"
-            )
-        numbers = [_seed(text) for text in seeds]
-        chosen = zip(slots, only, numbers, strict=True)
-        return [self._reset_one(i, slot, number, options) if wanted else None for (i, slot), wanted, number in chosen]
+            raise _invalid(f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")
+        chosen = zip(slots, only, [_seed(text) for text in seeds], strict=True)
+        return [self._reset_one(slot, seed, options) if wanted else None for slot, wanted, seed in chosen]
 
-    def _reset_one(self, index: int, slot: _EnvSlot, seed: int | None, options: Tree) -> Tree:
+    def _reset_one(self, slot: _EnvSlot, seed: int | None, options: Tree) -> Tree:
         with _callback(slot, "its reset failed"):
             observation, info = slot.env.reset(seed=seed, options=None if options is None else copy_tree(options))
             self._server.counters.add("resets")
             used = getattr(slot.env.unwrapped, "_np_random_seed", None)
-            return self._observation(index, slot, observation), self._info(info), str(used) if isinstance(used, int) else None
+            return self._observation(slot, observation), self._info(info), str(used) if isinstance(used, int) else None
 
-    def _step(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Step each environment, or reset it if its flag in ``anew`` is True, after the end of an episode."""
+    def _step(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
+        """Step each environment with its action in the payload, or reset the environment if its flag in ``anew`` is True.
+
+        The flag is True after the end of an episode. Return the observation, reward, flags and info of each environment.
+        """
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(slots) or len(anew) != len(slots):
-            raise CallRefusedByCallback(CallRefusalReason.INVALID, f"{len(actions)} actions for {len(slots)} environments")
-        for (index, slot), action, again in zip(slots, actions, anew, strict=True):
+            raise _invalid(f"{len(actions)} actions for {len(slots)} environments")
+        steps = list(zip(slots, actions, anew, strict=True))
+        for slot, action, again in steps:
             if slot.pending and not again:
-                raise CallRefusedByCallback(CallRefusalReason.GONE, f"environment {index}: {slot.pending}; call reset()")
+                raise CallRefusedByCallback(CallRefusalReason.GONE, f"environment {slot.index}: {slot.pending}; call reset()")
             wrong = "" if again else self._actions.mismatch(action)
             if wrong:
-                raise CallRefusedByCallback(
-                    CallRefusalReason.INVALID, f"the action for environment {index} does not fit: {wrong}"
-                )
-        out = []
-        for (index, slot), action, again in zip(slots, actions, anew, strict=True):
-            if again:
-                observation, info, _ = self._reset_one(index, slot, None, None)
-                out.append((observation, 0.0, False, False, info))
-            else:
-                out.append(self._step_one(index, slot, self._read_action(action)))
-        return out
+                raise _invalid(f"the action for environment {slot.index} does not fit: {wrong}")
+        return [self._step_one(slot, action, again) for slot, action, again in steps]
 
-    def _step_one(self, index: int, slot: _EnvSlot, action: Any) -> Tree:
+    def _step_one(self, slot: _EnvSlot, action: Tree, again: bool) -> Tree:
+        if again:
+            observation, info, _ = self._reset_one(slot, None, None)
+            return observation, 0.0, False, False, info
+        action = self._read_action(action)
         with _callback(slot, "its last step failed"):
             observation, reward, terminated, truncated, info = slot.env.step(action)
             slot.steps += 1
@@ -312,30 +294,30 @@ class GymEnvServer(Resource):
             if terminated or truncated:
                 slot.episodes += 1
                 self._server.counters.add("episodes")
-            return self._observation(index, slot, observation), reward, terminated, truncated, self._info(info)
+            return self._observation(slot, observation), reward, terminated, truncated, self._info(info)
 
-    def _render(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        return [slot.env.render() for _, slot in slots]
+    def _render(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
+        return [slot.env.render() for slot in slots]
 
-    def _state(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        for index, slot in slots:
+    def _state(self, slots: list[_EnvSlot], payload: Tree) -> Tree:
+        for slot in slots:
             if not slot.env.has_wrapper_attr("state"):
-                raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"environment {index} has no attribute state")
-        return [slot.env.get_wrapper_attr("state") for _, slot in slots]
+                raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"environment {slot.index} has no attribute state")
+        return [slot.env.get_wrapper_attr("state") for slot in slots]
 
-    def _observation(self, index: int, slot: _EnvSlot, observation: Any) -> Tree:
+    def _observation(self, slot: _EnvSlot, observation: Any) -> Tree:
         if self._check and not self.observation_space.contains(observation):
             tree = self._observations.to_tree(observation)
             leaves, structure = flatten(tree)
             named = zip(leaf_paths(structure, "observation"), leaves, strict=True)
             kinds = ", ".join(f"{path} is {leaf.dtype}{list(leaf.shape)}" for path, leaf in named if isinstance(leaf, np.ndarray))
             text = (
-                f"environment {index} returned an observation outside its space {self.observation_space}: {observation!r:.200}"
-                f" ({kinds:.200}); check_observations=False (serve-env --no-check) leaves the check out"
+                f"environment {slot.index} returned an observation outside its space {self.observation_space}: "
+                f"{observation!r:.200} ({kinds:.200}); check_observations=False (serve-env --no-check) leaves the check out"
             )
             if not self.observation_space.contains(clipped(self._observations, tree)):
                 slot.pending = "its last observation was outside its space"
-                raise CallRefusedByCallback(CallRefusalReason.INVALID, text)
+                raise _invalid(text)
             if not self._server.counters.get("observations.outside"):
                 log.warning("%s; such floats are sent in the dtype of their space, and later ones without a warning", text)
             self._server.counters.add("observations.outside")
@@ -376,9 +358,7 @@ def _as_config_error(env: Env | str | Callable[[], Env]) -> Iterator[None]:
 def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> Iterator[Env]:
     if isinstance(env, gymnasium.Env):
         if count != 1:
-            raise ConfigError(
-                f"one environment was given, and count is {count}; give its id, or a function that creates one", key="count"
-            )
+            raise config_error("count", f"{count}, and one environment was given; give its id, or a function that creates one")
         yield env
         return
     known: list[Env] = []
@@ -392,15 +372,21 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
         yield made
 
 
+def _invalid(problem: str) -> CallRefusedByCallback:
+    return CallRefusedByCallback(CallRefusalReason.INVALID, problem)
+
+
+def _with_token(on_lease: Callable[[int], Tree], payload: Tree) -> Tree:
+    return on_lease(*_fields(payload, token=int))
+
+
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:
     """Return the fields of a payload that `kinds` names. Refuse the call if one is missing or of the wrong type."""
     if not isinstance(payload, dict):
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
+        raise _invalid(f"the payload must be a dict, not a {type(payload).__name__}")
     for name, kind in kinds.items():
         if not isinstance(payload.get(name), kind):
-            raise CallRefusedByCallback(
-                CallRefusalReason.INVALID, f"{name} has the wrong type {type(payload.get(name)).__name__}"
-            )
+            raise _invalid(f"{name} has the wrong type {type(payload.get(name)).__name__}")
     return [payload.get(name) for name in kinds]
 
 
@@ -409,5 +395,5 @@ def _seed(text: Tree) -> int | None:
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > MAX_SEED_DIGITS or not text.isascii() or not text.isdigit():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"the seed {text!r:.40} is not an integer of at least 0")
+        raise _invalid(f"the seed {text!r:.40} is not an integer of at least 0")
     return int(text)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, number
-from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.rpc import Caller
-from rl4sys_zmq.serving.config import connect_address
+from rl4sys_zmq.serving.config import connect_address, first_call
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
-
-log = get_logger(__name__)
 
 DAY_S = 86_400.0
 
@@ -57,7 +53,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             options: Options of `GymEnvServer`, such as `bind` (in place of the port) or `keys`.
 
         Raises:
-            ConfigError, TransportError: As `GymEnvServer`.
+            ConfigError, TransportError: If the environment cannot be served, or an option or the address is invalid.
         """
         super().__init__(_LockedEnv(env))
         self.server = GymEnvServer(self.env, **{"bind": port, **options})
@@ -66,7 +62,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Bind the address and serve, in background threads if `threaded`, otherwise blocking until `stop` or Ctrl-C.
 
         Raises:
-            TransportError: As `GymEnvServer.start`.
+            TransportError: If the address cannot be bound.
         """
         if threaded:
             self.server.start()
@@ -106,7 +102,9 @@ class GymEnvClientWrapper(RemoteEnv):
             keys: The user's key file; see `RemoteEnv`.
 
         Raises:
-            CallError, ConfigError, TransportError: As `RemoteEnv`.
+            CallTimeout: If no server answers.
+            CallRefused: Code ``OCCUPIED`` if the environment is not free.
+            ConfigError, TransportError: If an argument or the address is invalid.
         """
         super().__init__(connect_address(host, port).uri, timeout_s=timeout_s, keys=keys)
 
@@ -139,20 +137,16 @@ class GymEnvClient(RemoteEnv):
 
         Raises:
             ConfigError: If a time is out of range, or the keys cannot be read.
-            CallRefused: As `RemoteEnv`, but not if no environment is free.
+            CallRefused: Code ``MISMATCH`` if the server is not a `GymEnvServer`.
             TransportError: If the address is invalid.
         """
         retry_interval = check_value("retry_interval", retry_interval, number(0, above=True))
         timeout_s = check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         address = connect_address(host, port).uri
-        while True:
-            try:
-                with Caller(address, timeout_s=timeout_s, keys=keys) as probe:
-                    probe.call("describe")
-                super().__init__(address, timeout_s=DAY_S, keys=keys)
-                return
-            except (CallTimeout, CallRefused) as exc:
-                if isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.OCCUPIED:
-                    raise
-                log.warning("waiting for an environment at %s: %s", address, exc)
-            time.sleep(retry_interval)
+
+        def connect() -> None:
+            with Caller(address, timeout_s=timeout_s, keys=keys) as probe:
+                probe.call("describe")
+            RemoteEnv.__init__(self, address, timeout_s=DAY_S, keys=keys)
+
+        first_call("GymEnvClient", connect, wait=True, codes=[CallRefusalReason.OCCUPIED], every_s=retry_interval)

@@ -69,7 +69,10 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
 
 
 def element_reader(space: AnySpace) -> Callable[[Any], Any]:
-    """Return a function that copies a payload to an element, with writable arrays. What does not fit the space stays as it is."""
+    """Return a function that copies a received payload to an element of the space, such as an observation.
+
+    The arrays of the element are writable. A part of the payload that does not fit the space stays as it is.
+    """
     return (lambda tree: _changed(space, copy_tree(tree), _as_graph)) if _has_graph(space) else copy_tree
 
 
@@ -100,7 +103,7 @@ def _as_graph(space: AnySpace, value: Tree) -> Any:
 
 
 def _changed(space: AnySpace, tree: Any, change: Callable[[AnySpace, Any], Any]) -> Any:
-    """Return an element of a space after `change` of each innermost part. A part that does not fit the space stays as it is."""
+    """Return an element of a space in which `change` has replaced each innermost part that fits its part of the space."""
     match space:
         case ours.DictSpace() if type(tree) is dict:
             return {k: _changed(space.spaces[k], v, change) if k in space.spaces else v for k, v in tree.items()}

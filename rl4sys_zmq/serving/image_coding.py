@@ -69,7 +69,7 @@ def _require_pillow() -> None:
 
 
 def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, dict[str, Tree]]:
-    """Encode the images under the keys that have a codec. Return the values without these images, and the encoded images."""
+    """Encode the images under the keys that have a codec. Return the other values, and the encoded images by key."""
     if not isinstance(values, dict) or not codecs:
         return values, {}
     plain, images, total = dict(values), {}, 0
@@ -93,7 +93,7 @@ def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, 
 
 
 def read_images(images: Tree) -> dict[str, Tree]:
-    """Decode images that `code_images` has encoded. They can come from an untrusted peer."""
+    """Decode images that `code_images` has encoded, and return them by key. The bytes can come from an untrusted peer."""
     if not isinstance(images, dict):
         raise ProtocolError(RefusalReason.MALFORMED, "the images are not a dict")
     if images and not has_pillow():

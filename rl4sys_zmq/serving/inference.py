@@ -21,7 +21,8 @@ _Form = tuple[Structure, tuple[object, ...]]
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
     """Convert a function of a batch, stacked along axis 0, to a function of a list of payloads.
 
-    The result calls `fn` once for each group of payloads with the same structure, shapes and dtypes. Dicts get sorted keys.
+    The result calls `fn` once for each group of payloads with the same structure, shapes and dtypes. The keys of
+    stacked dicts are sorted.
     """
 
     def run(payloads: Sequence[Tree]) -> list[Tree]:
@@ -74,7 +75,7 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
 
 
 def _flat(tree: Tree) -> tuple[list[Any], _Form]:
-    """Return a payload's leaves, and its form: structure, shapes and dtypes. Payloads with an equal form can be stacked."""
+    """Return a payload's leaf values, and its form (structure, shapes, dtypes). Payloads with equal forms can be stacked."""
     leaves, structure = flatten(tree, by_key=True)
     kinds: list[object] = []
     for index, leaf in enumerate(leaves):
@@ -121,7 +122,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 class ThreadedServer(Resource):
-    """A server that runs in background threads, or in the thread that calls `start`."""
+    """The base class of servers that run in background threads, or in the thread that calls `start`."""
 
     _server: Server
 

@@ -25,7 +25,7 @@ ENDED_LEASES = 1024
 
 @dataclass(slots=True)
 class ServerEnvironmentLease:
-    """The lease of one remote caller: the right to use one or more environments of a server."""
+    """The server's record of one lease: the right of a remote caller to use one or more environments."""
 
     token: int
     slots: tuple[int, ...]
@@ -35,7 +35,7 @@ class ServerEnvironmentLease:
 
 
 class LeaseTable:
-    """The leases of a server's environments. Any thread can use this object."""
+    """The table of all leases of a server's environments. Any thread can use this object."""
 
     def __init__(self, count: int, lease_s: float) -> None:
         self.count = count
@@ -58,12 +58,14 @@ class LeaseTable:
         return list(self._slots)
 
     def lease(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
-        """Lease `count` environments: free ones first, then those with expired leases. A repeated request gets the same slots."""
+        """Lease `count` environments, and return their indices: free ones first, then those with expired leases.
+
+        `token` identifies the lease, and a repeated request gets the same environments. With `index`, lease only that one.
+        """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
-            raise CallRefusedByCallback(
-                CallRefusalReason.UNKNOWN, f"there is no environment {index}; there are {self.count}, counted from 0"
-            )
+            problem = f"there is no environment {index}; there are {self.count}, counted from 0"
+            raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, problem)
         with self._lock:
             known = self._held(token)
             if known is not None:
@@ -78,9 +80,8 @@ class LeaseTable:
                 raise CallRefusedByCallback(CallRefusalReason.OCCUPIED, self._why_not(count, index, len(free), now))
             slots = tuple(sorted(free[:count]))
             for i in slots:
-                before = self._slots[i]
-                if before is not None:
-                    self._end(before)
+                if (expired := self._slots[i]) is not None:
+                    self._end(expired)
             lease = ServerEnvironmentLease(token, slots, now)
             self._leases[token] = lease
             for i in slots:
@@ -89,7 +90,10 @@ class LeaseTable:
 
     @contextmanager
     def use(self, token: int) -> Iterator[ServerEnvironmentLease]:
-        """Hold a lease during a call (``with`` block). The lease cannot end then, and no second call of its caller can begin."""
+        """Yield the lease with this token, for one call of its caller.
+
+        During the ``with`` block, the lease does not end, and a second call of the caller is refused.
+        """
         with self._lock:
             lease = self._held(token)
             if lease is None:
@@ -109,13 +113,12 @@ class LeaseTable:
     def renew(self, token: int, now: float | None = None) -> bool:
         with self._lock:
             lease = self._held(token)
-            if lease is None:
-                return False
-            lease.last_message_s = monotonic() if now is None else now
-            return True
+            if lease is not None:
+                lease.last_message_s = monotonic() if now is None else now
+            return lease is not None
 
     def release(self, token: int) -> None:
-        """End a lease: now, or after its running call."""
+        """End the lease with this token, at once or after its running call. If there is no such lease, do nothing."""
         with self._lock:
             lease = self._held(token)
             if lease is not None:

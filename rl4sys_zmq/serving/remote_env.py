@@ -24,6 +24,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     PayloadError,
     RL4SysError,
+    config_error,
 )
 from rl4sys_zmq.liveness import MISSED_MESSAGES, RENEWAL_LIMITS_S
 from rl4sys_zmq.logs import get_logger
@@ -45,9 +46,9 @@ _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews a lease, and returns it if the `EnvLease` is garbage-collected without `close`."""
+    """The thread that renews the lease of a `LeasedEnvClient`, and returns the lease if that object is garbage-collected."""
 
-    def __init__(self, env_lease: EnvLease) -> None:
+    def __init__(self, env_lease: LeasedEnvClient) -> None:
         super().__init__("rl4sys-lease")
         self.token = 0  # identifies the lease at the server. 0 while there is none
         self.every_s = 1.0
@@ -57,7 +58,7 @@ class _LeaseRenewer(Worker):
         self._env_lease = weakref.ref(env_lease, lambda _: over.put(None))
 
     def run(self) -> None:
-        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected."""
+        """Renew the lease until `stop`, or until the `LeasedEnvClient` is garbage-collected."""
         while not self._is_over():
             try:
                 self._client.call("keep", {"token": self.token}, self.every_s)
@@ -88,8 +89,8 @@ class _LeaseRenewer(Worker):
         return True
 
 
-class EnvLease(Resource):
-    """The caller's lease of environments of a `GymEnvServer`, which a thread renews.
+class LeasedEnvClient(Resource):
+    """A client that leases environments of a `GymEnvServer`, and resets and steps them. A thread renews the lease.
 
     Only one thread at a time may use this object. Any thread can call `close`.
     """
@@ -134,7 +135,7 @@ class EnvLease(Resource):
         )
 
     def acquire(self) -> None:
-        """Lease environments. An unanswered request is repeated with the same token, so that the server does not lease twice."""
+        """Lease environments. After a missing reply, the next call sends the same token, so the server leases only once."""
         renewer = self._renewer
         if self.is_leased or not renewer.token:
             renewer.token, self.is_leased = _rng.getrandbits(63), False
@@ -149,7 +150,7 @@ class EnvLease(Resource):
         self.slots, self.is_leased = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
-        """Reset the environments. If the server has ended the lease, lease again first."""
+        """Reset the environments, and return the reply. If the server has ended the lease, first lease environments again."""
         if self.is_leased:
             try:
                 return self.call("reset", payload)
@@ -196,9 +197,7 @@ class EnvLease(Resource):
 def _of(about: Tree, name: str, kind: Any) -> Any:
     value = about.get(name) if isinstance(about, dict) else None
     if not isinstance(value, kind):
-        raise ConfigError(
-            f"the server's description of its environments is malformed: its {name} is a {type(value).__name__}", key=name
-        )
+        raise config_error(name, f"a {type(value).__name__} in the server's description of its environments is malformed")
     return value
 
 
@@ -206,8 +205,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     """A client for one environment of a `GymEnvServer`, used like a local `gymnasium.Env`.
 
     No other caller can use the environment until this object is closed or garbage-collected. Each step and reset runs at most
-    once, even if messages are lost. If the text of an error names `reset`, call it to continue. This also works after a restart
-    of the server.
+    once, even if messages are lost. If the text of an error names `reset`, call `reset` to continue, also after a restart of
+    the server.
 
     `np_random` is a local generator. It has the same seed as the generator of the environment at the server.
 
@@ -238,7 +237,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             ConfigError: If the timeout is invalid or the keys cannot be read.
             TransportError: If the address is invalid.
         """
-        self._env_lease = EnvLease(address, count=1, index=env_index, timeout_s=timeout_s, keys=keys)
+        self._env_lease = LeasedEnvClient(address, count=1, index=env_index, timeout_s=timeout_s, keys=keys)
         self.observation_space = self._env_lease.observation_space
         self.action_space = self._env_lease.action_space
         self.metadata = self._env_lease.metadata
@@ -256,7 +255,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         In these two cases, the method first leases an environment again, possibly another one.
 
         Raises:
-            CallError: As `step`.
+            CallError: If the environment raised an exception, no environment is free, or no reply arrived in time.
             PayloadError: If the options cannot be sent. The message has the path of the value.
             gymnasium.error.Error: If the seed is invalid, as with any environment.
         """
@@ -286,18 +285,18 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Return the result of the environment's `render`, in the render mode of the server.
 
         Raises:
-            CallError: As `step`.
+            CallError: If the environment raised an exception, or no reply arrived in time.
         """
         (frame,) = self._env_lease.call("render", {})
         return copy_tree(frame)
 
     @property
     def state(self) -> Any:
-        """The attribute ``state`` of the environment at the server, such as CartPole's. It is a copy; read only.
+        """A copy of the attribute ``state`` of the environment at the server, such as CartPole's state.
 
         Raises:
             AttributeError: If the environment has no such attribute.
-            CallError: As `step`. The episode continues.
+            CallError: If the call failed. The episode continues.
         """
         try:
             (state,) = self._env_lease.call("state", {})

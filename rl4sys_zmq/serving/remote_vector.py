@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from rl4sys_zmq.config.options import check_value, integer, mapping, optional
-from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
-from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, EnvLease, parse_seed
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError, config_error
+from rl4sys_zmq.serving.remote_env import LEASE_ENDED, TIMEOUT_S, LeasedEnvClient, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 
@@ -53,7 +53,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             CallRefused: Code ``OCCUPIED`` if too few environments are free.
             CallError, TransportError: As `RemoteEnv`.
         """
-        self._parts: list[EnvLease] = []
+        self._parts: list[LeasedEnvClient] = []
         self._unsure = True  # the state of an episode is unknown, so all must be reset before the next step
         if not isinstance(address, (str, Sequence)):
             raise ConfigError(f"address is {address!r:.60}; expected an address or a sequence of addresses", key="address")
@@ -66,7 +66,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             for where in addresses:
                 left = None if num_envs is None else num_envs - self.num_envs
                 if left != 0:
-                    self._parts.append(EnvLease(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
+                    self._parts.append(LeasedEnvClient(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
                     self.num_envs += len(self._parts[-1].slots)
             if num_envs is not None and self.num_envs < num_envs:
                 text = f"{num_envs} requested; there are {self.num_envs} environments in all"
@@ -76,9 +76,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 for name in ("observation_space", "action_space"):
                     here, there = getattr(first, name), getattr(part, name)
                     if here != there:
-                        raise ConfigError(
-                            f"{part.client.address} has the {name} {there}, {first.client.address} {here}", key=name
-                        )
+                        raise config_error(name, f"{part.client.address} has {there}, {first.client.address} {here}")
         except BaseException:
             self.close_extras()
             raise
@@ -111,7 +109,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             Observations ``[num_envs, ...]`` and infos, in the form of `SyncVectorEnv`.
 
         Raises:
-            CallError, PayloadError: As `RemoteEnv.reset`; then reset all environments.
+            CallError, PayloadError: If a call failed, or the options cannot be sent. Then reset all environments.
             ConfigError: If the seeds, the options or the mask are invalid. No environment was reset.
         """
         seeds = self._each_seed(seed)
@@ -121,10 +119,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ConfigError(f"reset_mask must be an array of {self.num_envs} booleans with at least one True", key="reset_mask")
         if self._unsure and not mask.all():
-            raise ConfigError(
-                "the first reset, and the first after a failed call, must reset all environments: drop the reset_mask",
-                key="reset_mask",
-            )
+            problem = "the first reset, and the first after a failed call, must reset all environments: omit it"
+            raise config_error("reset_mask", problem)
         only, self._unsure = mask.tolist(), True
         asked = [(part, {"only": only[here], "seeds": seeds[here], "options": options}) for part, here in self._slices()]
         answers = self._reset_all(asked)
@@ -151,7 +147,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             infos, in the form of `SyncVectorEnv`.
 
         Raises:
-            CallError, PayloadError: As `RemoteEnv.step`, for the first call that failed; then reset all environments.
+            CallError, PayloadError: If a call failed, or an action cannot be sent. Then reset all environments.
             ConfigError: If `actions` is not a batch of `num_envs` actions. No environment was stepped.
         """
         if self._unsure and not self.closed:
@@ -184,7 +180,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         """Return a tuple with the result of each environment's `render`.
 
         Raises:
-            CallError: As `RemoteEnv.render`.
+            CallError: If an environment raised an exception, or no reply arrived in time.
         """
         return tuple(copy_tree(self._ask_all("render", [(part, {}) for part in self._parts])))
 
@@ -193,15 +189,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         for part in self._parts:
             part.close()
 
-    def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Call the method `verb` of each server, in parallel, and return the replies for all environments."""
+    def _ask_all(self, verb: str, asked: list[tuple[LeasedEnvClient, dict[str, Tree]]]) -> list[Tree]:
+        """Call the method `verb` of several servers in parallel. Return the reply for each environment."""
         if len(asked) == 1:
             part, payload = asked[0]
             return list(part.call(verb, payload))
         return [answer for future in self._send_all(verb, asked) for answer in future.result()]
 
-    def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Reset environments of each server, in parallel. If a server has ended the lease, lease environments again first."""
+    def _reset_all(self, asked: list[tuple[LeasedEnvClient, dict[str, Tree]]]) -> list[Tree]:
+        """Reset environments of several servers in parallel. Where a server has ended the lease, lease environments again."""
         if len(asked) == 1:
             part, payload = asked[0]
             return list(part.reset(payload))
@@ -215,8 +211,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         replies.update(zip(lost, self._send_all("reset", [asked[place] for place in lost]), strict=True))
         return [answer for place in range(len(asked)) for answer in replies[place].result()]
 
-    def _send_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Future[Tree]]:
-        """Call the method `verb` of each server, in parallel. Return one completed future for each server."""
+    def _send_all(self, verb: str, asked: list[tuple[LeasedEnvClient, dict[str, Tree]]]) -> list[Future[Tree]]:
+        """Call the method `verb` of several servers in parallel. Return a completed future with the reply of each."""
         futures: list[Future[Tree]] = []
         try:
             for part, payload in asked:
@@ -226,7 +222,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return futures
 
     def _each_seed(self, seed: Any) -> list[str | None]:
-        """Return the seed of each environment as digits, or None."""
+        """Return the seed of each environment as a text of digits, or None where none is given."""
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
@@ -240,7 +236,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 raise ConfigError(f"the seed {one!r:.60} is not an integer of at least 0", key="seed")
         return [None if one is None else str(int(one)) for one in seed]
 
-    def _slices(self) -> list[tuple[EnvLease, slice]]:
+    def _slices(self) -> list[tuple[LeasedEnvClient, slice]]:
         out, at = [], 0
         for part in self._parts:
             out.append((part, slice(at, at + len(part.slots))))

@@ -18,18 +18,18 @@ the last update, a *note*, which is an update without items, records the positio
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import count_received
-from rl4sys_zmq.delivery import StreamRow
+from rl4sys_zmq.delivery.journal import StreamRow
 from rl4sys_zmq.errors import CallRefusalReason, Closed, StoreFileError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_journal import JournaledItems, NextItemPosition, StoreJournal, StreamKey
+from rl4sys_zmq.values.trees import Tree
 
 log = get_logger(__name__)
 
@@ -41,50 +41,25 @@ _TRANSIENT = (OSError, MemoryError, StoreFileError, Closed)
 """Exceptions of a store after which the same item is tried again later. After any other, the item is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class InsertRequest:
-    """A trainer client's request to insert items with consecutive numbers."""
-
-    stream: StreamKey
-    # number of the last acknowledged item, according to the trainer client. If the server's own number is lower, it
-    # accepts nothing
-    after: int
-    known: int  # largest item number that the trainer client ever saw acknowledged, also by an earlier server
-    first: int  # number of the first item
-    items: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class InsertedItems:
-    """Items of one trainer client that a data store has accepted."""
-
-    client: str
-    acked: int  # number of the last accepted item in the trainer client's store
-    items: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class InsertResult:
-    """The result of an insert request: the acknowledged number, counts of items, and an error of the store."""
-
-    # number of the last item that the server now has. If this is below `InsertRequest.after`, nothing was accepted, and
-    # the trainer client sends the items after `acked`
-    acked: int
-    fresh: int = 0  # number of items that were new
-    dropped: int = 0  # number of earlier items that the trainer client's store dropped before they were sent
-    error: Exception | None = None  # exception that the store raised for an item, or None
-    # items that are now in the store. None if there are none, or if accepted items still wait for the store
-    arrival: InsertedItems | None = None
+DataCallback = Callable[[str, dict[str, Any]], object]
 
 
 class StoreInserter:
-    """An object that records actors' items in the journal and inserts them into one data store.
+    """An object that records actors' items in the journal, inserts them into one data store, and calls the trainer's callback.
 
-    One thread at a time can call `insert_waiting` and `insert`. `TrainerServer.status` describes the counters, in items.
+    One thread at a time can call `insert_waiting`, `insert` and `report`. `TrainerServer.status` describes the counters.
     """
 
-    def __init__(self, name: str, store: DataStoreBase, journal: StoreJournal | None, journal_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: DataStoreBase,
+        journal: StoreJournal | None,
+        journal_bytes: int,
+        callback: DataCallback | None = None,
+    ) -> None:
         self.name, self.store = name, store
+        self._callback = callback
         self.counters = Counters()
         self._journal, self._journal_bytes = journal, journal_bytes
         self._marks: dict[StreamKey, int] = {}
@@ -99,9 +74,9 @@ class StoreInserter:
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Restore the marks after a restart, and insert the journal's items that the store lacks.
+        """Restore the marks of all streams after a restart, and insert the journal's items that the store lacks.
 
-        A store in memory gets all items of the journal. A store on disk lacks at most the last items.
+        A store in memory lacks all items, a store on disk only the last ones. `streams` are the journal's records.
         """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[JournaledItems]()
@@ -126,46 +101,58 @@ class StoreInserter:
         """Return the number of the last item that the server has from a stream, or -1."""
         return self._marks.get(stream, -1)
 
-    def insert_waiting(self) -> InsertedItems | None:
-        """Insert accepted items that the store could not take earlier, for example because its disk was full."""
-        if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
-            raise CallRefusedByCallback(
-                CallRefusalReason.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}"
-            )
-        return self._arrival()
+    def insert_waiting(self) -> None:
+        """Insert accepted items that the store could not take earlier, for example because its disk was full.
 
-    def insert(self, request: InsertRequest) -> InsertResult:
-        """Record the new items of a request in the journal, and insert them. Call `insert_waiting` first."""
-        acked = self.mark(request.stream)
-        if request.after > acked:
-            return InsertResult(acked)
-        duplicates = count_received(acked + 1, request.first, len(request.items))
-        fresh, first = request.items[duplicates:], request.first + duplicates
+        If some of them still wait afterwards, refuse the call with the code ``busy``.
+        """
+        if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
+            problem = f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}"
+            raise CallRefusedByCallback(CallRefusalReason.BUSY, problem)
+        self._tell()
+
+    def insert(self, stream: StreamKey, items: list[Any], *, after: int, known: int, first: int) -> dict[str, Tree]:
+        """Record the new ones of a stream's items in the journal, insert them into the store, and return the reply.
+
+        `items` have the numbers from `first` on. The trainer client has read its store after the number `after`, and has seen
+        acknowledgements up to the number `known`. If the mark is below `after`, nothing is accepted, and the client continues
+        after ``acked``, the mark in the reply. Call `insert_waiting` first, and
+        `report` with the reply afterwards.
+        """
+        acked = self.mark(stream)
+        if after > acked:
+            return _reply(acked)
+        duplicates = count_received(acked + 1, first, len(items))
+        fresh, first = items[duplicates:], first + duplicates
         self.counters.add("duplicates", duplicates)
         if first + len(fresh) <= acked + 1:
-            return InsertResult(acked)
+            return _reply(acked)
         if acked < 0 and len(self._marks) >= MAX_STREAMS:
-            raise CallRefusedByCallback(
-                CallRefusalReason.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have"
-            )
+            problem = f"store {self.name} has {MAX_STREAMS} streams, the most that it can have"
+            raise CallRefusedByCallback(CallRefusalReason.BUSY, problem)
         if self._journal is not None:
-            update = JournaledItems(self.name, request.stream, first, fresh, self._place())
+            update = JournaledItems(self.name, stream, first, fresh, self._place())
             self._keep(update, self._journal.commit(update))
             self._unsure = False
-        self._marks[request.stream] = first + len(fresh) - 1
-        forgotten = max(0, min(first - 1, request.known) - acked)
+        self._marks[stream] = first + len(fresh) - 1
+        forgotten = max(0, min(first - 1, known) - acked)
         dropped = first - 1 - acked - forgotten
         self.counters.add("forgotten", forgotten)
         self.counters.add("dropped_at_source", dropped)
         self._gap_pending |= first > acked + 1
         self._waiting.extend(fresh)
-        self._sender = request.stream
+        self._sender = stream
         error = self._insert_waiting()
         self.counters.add("accepted", len(fresh))
-        return InsertResult(self._marks[request.stream], len(fresh), dropped, error, self._arrival())
+        return _reply(self._marks[stream], len(fresh), dropped, error)
+
+    def report(self, reply: dict[str, Tree]) -> dict[str, Tree]:
+        """Call the trainer's callback with the inserted items. Return the reply, with the callback's exception if any."""
+        error = self._tell()
+        return reply if error is None else {**reply, "error": _text_of(error)}
 
     def status(self) -> dict[str, Any]:
-        """Return the sizes of the store and of its part of the journal. ``owed`` counts items that are not inserted so far."""
+        """Return the sizes of the store and of its part of the journal. ``owed`` counts accepted items that still wait."""
         return {
             "items": len(self.store),
             "latest_data_id": self.store.latest_data_id(),
@@ -193,7 +180,7 @@ class StoreInserter:
         updates.clear()
 
     def _insert_waiting(self) -> Exception | None:
-        """Insert the accepted items. Return the first exception of the store, or None."""
+        """Insert the accepted items, and drop those that the store rejects. Return the store's first exception, or None."""
         before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None
@@ -228,21 +215,24 @@ class StoreInserter:
             self.store.gap()
             self._gap_pending = False
 
-    def _arrival(self) -> InsertedItems | None:
-        """Return the items inserted since the last call, for the trainer's callback."""
+    def _tell(self) -> Exception | None:
+        """Call the trainer's callback with the newly inserted items, if no item waits. Return its exception, or None."""
         if self._waiting:
             return None
         self._note()
         items, self._inserted = self._inserted, []
-        if not items:
-            return None
-        assert self._sender is not None
-        return InsertedItems(self._sender[0], self.mark(self._sender), items)
-
-    # ---- the journal
+        if items and self._callback is not None:
+            assert self._sender is not None
+            try:
+                self._callback(self.name, {"data": items, "last_id": self.mark(self._sender), "client": self._sender[0]})
+            except Exception as exc:
+                self.counters.add("callback_failed")
+                log.exception("the callback for data of %s failed", self.name)
+                return exc
+        return None
 
     def _note(self) -> None:
-        """Record the store's position in the journal, unless the position follows from the last entry."""
+        """Record the number of the store's next item in the journal, unless this number follows from the last entry."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
@@ -274,3 +264,11 @@ class StoreInserter:
         if self._gone_updates >= TRIM_UPDATES:
             self._journal.trim(self.name, self._gone)
             self._gone, self._gone_updates = {}, 0
+
+
+def _reply(acked: int, fresh: int = 0, dropped: int = 0, error: Exception | None = None) -> dict[str, Tree]:
+    return {"acked": acked, "fresh": fresh, "dropped": dropped, "error": None if error is None else _text_of(error)}
+
+
+def _text_of(error: Exception) -> list[Tree]:
+    return [type(error).__name__, str(error)[:1000]]

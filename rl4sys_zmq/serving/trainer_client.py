@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ from rl4sys_zmq.errors import (
     CallLost,
     CallRefusalReason,
     CallRefused,
-    CallTimeout,
     Closed,
     ConfigError,
     PayloadError,
@@ -27,11 +27,11 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
-from rl4sys_zmq.security import TokenBucket
-from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
+from rl4sys_zmq.security.access import TokenBucket
+from rl4sys_zmq.serving.config import TrainerConfig, first_call, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, StoreUploadState, UpdateResult, find_store, pack_items
+from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, UnsentItemReader, UpdateResult, find_store, pack_items
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 log = get_logger(__name__)
@@ -95,9 +95,9 @@ class TrainerClient(Resource):
             CallTimeout: If no server answered and `wait_for_server` is False.
             CallRefused: Code ``mismatch`` if the configurations differ; the message names the field. Code ``unknown`` if the
                 server does not have a data store of this name, and `raises` is True.
-            CallFailed: As `update`, if `raises` is True. Other items were sent, but the client is not created.
-            PayloadError: As `CallFailed`.
-            StoreFileError: As `update`.
+            CallFailed: If the server's store or data callback failed, and `raises` is True. The other items were sent.
+            PayloadError: If an item cannot be sent, and `raises` is True. The other items were sent.
+            StoreFileError: If a data store on disk was replaced by an older copy, or your own data store raised an exception.
         """
         self.name = check_name(name, "name")
         self.config = check_value("config", config, instance_of(TrainerConfig))
@@ -116,7 +116,7 @@ class TrainerClient(Resource):
         self.last_error: RL4SysError | None = None
         self._failing: dict[str, type[RL4SysError]] = {}  # the class of the last error of updates and of requests
         self.counters = Counters()
-        self._feeds = {key: StoreUploadState(store) for key, store in stores.items()}
+        self._feeds = {key: UnsentItemReader(store) for key, store in stores.items()}
         self._lock = threading.Lock()
         self._bucket = TokenBucket(config.rate_limit, time.monotonic()) if config.rate_limit is not None else None
         self._on_network: Callable[[Any], object] | None = None
@@ -151,11 +151,7 @@ class TrainerClient(Resource):
                 own data store raised an exception (see ``__cause__``). This is raised even if `raises` is False.
             Closed: After `stop`. This is raised even if `raises` is False.
         """
-        try:
-            result = self._update_all()
-        except CallError as exc:
-            result = UpdateResult(error=exc)
-        return self._conclude(result)
+        return self._conclude(_result_of(self._update_all))
 
     def _update_all(self) -> UpdateResult:
         result = UpdateResult()
@@ -168,7 +164,7 @@ class TrainerClient(Resource):
                 result.error or part.error,
             )
         if result:
-            self._count("updates")
+            self.counters.add("updates")
         return result
 
     def update_datastore(self, name: str, from_id: int | None, confirm_update: bool = False) -> UpdateResult:
@@ -188,15 +184,16 @@ class TrainerClient(Resource):
         Raises:
             ConfigError: If this trainer client has no such data store.
             CallLost: With `confirm_update`, if the server was restarted and has lost items that it had acknowledged.
-            RL4SysError: As `update`.
+            RL4SysError: If the update failed (`update` lists the exceptions).
         """
-        try:
+
+        def update() -> UpdateResult:
             result = self._update(name, from_id)
             if confirm_update and self._mark(name) < result.acked.get(name, -1):
                 raise CallLost(INSERT + name, self._client.address)
-        except CallError as exc:
-            result = UpdateResult(error=exc)
-        return self._conclude(result)
+            return result
+
+        return self._conclude(_result_of(update))
 
     def get_server_last_update_id(self, name: str) -> int | None:
         """Return the number of the last item of a data store that the server has, or -1 if the server has none.
@@ -236,7 +233,7 @@ class TrainerClient(Resource):
             CallLost: If the server was restarted during the call. The callback may have run.
             CallFailed: If the server's callback raised an exception.
             PayloadError: If the payload cannot be sent. This is raised even if `raises` is False.
-            Closed: As `PayloadError`, after `stop`.
+            Closed: After `stop`. This is raised even if `raises` is False.
         """
         return self._unless_it_fails("request", lambda: self._request(type, payload))
 
@@ -249,7 +246,7 @@ class TrainerClient(Resource):
             )
         with self._lock:
             allowed = self._bucket is None or self._bucket.take(1.0, time.monotonic())
-            self.counters.add("requests" if allowed else "refused.rate")
+        self.counters.add("requests" if allowed else "refused.rate")
         if not allowed:
             detail = f"more than {self.config.rate_limit:g} requests a second"
             raise CallRefused(method, self._client.address, CallRefusalReason.RATE, detail)
@@ -314,24 +311,22 @@ class TrainerClient(Resource):
         self.stop()
 
     def _connect(self, wait: bool) -> None:
-        """Make the first call and the first update. With `wait`, repeat this until a server answers."""
-        while True:
-            try:
-                self._client.call(STORES)
-                result = self._update_all()
-            except (CallTimeout, CallRefused) as exc:
-                if isinstance(exc, CallRefused) and exc.code is CallRefusalReason.UNKNOWN:
-                    result = UpdateResult(error=exc)  # the trainer can register the data store later
-                elif not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.CLOSING):
-                    raise
-                else:
-                    log.info("waiting for a trainer at %s", self._client.address)
-                    continue
-            self._conclude(result)
-            return
+        """Make the first call and the first update. With `wait`, repeat both until a server answers."""
+
+        def connect() -> UpdateResult:
+            self._client.call(STORES)
+            return self._update_all()
+
+        try:
+            result = first_call(self.name, connect, wait=wait, codes=[CallRefusalReason.CLOSING], level=logging.INFO)
+        except CallRefused as exc:
+            if exc.code is not CallRefusalReason.UNKNOWN:  # then the trainer can register the data store later
+                raise
+            result = UpdateResult(error=exc)
+        self._conclude(result)
 
     def _conclude(self, result: UpdateResult) -> UpdateResult:
-        """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
+        """Return `result`. If the update failed, raise its error if `raises` is True, otherwise count and log the error."""
         if result.error is not None and self.raises:
             raise result.error
         self._note(result)
@@ -356,14 +351,14 @@ class TrainerClient(Resource):
 
     def _failed(self, what: str, error: RL4SysError) -> None:
         """Count a failed update or request (`what`), and log it unless the last failure was of the same kind."""
-        self._count("update_failed" if what == "update" else "request_failed")
+        self.counters.add("update_failed" if what == "update" else "request_failed")
         self.last_error = error
         if self._failing.get(what) is not type(error):
             self._failing[what] = type(error)
             log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send the items that the server does not have, and with `from_id` all items after it."""
+        """Send the items of a data store that the server does not have. With `from_id`, also send all above this number."""
         feed = find_store(self._feeds, name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:
@@ -375,14 +370,13 @@ class TrainerClient(Resource):
         with feed.lock:
             return self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
 
-    def _send_all(self, name: str, feed: StoreUploadState, from_id: int) -> UpdateResult:
-        """Send all items after `from_id` that the store holds at the start of this call."""
+    def _send_all(self, name: str, feed: UnsentItemReader, from_id: int) -> UpdateResult:
+        """Send all items above `from_id` that the store has at the start of this call, and return the result."""
         acked, target = from_id, feed.latest()
         items = dropped = 0
         error: RL4SysError | None = None
         while acked < target:
-            first, batch = feed.read_after(acked)
-            batch = feed.cut(batch)
+            first, batch = feed.next_message(acked)
             reply = None
             while reply is None:
                 try:
@@ -393,16 +387,16 @@ class TrainerClient(Resource):
                         continue
                     error = error or exc
                     first, batch = first + 1, []
-                    self._count("unsendable")
+                    self.counters.add("unsendable")
             items, dropped, acked = items + reply["fresh"], dropped + reply["dropped"], reply["acked"]
             feed.known = max(feed.known, acked)
             if reply["error"] is not None:
                 error = error or CallFailed(INSERT + name, self._client.address, *reply["error"])
-        self._count("items", items)
-        self._count("dropped_at_source", dropped)
+        self.counters.add("items", items)
+        self.counters.add("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped, error)
 
-    def _send(self, name: str, feed: StoreUploadState, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
+    def _send(self, name: str, feed: UnsentItemReader, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
             **pack_items(batch),
             "client": self.name,
@@ -417,7 +411,7 @@ class TrainerClient(Resource):
             if exc.code is CallRefusalReason.TOO_LARGE:
                 raise PayloadError("payload", exc.detail) from exc
             raise
-        self._count("messages")
+        self.counters.add("messages")
         return reply
 
     def _on_published(self, params: Tree, number: int) -> None:
@@ -426,13 +420,16 @@ class TrainerClient(Resource):
         if callback is not None:
             callback(copy_tree(params))
 
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self.counters.add(name, amount)
+
+def _result_of(update: Callable[[], UpdateResult]) -> UpdateResult:
+    try:
+        return update()
+    except CallError as exc:
+        return UpdateResult(error=exc)
 
 
 class _UpdateThread(Worker):
-    """The thread that calls `update` periodically."""
+    """The thread that calls `TrainerClient.update` every `interval_s` seconds."""
 
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
         super().__init__(f"rl4sys-trainer-update-{client.name}")

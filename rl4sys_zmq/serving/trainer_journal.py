@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.delivery import JournalEntry, JournalHealth, JournalPage, StreamRow
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import JournalEntry, JournalHealth, JournalPage, StreamRow
 from rl4sys_zmq.delivery.journal_file import Fsync
 from rl4sys_zmq.errors import CallRefusalReason, JournalError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.logs import get_logger
@@ -85,12 +85,12 @@ class StoreJournal(Resource):
         return entry.nbytes
 
     def note(self, update: JournaledItems) -> None:
-        """Queue an entry that only records the store's position, without waiting for the disk."""
+        """Queue an entry that only records the number of the store's next item, without waiting for the disk."""
         with self._changed:
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[JournaledItems, int]]:
-        """Yield each entry of a data store with its size in bytes, oldest first. Damaged entries are logged."""
+        """Yield each entry of a data store with its size in bytes, oldest first. Damaged entries are logged and left out."""
         after, more = 0, True
         while more:
             page = self._page(store, after)
@@ -101,7 +101,7 @@ class StoreJournal(Resource):
             after, more = page.last_row, page.more
 
     def trim(self, store: str, marks: Mapping[StreamKey, int]) -> None:
-        """Delete old items of a data store. `marks` has the number of the first item to keep of each stream."""
+        """Delete old items of a data store. For each stream, `marks` has the number of the first item to keep."""
         with self._changed:
             self._journal.trim(store, marks)
 

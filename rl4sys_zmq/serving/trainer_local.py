@@ -176,7 +176,7 @@ class TrainerSMInterface(Resource):
         }
 
     def stop(self) -> None:
-        """Stop passing networks to callbacks, and refuse requests. Callbacks that run now are not awaited."""
+        """Refuse all further requests, and call no callback for new networks any more. A callback that runs now continues."""
         with self._lock:
             self._stopped, self._on_request = True, None
 
@@ -185,7 +185,7 @@ class TrainerSMInterface(Resource):
         self.stop()
 
     def _tell(self, callback: Callable[[Any], object]) -> None:
-        """Pass the newest network to a callback."""
+        """Pass a copy of the newest network to a callback. Log and count its exception."""
         if self._stopped:
             return
         try:

@@ -16,11 +16,11 @@ from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
-from rl4sys_zmq.security import TokenBucket
+from rl4sys_zmq.security.access import TokenBucket
 from rl4sys_zmq.serving.config import TrainerConfig, set_log_level
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.inference import ThreadedServer
-from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
+from rl4sys_zmq.serving.store_ingest import DataCallback, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.serving.trainer_transfer import DATA_STORE, find_store, params_as_arrays, payload_bytes, unpack_items
 from rl4sys_zmq.values.trees import Tree
@@ -37,7 +37,6 @@ MAX_CALLERS = 4096
 RATE_LIMIT_MARGIN = 1.1
 """The server's rate limit divided by the client's, because calls can arrive less evenly than they were made."""
 
-DataCallback = Callable[[str, dict[str, Any]], object]
 RequestCallback = Callable[[str, Any], Any]
 
 
@@ -151,7 +150,7 @@ class TrainerServer(ThreadedServer):
                 "resend them: give run_dir from the start, or an empty store (in an empty folder)",
                 key="data_store",
             )
-        ingest = StoreInserter(name, data_store, self._journal, self._journal_bytes)
+        ingest = StoreInserter(name, data_store, self._journal, self._journal_bytes, self._data_callback)
         with self._lock:
             if self._stopped:
                 raise Closed("the trainer server was stopped")
@@ -257,8 +256,6 @@ class TrainerServer(ThreadedServer):
             "counters": counters,
         }
 
-    # ---- methods that trainer clients call
-
     def _mark(self, payload: Tree) -> Tree:
         client, lineage, store = _read(payload, **STREAM, store=_anything)
         try:
@@ -270,38 +267,20 @@ class TrainerServer(ThreadedServer):
     def _insert(self, ingest: StoreInserter, payload: Tree) -> Tree:
         numbers = dict.fromkeys(("after", "known", "first"), MARK_NUMBER)
         client, lineage, after, known, first, columns = _read(payload, **STREAM, **numbers, columns=_anything)
-        request = InsertRequest((client, lineage), after, known, first, unpack_items(payload))
-        if request.first <= -1 or request.after >= request.first:
-            raise CallRefusedByCallback(
-                CallRefusalReason.INVALID,
-                f"the first item has the number {request.first}, which does not follow the mark {request.after}",
-            )
-        self._tell(ingest, ingest.insert_waiting())
-        result = ingest.insert(request)
-        with self._lock:
-            self._counters.add("updates")
-            self._counters.add("bytes", payload_bytes(columns))
-        callback_error = self._tell(ingest, result.arrival)
-        error = result.error if callback_error is None else callback_error
-        text = None if error is None else [type(error).__name__, str(error)[:1000]]
-        return {"acked": result.acked, "fresh": result.fresh, "dropped": result.dropped, "error": text}
-
-    def _tell(self, ingest: StoreInserter, arrival: InsertedItems | None) -> Exception | None:
-        """Call the data callback with items that the store now has. Return the callback's exception, or None."""
-        if self._data_callback is not None and arrival is not None:
-            try:
-                self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})
-            except Exception as exc:
-                with self._lock:
-                    self._counters.add("callback_failed")
-                log.exception("the callback for data of %s failed", ingest.name)
-                return exc
-        return None
+        if first <= -1 or after >= first:
+            problem = f"the first item has the number {first}, which does not follow the mark {after}"
+            raise CallRefusedByCallback(CallRefusalReason.INVALID, problem)
+        items = unpack_items(payload)
+        ingest.insert_waiting()
+        reply = ingest.insert((client, lineage), items, after=after, known=known, first=first)
+        self._counters.add("updates")
+        self._counters.add("bytes", payload_bytes(columns))
+        return ingest.report(reply)
 
     def _request(self, kind: str, payload: Tree) -> Tree:
         client, arguments = _read(payload, client=name, payload=_anything)
+        self._counters.add("requests")
         with self._lock:
-            self._counters.add("requests")
             self._limit(client)
         return {} if self._request_callback is None else self._request_callback(kind, arguments)
 
@@ -322,7 +301,7 @@ def _anything(value: object) -> object:
 
 
 def _read(payload: Tree, /, **checks: Check[Any]) -> list[Any]:
-    """Return the checked fields of a trainer client's payload, or refuse the call."""
+    """Return the fields of a trainer client's payload that `checks` names. Refuse the call if one of them is invalid."""
     if type(payload) is not dict:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload is not that of a trainer client; expected a dict")
     try:

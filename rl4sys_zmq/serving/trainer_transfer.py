@@ -37,7 +37,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def find_store(stores: Mapping[str, T], name: object) -> T:
-    """Return what is stored under the name of a data store, or raise `ConfigError`."""
+    """Return the value for the data store with this name. Raise `ConfigError` if there is no such store."""
     if isinstance(name, str) and name in stores:
         return stores[name]
     known = ", ".join(sorted(stores)) or "none"
@@ -49,7 +49,7 @@ def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
 
 
 def unpack_items(payload: Tree) -> list[Any]:
-    """Split a payload that `pack_items` has made into items. It can come from an untrusted peer. Arrays are read-only views."""
+    """Split a payload of `pack_items` into its items, with read-only arrays. The payload can come from an untrusted peer."""
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)
     if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
@@ -93,7 +93,7 @@ def _has_rows(column: Tree, count: int) -> bool:
 
 
 def params_as_arrays(params: object) -> Tree:
-    """Copy parameters to numpy arrays, without an import of a framework. Mappings become dicts, named tuples become tuples."""
+    """Copy a network's parameters, of any framework, to numpy arrays. Mappings become dicts, named tuples become tuples."""
     return map_tree(_convert, params, _error)
 
 
@@ -137,7 +137,7 @@ class UpdateResult:
     Attributes:
         items: Number of new items that the server accepted.
         acked: Dict from the name of each data store to the number of the last item that the server has, or -1. After a failed
-            update it lacks the stores that were not updated completely.
+            update, the dict lacks the stores that were not updated completely.
         dropped_at_source: Number of items that the full data stores dropped before they were sent.
         error: Exception that ended the update, or the first exception about a single item. None if the update succeeded.
     """
@@ -151,8 +151,8 @@ class UpdateResult:
         return self.error is None
 
 
-class StoreUploadState:
-    """The state of the transfer of one data store's items to a `TrainerServer`."""
+class UnsentItemReader:
+    """A reader of the items that one data store has to send to a `TrainerServer`, in parts that fit in a message."""
 
     def __init__(self, store: DataStoreBase) -> None:
         self.store = store
@@ -164,28 +164,26 @@ class StoreUploadState:
         with _as_store_error(self.store):
             return self.store.latest_data_id()
 
-    def read_after(self, from_id: int) -> tuple[int, list[Any]]:
+    def next_message(self, from_id: int) -> tuple[int, list[Any]]:
+        """Return the items after `from_id` that fit in one message, and the number of the first of them."""
         with _as_store_error(self.store):
             if not self.items:
                 _, one = self.store.read_after(from_id, 1)
                 self.items = max(1, min(FIRST_ITEMS, MESSAGE_BYTES // (1 + payload_bytes(one))))
-            return self.store.read_after(from_id, self.items)
-
-    def cut(self, batch: list[Any]) -> list[Any]:
-        """Return the first items of the batch that fit in one message, and set `items`."""
+            first, batch = self.store.read_after(from_id, self.items)
         size = 0
         for count, item in enumerate(batch):
             size += payload_bytes(item)
             if count and size > MESSAGE_BYTES:
                 self.items = count
-                return batch[:count]
+                return first, batch[:count]
         self.items = min(MESSAGE_ITEMS, 2 * self.items)
-        return batch
+        return first, batch
 
 
 @contextlib.contextmanager
 def _as_store_error(store: DataStoreBase) -> Iterator[None]:
-    """Convert exceptions of a data store, other than this library's, to `StoreFileError`."""
+    """Convert a data store's exceptions in the ``with`` block to `StoreFileError`, except this library's own."""
     try:
         yield
     except RL4SysError:

@@ -77,7 +77,7 @@ class _ProxyConnection:
 
 
 class ChaosThread(Worker):
-    """The thread of a `ChaosProxy`. It owns all sockets."""
+    """The thread that does the work of a `ChaosProxy`: it forwards bytes, injects the faults, and owns all sockets."""
 
     def __init__(
         self, upstream: Address, rng: random.Random, faults: NetworkFaults, counters: Counters, listen: tuple[str, int]
@@ -155,7 +155,7 @@ class ChaosThread(Worker):
         return len(links)
 
     def set_black_hole(self, on: bool) -> None:
-        """Begin (`on`) or end to discard all bytes."""
+        """Begin (`on` is True) or stop to discard all bytes. At the stop, reset the connections that have lost bytes."""
         self._holed = on
         for link in list(self._links):
             if not on and link.holed:
@@ -180,7 +180,7 @@ class ChaosThread(Worker):
             self._interest(link)
 
     def _serve(self, link: _ProxyConnection, side: object, mask: int) -> None:
-        """Read from one side of a connection, or finish connecting to the upstream, when the selector reports it."""
+        """Read from one side of a connection, or finish the connection to the upstream. `mask` has the side's ready events."""
         if side is link.server and not link.connected:
             if link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._counters.add("refused")
@@ -199,7 +199,7 @@ class ChaosThread(Worker):
             self._enqueue(link, flow, data)
 
     def _enqueue(self, link: _ProxyConnection, flow: _ProxyDirection, data: bytes) -> None:
-        """Queue bytes that were read, after a random decision to corrupt or cut them. Empty bytes end the stream."""
+        """Queue bytes that were read. At random, flip a bit of them, or plan a cut. Empty bytes mark the end of a side."""
         if not data:
             flow.ended = True
             if link.half or self._holed:

@@ -95,7 +95,7 @@ def check_algorithm(
 
 
 class _RandomEnvironment:
-    """A random environment in which the newest policy of an algorithm acts. It records segments."""
+    """A random environment in which an algorithm's newest policy acts. The object returns the steps as segments."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)

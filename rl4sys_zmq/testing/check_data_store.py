@@ -68,7 +68,7 @@ def check_data_store(
 
 
 def _check_state(store: DataStoreUnderTest[Item], twin: list[int], capacity: int, number: Callable[[Item], int]) -> None:
-    """Compare a store with `twin`, the integers of all inserted items."""
+    """Check that a store has the newest items, with their numbers. `twin` has the integers of all items inserted so far."""
     held = twin[-capacity:]
     oldest = len(twin) - len(held)
     assert len(store) == len(held), f"the store has {len(store)} items; expected {len(held)}"

@@ -158,7 +158,7 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], 
 
 
 def _check_columns(policy: ExtraColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
-    """Act through one episode. Repeat each step from the state before it, first alone, then all as a batch, and compare."""
+    """Play one episode with a policy that has extra columns. Repeat all steps, alone and as a batch, and compare."""
     dtypes = {column.name: np.dtype(column.dtype) for column in spec.columns}
     shapes = {column.name: column.shape for column in spec.columns}
     states: list[Any] = [None]

@@ -1,7 +1,7 @@
 """ZeroMQ sockets that carry messages over tcp, ipc or inproc. The scheme of an `Address` (``tcp://``) selects the transport.
 
 - `Socket`: a ZeroMQ socket with all options, for one thread. `send` and `recv` never block.
-- `Poller` waits until sockets or file descriptors are ready. `Wakeup` ends this wait from another thread, and `ThreadCalls`
+- `Poller` waits until sockets or file descriptors are ready. `Wakeup` ends this wait from another thread, and `ThreadCallQueue`
   lets the thread that waits call functions of other threads.
 - `context`: the one ZeroMQ context of the process. `ConnectionLimitThread` closes silent connections when descriptors are
   scarce.
@@ -25,7 +25,7 @@ from rl4sys_zmq.transports.frames import (
 )
 from rl4sys_zmq.transports.monitor import MonitorEvent, explain
 from rl4sys_zmq.transports.peers import read_subscription, subscribed_topics
-from rl4sys_zmq.transports.poller import Poller, Source, ThreadCalls, Wakeup
+from rl4sys_zmq.transports.poller import Poller, Source, ThreadCallQueue, Wakeup
 from rl4sys_zmq.transports.sockets import Secure, Socket
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "Socket",
     "Source",
     "TooManyFrames",
-    "ThreadCalls",
+    "ThreadCallQueue",
     "Wakeup",
     "context",
     "explain",

@@ -44,10 +44,24 @@ class SocketBinding(Resource):
     path.
     """
 
-    def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcPathLock | None) -> None:
-        self.address = address
+    def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
+        """Bind a socket to an address. Set all options of the socket first."""
+        if address.scheme == "inproc" and address.is_fresh:
+            address = replace(address, name=f"rl4sys-{uuid.uuid4().hex}")
+        if address.host == "localhost":
+            address = replace(address, host="127.0.0.1")  # libzmq binds interfaces and addresses, not names
         self._raw = raw
-        self._claim = claim
+        self._claim = _IpcPathLock(address) if address.scheme == "ipc" else None
+        self.address = self._claim.address if self._claim is not None else address
+        try:
+            _bind_waiting(raw, self.address)
+            if self._claim is not None:
+                os.chmod(self.address.name, 0o600)
+        except BaseException:
+            self._release_claim()
+            raise
+        if address.scheme == "tcp":
+            self.address = Address.parse(raw.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def close(self) -> None:
         """Unbind the socket and release the lock. Call this before the socket is closed."""
@@ -55,35 +69,16 @@ class SocketBinding(Resource):
             self._raw.unbind(self.address.uri)
         with _released_lock:
             _released[self.address.uri] = time.monotonic()
-        if self._claim is not None:
-            self._claim.close()
+        self._release_claim()
 
     def abandon(self) -> None:
         """Close a forked child's copy of the lock's descriptor. The parent stays bound and keeps the lock."""
         if self._claim is not None:
             self._claim.abandon()
 
-
-def bind_socket(raw: zmq.Socket[bytes], address: Address) -> SocketBinding:
-    """Bind a socket to an address. Set all options of the socket first."""
-    if address.scheme == "inproc" and address.is_fresh:
-        address = replace(address, name=f"rl4sys-{uuid.uuid4().hex}")
-    if address.host == "localhost":
-        address = replace(address, host="127.0.0.1")  # libzmq binds interfaces and addresses, not names
-    claim = _IpcPathLock(address) if address.scheme == "ipc" else None
-    if claim is not None:
-        address = claim.address
-    try:
-        _bind_waiting(raw, address)
-        if claim is not None:
-            os.chmod(address.name, 0o600)
-    except BaseException:
-        if claim is not None:
-            claim.close()
-        raise
-    if address.scheme == "tcp":
-        address = Address.parse(raw.getsockopt_string(zmq.LAST_ENDPOINT))
-    return SocketBinding(address, raw, claim)
+    def _release_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
 
 
 def connect_socket(raw: zmq.Socket[bytes], address: Address) -> None:

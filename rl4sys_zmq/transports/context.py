@@ -14,20 +14,67 @@ from abc import abstractmethod
 
 import zmq
 
+from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.resource import Resource
 
 MAX_SOCKETS = 8192
 
+_NO_OWNER = -1
 
-class TrackedResource(Resource):
-    """A resource that the end of the process closes and a fork disables in the child: a socket, or the handle of a sidecar."""
 
-    owner: int
-    """The identifier of the thread that created the object. Only this thread can use it."""
+class ThreadOwnedResource(Resource):
+    """A socket or a sidecar that only one thread uses. The end of the process closes it. A forked child cannot use it."""
+
+    def __init__(self, role: str, where: str = "") -> None:
+        """Add the resource to the open ones of the process, so that the garbage collector never closes it in another thread."""
+        self.role = role  # ``router``, ``dealer``, ``xpub``, ``sub``, ``push``, ``pull`` or ``sidecar``
+        self.owner = threading.get_ident()  # the identifier of the only thread that can use the resource
+        self.closed = False
+        self._where = where
+        with _process.lock:
+            _process.open.add(self)
+
+    def check_thread(self) -> None:
+        """Raise TransportError if the calling thread does not own the resource."""
+        if self.inherited:
+            raise TransportError(f"this {self.role} was inherited by a fork; create a new one in the child")
+        if self.owner != threading.get_ident():
+            raise TransportError(f"this {self.role} belongs to another thread; create, use and close it in one thread")
+
+    def check_owner(self) -> None:
+        """Raise TransportError if the calling thread does not own the resource, and Closed after `close`."""
+        if self.owner != threading.get_ident():
+            self.check_thread()
+        if self.closed:
+            raise Closed(f"the {self.role}{self._where} is closed")
+
+    @property
+    def inherited(self) -> bool:
+        """True if this process is a forked child and the resource belongs to the parent. Only `close` can be called."""
+        return self.owner == _NO_OWNER
+
+    def abandon(self) -> None:
+        """Mark the resource as unusable in a forked child. The parent's resource is not affected."""
+        self.owner = _NO_OWNER
+
+    def close(self) -> None:
+        """Release everything, and discard messages that are still queued. A second call does nothing."""
+        if self.closed:
+            return
+        if not self.inherited:
+            self.check_thread()
+        self.closed = True
+        if self.inherited:
+            return
+        try:
+            self._release()
+        finally:
+            with _process.lock:
+                _process.open.discard(self)
 
     @abstractmethod
-    def abandon(self) -> None:
-        """Mark the object as unusable in a forked child, without closing anything that the parent still uses."""
+    def _release(self) -> None:
+        """Release what this process owns."""
 
 
 class _ProcessSockets:
@@ -35,7 +82,7 @@ class _ProcessSockets:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self.open: set[TrackedResource] = set()
+        self.open: set[ThreadOwnedResource] = set()
 
 
 _process = _ProcessSockets()
@@ -67,19 +114,7 @@ def raise_descriptor_limit(wanted: int) -> int:
     return raised
 
 
-def track(socket: TrackedResource) -> None:
-    """Register an open socket. The reference also keeps the garbage collector from closing the socket in another thread."""
-    with _process.lock:
-        _process.open.add(socket)
-
-
-def untrack(socket: TrackedResource) -> None:
-    """Remove a closed socket from the set of open sockets."""
-    with _process.lock:
-        _process.open.discard(socket)
-
-
-def tracked() -> list[TrackedResource]:
+def tracked() -> list[ThreadOwnedResource]:
     """Return the open sockets of this process."""
     with _process.lock:
         return list(_process.open)
@@ -87,8 +122,7 @@ def tracked() -> list[TrackedResource]:
 
 def open_sockets() -> int:
     """Return the number of open sockets of this process."""
-    with _process.lock:
-        return len(_process.open)
+    return len(tracked())
 
 
 def _after_fork() -> None:

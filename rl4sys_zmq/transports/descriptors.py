@@ -13,7 +13,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports.context import tracked
-from rl4sys_zmq.transports.endpoint import Endpoint
+from rl4sys_zmq.transports.open_socket import OpenSocket
 from rl4sys_zmq.transports.peers import open_descriptors
 
 log = get_logger(__name__)
@@ -29,11 +29,12 @@ WARN_S = 60.0
 
 
 class ConnectionLimitThread(Worker):
-    """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
+    """A thread that closes connections to this process's sockets while few file descriptors are free (fewer than 256, or a
+    quarter of the limit if that is less).
 
-    It first closes connections that have completed no message, those that were silent for longest first. It closes others only
-    if all connections together use half of the limit. The peers reconnect, and lose nothing. The counter is
-    ``connections.shed``.
+    It first closes connections that have completed no message, those that were silent for longest first. It closes connections
+    that have completed one only while all connections together use half of the limit on descriptors. The peers reconnect, and
+    lose nothing. The counter ``connections.shed`` counts the closed connections.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -76,7 +77,7 @@ def _lowest_free(limit: int) -> int:
 def _shed(count: int, more: int, keep: int) -> int:
     # Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`. Close
     # up to `more` further ones that have completed no message, since each search is expensive beside a flood.
-    sockets = [socket for socket in tracked() if isinstance(socket, Endpoint)]
+    sockets = [socket for socket in tracked() if isinstance(socket, OpenSocket)]
     candidates = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
     candidates.sort(key=lambda entry: entry[:2])
     silent = sum(not heard for heard, _, _, _ in candidates)

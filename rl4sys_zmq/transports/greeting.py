@@ -88,15 +88,10 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
         return _dial_path(address.name, timeout_s)
     error: OSError | None = None
     for family, where in look_up(address, timeout_s):
-        raw = socket.socket(family, socket.SOCK_STREAM)
         try:
-            raw.settimeout(max(0.01, deadline - time.monotonic()))
-            raw.connect(where)
+            return _connected(family, where, max(0.01, deadline - time.monotonic()))
         except OSError as exc:
-            raw.close()
             error = exc
-            continue
-        return raw
     assert error is not None  # `look_up` returns at least one address
     raise _unreachable(error, f"{address.host}:{address.port}", timeout_s)
 
@@ -105,13 +100,20 @@ def _dial_path(path: str, timeout_s: float) -> socket.socket:
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise LearnerUnreachable(f"{path} is not a socket", "give the path to which the learner is bound")
-    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        return _connected(socket.AF_UNIX, path, timeout_s)
+    except OSError as exc:
+        raise _unreachable(exc, path, timeout_s) from exc
+
+
+def _connected(family: int, where: str | tuple[str, int], timeout_s: float) -> socket.socket:
+    raw = socket.socket(family, socket.SOCK_STREAM)
     try:
         raw.settimeout(timeout_s)
-        raw.connect(path)
-    except OSError as exc:
+        raw.connect(where)
+    except OSError:
         raw.close()
-        raise _unreachable(exc, path, timeout_s) from exc
+        raise
     return raw
 
 

@@ -84,7 +84,7 @@ class MonitorEvent:
         return self.name == "handshake_failed.auth" or (self.name, self.detail) == ("handshake_failed.protocol", MECHANISM)
 
 
-class Monitor(Resource):
+class ConnectionEventReader(Resource):
     """The reader of the connection events of one socket.
 
     Create it before the socket binds or connects, and close it before the socket is closed.
@@ -92,9 +92,8 @@ class Monitor(Resource):
 
     def __init__(self, raw: zmq.Socket[bytes]) -> None:
         self._raw = raw
-        self._pair: zmq.Socket[bytes] | None = None
         self._resumes_s = 0.0
-        self._listen()
+        self._pair: zmq.Socket[bytes] | None = self._listen()
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
         """Return at most `limit` events since the last call. If more were waiting, they are discarded, and a ``lost`` event
@@ -104,37 +103,36 @@ class Monitor(Resource):
             if time.monotonic() < self._resumes_s:
                 return []
             try:
-                self._listen()
+                self._pair = self._listen()
             except TransportError:  # no descriptor is left, which can be the reason for the pause
                 self._resumes_s = time.monotonic() + PAUSE_S
                 return []
         events: list[MonitorEvent] = []
-        exhausted = False
-        for _ in range(limit):
-            event = self._next()
-            if event is None:
+        while len(events) < limit:
+            try:
+                head, endpoint = self._pair.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
                 return events
-            if event.name == "accept_failed" and event.detail in _NO_DESCRIPTORS:
-                # libzmq retries at once, tens of thousands of times a second. One such event is enough.
-                exhausted = True
-                events.append(event)
-                break
-            events.append(event)
+            kind, detail = _FORMAT.unpack(head)
+            events.append(MonitorEvent(_NAMES.get(kind, str(kind)), detail, endpoint.decode("utf-8", "replace")))
+            if kind == zmq.EVENT_ACCEPT_FAILED and detail in _NO_DESCRIPTORS:
+                break  # libzmq retries at once, tens of thousands of times a second. One such event is enough.
+        else:
+            if not self._pair.poll(0):
+                return events
         # The queue has no limit in libzmq (RCVHWM is 0). A full queue would block libzmq's I/O thread, and so every socket of the
         # process (measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). Instead, if too
         # many events are waiting, stop monitoring for a second and discard them.
-        if exhausted or (self._pair is not None and self._pair.poll(0)):
-            self._stop()
-            self._resumes_s = time.monotonic() + PAUSE_S
-            events.append(MonitorEvent("lost"))
-        return events
+        self._stop()
+        self._resumes_s = time.monotonic() + PAUSE_S
+        return [*events, MonitorEvent("lost")]
 
     def close(self) -> None:
         """Stop monitoring. Call this before the monitored socket is closed."""
         self._resumes_s = float("inf")
         self._stop()
 
-    def _listen(self) -> None:
+    def _listen(self) -> zmq.Socket[bytes]:
         address = f"inproc://rl4sys-monitor-{uuid.uuid4().hex}"
         pair = None
         try:
@@ -148,7 +146,7 @@ class Monitor(Resource):
                 self._raw.monitor(None, 0)
                 pair.close(linger=0)
             raise TransportError(f"cannot watch a socket: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
-        self._pair = pair
+        return pair
 
     def _stop(self) -> None:
         # Stop monitoring first. In the other order libzmq can block, because it sends an event to a closed socket.
@@ -157,16 +155,6 @@ class Monitor(Resource):
         pair, self._pair = self._pair, None
         self._raw.monitor(None, 0)
         pair.close(linger=0)
-
-    def _next(self) -> MonitorEvent | None:
-        if self._pair is None:
-            return None
-        try:
-            head, endpoint = self._pair.recv_multipart(zmq.DONTWAIT)
-        except zmq.Again:
-            return None
-        kind, detail = _FORMAT.unpack(head)
-        return MonitorEvent(_NAMES.get(kind, str(kind)), detail, endpoint.decode("utf-8", "replace"))
 
 
 _ACTOR = {

@@ -19,9 +19,13 @@ from rl4sys_zmq.transports.sockets import Secure, Socket
 Keys = tuple[str, str, str]
 """The CURVE keys of a connecting socket as Z85 text: own public key, own secret key, and the learner's public key."""
 
+Limits = tuple[int, int, int]
+"""The limits of a connecting socket: two high-water marks (send, receive) in messages, and the largest frame in bytes."""
+
 
 class SocketFactory(Resource):
-    """A factory of connecting sockets in this process, and of pollers for them. Its subclass has the sockets in a sidecar.
+    """A factory of connecting sockets in this process, and of pollers for them. The subclass `SidecarSocketFactory` creates
+    them in a sidecar.
 
     Create, use and close the factory, its sockets and its pollers in one thread.
     """
@@ -35,18 +39,14 @@ class SocketFactory(Resource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> ConnectingSocket:
-        """Create a connecting DEALER, as `Socket.dealer` does. With `keys`, the connection uses CURVE. The caller closes it."""
-        secure = curve(keys) if keys is not None else None
-        return Socket.dealer(
-            connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure, watch=True
-        )
+        """Create a connecting DEALER, as `Socket.dealer` does, encrypted if `keys` is given. The caller closes it."""
+        return self._open("dealer", connect, (send_hwm, recv_hwm, max_frame_bytes), keys)
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> ConnectingSocket:
-        """Create a connecting SUB, as `Socket.sub` does. With `keys`, the connection uses CURVE. The caller closes it."""
-        secure = curve(keys) if keys is not None else None
-        return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure)
+        """Create a connecting SUB, as `Socket.sub` does, encrypted if `keys` is given. The caller closes it."""
+        return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> Poller:
         """Create a poller for the sockets of this factory and for file descriptors."""
@@ -55,9 +55,21 @@ class SocketFactory(Resource):
     def close(self) -> None:
         """Do nothing: a socket of this process is closed by its owner."""
 
+    def _open(self, role: str, connect: Address | str, limits: Limits, keys: Keys | None) -> ConnectingSocket:
+        return connecting_socket(role, connect, limits, keys, watch=role == "dealer")
+
+
+def connecting_socket(role: str, connect: Address | str, limits: Limits, keys: Keys | None, *, watch: bool = False) -> Socket:
+    """Create a connecting ``dealer`` or ``sub`` in this process."""
+    secure = curve(keys) if keys is not None else None
+    send_hwm, recv_hwm, most = limits
+    if role == "sub":
+        return Socket.sub(connect, hwm=recv_hwm, max_frame_bytes=most, secure=secure, watch=watch)
+    return Socket.dealer(connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=most, secure=secure, watch=watch)
+
 
 def curve(keys: Keys) -> Secure:
-    """Return a function that sets CURVE keys on a connecting socket. Raise TransportError if a key is not valid Z85 text."""
+    """Return a function that sets keys on a connecting socket. It raises TransportError if a key is not valid Z85 text."""
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

@@ -36,26 +36,26 @@ class SubscriptionControl:
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
         self._raw = raw
         self._address = address
-        self._asked: bytes | None = None
-        self._frame: zmq.Frame | None = None
+        self._asked: zmq.Frame | None = None  # the last message, if it is a subscription that was not granted so far
         self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
-        """Put an unsubscription into effect at once, and keep a subscription for `grant`."""
-        if self._asked is not None and self._frame is not None:  # not granted before this message
-            self._refuse(self._frame)
+        """Handle a subscription message that the socket has received.
+
+        An unsubscription takes effect at once. A subscription waits for `grant`. If the one before still waits, it is refused.
+        """
+        if self._asked is not None:
+            self._refuse(self._asked)
         notice = frame.bytes
-        self._asked, self._frame = None, None
+        self._asked = frame if notice[:1] == b"\1" else None
         if notice[:1] == b"\0":
             self._raw.setsockopt(zmq.UNSUBSCRIBE, notice[1:])
-        elif notice[:1] == b"\1":
-            self._asked, self._frame = notice[1:], frame
 
     def grant(self, topic: bytes) -> None:
-        """Allow the subscription in the last message."""
-        if topic != self._asked:
+        """Allow the subscription in the last message. Raise TransportError if it is not a subscription to `topic`."""
+        if self._asked is None or topic != self._asked.bytes[1:]:
             raise TransportError("only the topic of the last subscription message can be granted, once and before the next recv")
-        self._asked, self._frame = None, None
+        self._asked = None
         self._raw.setsockopt(zmq.SUBSCRIBE, topic)
 
     def _refuse(self, frame: zmq.Frame) -> None:
@@ -166,7 +166,10 @@ def descriptor_of(frame: zmq.Frame) -> int:
 
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
-    """Decode a subscription message: True for a subscription or False for an unsubscription, and the topic prefix; else None."""
+    """Decode a message that an XPUB has received. Return None if it is neither a subscription nor an unsubscription.
+
+    Otherwise return True for a subscription, False for an unsubscription, and the topic prefix.
+    """
     if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
         return None
     notice = bytes(frames[0])

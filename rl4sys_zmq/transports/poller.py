@@ -1,6 +1,6 @@
 """`Poller`, with which a thread waits for its sockets, and the signals of other threads that end the wait.
 
-`Wakeup` is such a signal. `ThreadCalls` lets the waiting thread call functions of other threads.
+`Wakeup` is such a signal. `ThreadCallQueue` lets the waiting thread call functions of other threads.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _pollable(source: Source) -> zmq.Socket[bytes] | int:
 T = TypeVar("T")
 
 
-class ThreadCalls:
+class ThreadCallQueue:
     """A queue of functions that other threads want one thread to call, and their request to stop this thread.
 
     The thread polls `wakeup` together with its sockets. After each poll it calls `serve`, until `stopping` is True. At its end

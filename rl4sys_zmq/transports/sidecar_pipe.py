@@ -20,11 +20,12 @@ from typing import NamedTuple
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAME_BYTES, Frame, Frames, frame_bytes
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
-# A socket's limits in `OPEN`: two high-water marks (send, receive) in messages, largest frame in bytes.
+# The `Limits` of a socket in `OPEN`.
 LIMITS = struct.Struct("<IIQ")
 # A frame with one number. In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a
 # lower bound on the number of frames of a message that had too many frames, or 0 for a message that had too many bytes.
@@ -42,7 +43,7 @@ _MAX_CHUNKS = 64
 
 
 class SidecarCommandKind(IntEnum):
-    """The kinds of commands between a host and its sidecar. The comment at each kind gives the sender and the frames."""
+    """The kinds of commands between a host and its sidecar, such as ``OPEN``: the host asks for a new socket."""
 
     OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
     SUBSCRIBE = 2  # from the host: prefix
@@ -66,7 +67,7 @@ class SidecarCommand(NamedTuple):
 
 
 def cost_bytes(frames: Frames) -> int:
-    """Return the bytes that a message counts for in the windows: the size of its frames, and a fixed number."""
+    """Return the bytes that a message takes of the window for unread messages: those of its frames, and a fixed number."""
     return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
 
 
@@ -81,12 +82,28 @@ def size_fault(sizes: Sequence[int]) -> str | None:
     return None
 
 
-class SidecarCommandQueue:
-    """The commands that wait until the socketpair has room. `nbytes` is their size."""
+class SidecarPipe(Resource):
+    """One end of the socketpair between a host and its sidecar: it queues, writes and reads commands.
 
-    def __init__(self) -> None:
-        self.nbytes = 0
+    Received bytes wait in one shared buffer until their command is complete. A larger command gets a buffer of its own.
+    """
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._pair = pair
+        self.unsent_bytes = 0  # size of the commands that wait
         self._chunks: deque[memoryview] = deque()
+        self._stage = memoryview(bytearray(_STAGE_BYTES))
+        self._begin = self._end = 0  # the part of the stage that is not handled
+        self._large: tuple[int, int, Sequence[int], memoryview] | None = None  # command, socket, sizes, the frames so far
+        self._filled = 0
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socketpair."""
+        return self._pair.fileno()
+
+    def close(self) -> None:
+        """Close the socketpair."""
+        self._pair.close()
 
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Add one command for the socket with the number `line`, with copies of its frames."""
@@ -94,17 +111,17 @@ class SidecarCommandQueue:
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))
         self._chunks.append(chunk)
-        self.nbytes += len(chunk)
+        self.unsent_bytes += len(chunk)
 
-    def flush(self, pair: socket.socket) -> None:
+    def flush(self) -> None:
         """Write as many queued bytes as the socketpair accepts without blocking."""
         while self._chunks:
             try:
                 # Without the flag, a host that has restored the default action of SIGPIPE would end together with its sidecar.
-                written = pair.sendmsg(itertools.islice(self._chunks, _MAX_CHUNKS), (), socket.MSG_NOSIGNAL)
+                written = self._pair.sendmsg(itertools.islice(self._chunks, _MAX_CHUNKS), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            self.nbytes -= written
+            self.unsent_bytes -= written
             while written:
                 chunk = self._chunks.popleft()
                 if written < len(chunk):
@@ -112,23 +129,7 @@ class SidecarCommandQueue:
                     break
                 written -= len(chunk)
 
-
-class SidecarCommandReader:
-    """A reader of commands from a socketpair. It keeps the bytes of a command that was received only in part.
-
-    Small frames are copied out of one shared buffer. A large frame is read directly into a buffer of its own, which becomes the
-    frame.
-    """
-
-    def __init__(self) -> None:
-        self._stage = memoryview(bytearray(_STAGE_BYTES))
-        self._begin = self._end = 0
-        self._partial: SidecarCommand | None = None
-        self._sizes: tuple[int, ...] = ()
-        self._large: memoryview | None = None
-        self._filled = 0
-
-    def read(self, pair: socket.socket) -> list[SidecarCommand] | None:
+    def read(self) -> list[SidecarCommand] | None:
         """Read once, without blocking. Return the commands that are now complete, or None if there was nothing to read.
 
         Raises:
@@ -137,11 +138,11 @@ class SidecarCommandReader:
         """
         try:
             if self._large is not None:
-                got = pair.recv_into(self._large[self._filled :])
+                got = self._pair.recv_into(self._large[3][self._filled :])
                 self._filled += got
             else:
                 self._compact()
-                got = pair.recv_into(self._stage[self._end :])
+                got = self._pair.recv_into(self._stage[self._end :])
                 self._end += got
         except BlockingIOError:
             return None
@@ -161,47 +162,41 @@ class SidecarCommandReader:
             self._begin, self._end = 0, left
 
     def _next(self) -> SidecarCommand | None:
-        if self._partial is None and not self._read_head():
-            return None
-        command = self._partial
-        assert command is not None
-        while len(command.frames) < len(self._sizes):
-            frame = self._read_frame(self._sizes[len(command.frames)])
-            if frame is None:
+        if self._large is not None:
+            kind, line, sizes, body = self._large
+            if self._filled < len(body):
                 return None
-            command.frames.append(frame)
-        self._partial = None
-        return command
-
-    def _read_head(self) -> bool:
-        have = self._end - self._begin
-        if have < _HEAD.size:
-            return False
+            self._large = None
+            return SidecarCommand(kind, line, _frames(body.toreadonly(), sizes))
+        if self._end - self._begin < _HEAD.size:
+            return None
         kind, line, count = _HEAD.unpack_from(self._stage, self._begin)
         if count > SIDECAR_MESSAGE_FRAMES:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"a command of {count} frames")
-        if have < _HEAD.size + 4 * count:
-            return False
-        self._sizes = struct.unpack_from(f"<{count}I", self._stage, self._begin + _HEAD.size)
-        if fault := size_fault(self._sizes):
-            raise ProtocolError(RefusalReason.TOO_LARGE, fault)
-        self._begin += _HEAD.size + 4 * count
-        self._partial = SidecarCommand(kind, line, [])
-        return True
-
-    def _read_frame(self, size: int) -> Frame | None:
-        have = self._end - self._begin
-        if self._large is None:
-            if size < LARGE_FRAME_BYTES:
-                if have < size:
-                    return None
-                self._begin += size
-                return bytes(self._stage[self._begin - size : self._begin])
-            self._large = memoryview(bytearray(size))
-            self._filled = min(size, have)
-            self._large[: self._filled] = self._stage[self._begin : self._begin + self._filled]
-            self._begin += self._filled
-        if self._filled < size:
+        first = self._begin + _HEAD.size + 4 * count
+        if first > self._end:
             return None
-        frame, self._large = self._large.toreadonly(), None
-        return frame
+        sizes = struct.unpack_from(f"<{count}I", self._stage, self._begin + _HEAD.size)
+        if fault := size_fault(sizes):
+            raise ProtocolError(RefusalReason.TOO_LARGE, fault)
+        last = first + sum(sizes)
+        if last <= self._end:
+            self._begin = last
+            return SidecarCommand(kind, line, _frames(memoryview(bytes(self._stage[first:last])), sizes))
+        if last - self._begin > _STAGE_BYTES:
+            body = memoryview(bytearray(last - first))
+            self._filled = self._end - first
+            body[: self._filled] = self._stage[first : self._end]
+            self._begin = self._end
+            self._large = kind, line, sizes, body
+        return None
+
+
+def _frames(body: memoryview, sizes: Sequence[int]) -> list[Frame]:
+    frames: list[Frame] = []
+    begin = 0
+    for size in sizes:
+        frame = body[begin : begin + size]
+        frames.append(frame if size >= LARGE_FRAME_BYTES else bytes(frame))
+        begin += size
+    return frames

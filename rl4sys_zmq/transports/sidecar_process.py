@@ -19,7 +19,7 @@ from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
-from rl4sys_zmq.transports.network import curve
+from rl4sys_zmq.transports.network import connecting_socket
 from rl4sys_zmq.transports.poller import Poller
 from rl4sys_zmq.transports.sidecar_pipe import (
     LIMITS,
@@ -28,8 +28,7 @@ from rl4sys_zmq.transports.sidecar_pipe import (
     TOTAL,
     SidecarCommand,
     SidecarCommandKind,
-    SidecarCommandQueue,
-    SidecarCommandReader,
+    SidecarPipe,
     cost_bytes,
     size_fault,
 )
@@ -58,8 +57,7 @@ class _SidecarSocket:
 
 class _SidecarLoop:
     def __init__(self, pair: socket.socket) -> None:
-        self._pair = pair
-        self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
+        self._pipe = SidecarPipe(pair)
         self._connections: dict[int, _SidecarSocket] = {}
         self._done = False
 
@@ -67,13 +65,13 @@ class _SidecarLoop:
         """Pass messages until the host sends `QUIT`. Raise EOFError or ConnectionError if the host has closed the socketpair."""
         with Poller() as poller:
             self._poller = poller
-            self._output.put(SidecarCommandKind.PONG, 0)
+            self._pipe.put(SidecarCommandKind.PONG, 0)
             while not self._done:
-                self._output.flush(self._pair)
+                self._pipe.flush()
                 self._update_interest()
                 ready = poller.poll(None)
-                if self._pair in ready:
-                    self._read_pair()
+                if self._pipe in ready:
+                    self._read_pipe()
                 for line in list(self._connections.values()):
                     if line.socket in ready:
                         self._serve_connection(line)
@@ -81,8 +79,8 @@ class _SidecarLoop:
                 self._close(line)
 
     def _update_interest(self) -> None:
-        """Set which sockets the poller watches. A socket is not read while the host cannot take its messages."""
-        self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
+        """Set which sockets the poller watches. It does not watch a socket for messages while the host has no room for them."""
+        self._poller.register(self._pipe, read=True, write=bool(self._pipe.unsent_bytes))
         for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
             if interest == line.interest:
@@ -94,13 +92,11 @@ class _SidecarLoop:
                 self._poller.unregister(line.socket)
 
     def _may_receive(self, line: _SidecarSocket) -> bool:
-        return self._output.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
+        return self._pipe.unsent_bytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
 
-    # ---- from the host
-
-    def _read_pair(self) -> None:
+    def _read_pipe(self) -> None:
         for _ in range(_READS_PER_TURN):
-            done = self._input.read(self._pair)
+            done = self._pipe.read()
             if done is None:
                 return
             for command in done:
@@ -112,7 +108,7 @@ class _SidecarLoop:
         elif command.kind == SidecarCommandKind.QUIT:
             self._done = True
         elif command.kind == SidecarCommandKind.PING:
-            self._output.put(SidecarCommandKind.PONG, 0)
+            self._pipe.put(SidecarCommandKind.PONG, 0)
         elif (line := self._connections.get(command.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
                 self._do_on_line(line, command)
@@ -136,27 +132,20 @@ class _SidecarLoop:
 
     def _open(self, command: SidecarCommand) -> None:
         role, address, limits, *keys = (bytes(frame) for frame in command.frames)
-        send_hwm, recv_hwm, most = LIMITS.unpack(limits)
-        secure = curve((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
+        three = (keys[0].decode(), keys[1].decode(), keys[2].decode()) if keys else None
         try:
-            if role == b"dealer":
-                hwm = {"send_hwm": send_hwm, "recv_hwm": recv_hwm}
-                made = Socket.dealer(address.decode(), max_frame_bytes=most, secure=secure, **hwm)
-            else:
-                made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
+            made = connecting_socket(role.decode(), address.decode(), LIMITS.unpack(limits), three)
         except TransportError as exc:
-            self._output.put(SidecarCommandKind.FAILED, command.line, [str(exc).encode()])
+            self._pipe.put(SidecarCommandKind.FAILED, command.line, [str(exc).encode()])
             return
         self._connections[command.line] = _SidecarSocket(command.line, made)
 
     def _count_accepted(self, line: _SidecarSocket, frames: list[Frame]) -> None:
-        """Count the bytes of a message that the ZeroMQ socket has accepted, and report them after each half of the window."""
+        """Add the bytes of a message that the ZeroMQ socket has accepted. Report the sum to the host each half of a window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
-            self._output.put(SidecarCommandKind.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
-
-    # ---- to the host
+            self._pipe.put(SidecarCommandKind.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
 
     def _serve_connection(self, line: _SidecarSocket) -> None:
         try:
@@ -180,16 +169,16 @@ class _SidecarLoop:
             self._refuse(line, 0, bytes(frames[0][:64]))
             return True
         line.sent_bytes += cost_bytes(frames)
-        self._output.put(SidecarCommandKind.MESSAGE, line.number, frames)
+        self._pipe.put(SidecarCommandKind.MESSAGE, line.number, frames)
         return True
 
     def _refuse(self, line: _SidecarSocket, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
-        self._output.put(SidecarCommandKind.REFUSED, line.number, frames)
+        self._pipe.put(SidecarCommandKind.REFUSED, line.number, frames)
 
     def _fail(self, line: _SidecarSocket, error: TransportError) -> None:
-        self._output.put(SidecarCommandKind.FAILED, line.number, [str(error).encode()])
+        self._pipe.put(SidecarCommandKind.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
     def _close(self, line: _SidecarSocket) -> None:

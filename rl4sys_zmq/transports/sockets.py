@@ -22,11 +22,11 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.liveness import RECONNECT_MAX_MS, RECONNECT_MS
 from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.binding import bind_socket, connect_socket
+from rl4sys_zmq.transports.binding import SocketBinding, connect_socket
 from rl4sys_zmq.transports.context import context
-from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.frames import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES
-from rl4sys_zmq.transports.monitor import Monitor
+from rl4sys_zmq.transports.monitor import ConnectionEventReader
+from rl4sys_zmq.transports.open_socket import OpenSocket
 from rl4sys_zmq.transports.peers import SubscriptionControl
 
 _NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake, a PUSH only the handshake
@@ -37,7 +37,7 @@ _NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake, a PU
 _PUBLICATION_HWM = 4
 
 
-class Socket(Endpoint):
+class Socket(OpenSocket):
     """A ZeroMQ socket for one thread. Create it with `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
 
     A call from another thread raises, because two threads in one libzmq socket corrupt messages without an error. In a forked
@@ -91,8 +91,8 @@ class Socket(Endpoint):
         """Create a bound XPUB: a publisher that receives the subscriptions of its peers as messages (`read_subscription`).
 
         If `hwm` messages are queued for a subscriber, it misses further messages, without an error. Other subscribers are not
-        affected. With `grants`, a subscription has no effect until `grant` allows it. A connection with more than
-        `MAX_UNGRANTED` subscriptions that were not granted is closed.
+        affected. With `grants`, a subscription has no effect until `grant` allows it. A connection with more than 64
+        subscriptions that were not granted is closed.
         """
         options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
         if grants:
@@ -170,12 +170,10 @@ class Socket(Endpoint):
         raw = configured(role, address, options, dials=bind is None, secure=secure)
         monitor = None
         try:
-            monitor = Monitor(raw) if watch else None
-            binding = None
-            if bind is None:
+            monitor = ConnectionEventReader(raw) if watch else None
+            binding = SocketBinding(raw, address) if bind is not None else None
+            if binding is None:
                 connect_socket(raw, address)
-            else:
-                binding = bind_socket(raw, address)
         except BaseException:
             if monitor is not None:
                 monitor.close()

@@ -32,7 +32,7 @@ Joined actions contain the index of an option as float32, which is exact up to 2
 
 @immutable_object
 class ActionLeaf:
-    """The position of one array of an action among the action's choices or numbers.
+    """The place of one array of an action among the action's discrete elements (*choices*) or Box elements (*numbers*).
 
     Attributes:
         columns: The positions of the array's elements among all choices, or among all numbers if the space is a Box.
@@ -47,7 +47,7 @@ class ActionLeaf:
 
 @immutable_object
 class ChoiceGroup:
-    """The ``G`` choices of an action that have the same number of options, so that they can be computed together.
+    """The ``G`` discrete elements (*choices*) of an action with the same number of options, which are computed together.
 
     Attributes:
         choices: Their indices among all choices, int64 ``[G]``.
@@ -61,7 +61,7 @@ class ChoiceGroup:
 
 @immutable_object
 class ActionLayout:
-    """The choices and numbers of the actions of one space, and their order.
+    """The discrete elements (*choices*) and Box elements (*numbers*) of the actions of one space, and their order.
 
     The outputs of a policy network are first the logits of all choices, one choice after another, and then the means of all
     numbers. A mask has one element for each logit, in the same order. The choices are in the order of the arrays of an action
@@ -84,21 +84,21 @@ class ActionLayout:
 
     @property
     def logits(self) -> int:
-        """The number of options of all choices together: the length of a mask."""
+        """The number of options of all discrete elements together: the length of a mask."""
         return sum(self.counts)
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a policy network: the logits and the means."""
+        """The number of outputs of a policy network: the logits of all options, and the means of all Box elements."""
         return self.logits + self.numbers
 
     def name_of(self, choice: int) -> str:
-        """Return the name of a choice, such as ``actions['move'][2]``."""
+        """Return the name of a discrete element of an action, such as ``actions['move'][2]``, by its number."""
         part = next(p for p in self.parts if p.lowest is not None and p.columns.start <= choice < p.columns.stop)
         return part.name if isinstance(part.space, DiscreteSpace) else f"{part.name}[{choice - part.columns.start}]"
 
     def join(self, actions: Tree) -> NDArray[np.float32]:
-        """Return raw actions as one array: the index of each choice, from 0, and then the numbers."""
+        """Return raw actions as one array: the index of each discrete element's option, from 0, and then the Box elements."""
         arrays = self.leaves.flatten(actions)
         joined = np.empty((len(arrays[0]), self.choices + self.numbers), np.float32)
         numbers = joined[:, self.choices :]
@@ -111,13 +111,13 @@ class ActionLayout:
         return joined
 
     def indices(self, action: Tree) -> NDArray[np.int64]:
-        """Return the index of each choice of one action, from 0, int64 ``[choices]``."""
+        """Return the index of the option of each discrete element of one action, from 0, int64 ``[choices]``."""
         pairs = zip(self.parts, self.leaves.flatten(action), strict=True)
         indices = [np.asarray(leaf, np.int64).reshape(-1) - part.lowest for part, leaf in pairs if part.lowest is not None]
         return np.concatenate(indices) if indices else np.empty(0, np.int64)
 
     def forbidden_choice(self, masks: NDArray[Any]) -> tuple[int, str] | None:
-        """Return row and name of the first choice of which a mask forbids every option."""
+        """Return the row and the name of the first discrete element whose options are all forbidden; None if there is none."""
         if len(self.counts) == 1:
             allowed = masks.any(axis=1)
             return None if allowed.all() else (int(np.argmin(allowed)), self.name_of(0))
@@ -157,7 +157,7 @@ class ActionLayout:
 
 @lru_cache(maxsize=64)
 def action_layout(space: ActionSpace) -> ActionLayout:
-    """Return the choices and numbers of the actions of a space, and their order."""
+    """Return the order of the discrete elements and the Box elements in the actions of a space."""
     leaves = leaves_of(space, "actions")
     counts: list[int] = []
     numbers = 0
@@ -191,7 +191,8 @@ def assemble_action(
 ) -> Tree:
     """Return an action for the environment, in the dtypes of the space.
 
-    `choose` returns the chosen option of each choice, given its mask; `fill` returns the array of a Box.
+    `choose` returns the option of one discrete element, from the list of those that `mask` allows. `fill` returns the array of
+    a Box.
     """
     layout = action_layout(space)
     indices: list[int] = []
@@ -212,7 +213,7 @@ def assemble_action(
 
 @lru_cache(maxsize=64)
 def choice_groups(layout: ActionLayout) -> tuple[ChoiceGroup, ...]:
-    """Return the choices of an action, grouped by their number of options."""
+    """Return the discrete elements of an action, grouped by their number of options."""
     sizes = np.array(layout.counts, np.int64)
     starts = np.cumsum(sizes) - sizes
     groups = []
@@ -242,21 +243,14 @@ def _leaf_mask(part: ActionLeaf, counts: Sequence[int], given: object) -> NDArra
         masks = list(_items(given))
         if len(masks) != len(counts):
             raise MaskError(f"{name} has {len(masks)} arrays; expected {len(counts)}, one for each element of {space!s:.80}")
-        of = enumerate(zip(masks, counts, strict=True))
-        each = [
-            np.ones(n, np.bool_) if mask is None else _of_length(_array(mask, f"{name}[{k}]"), n, f"{name}[{k}]")
-            for k, (mask, n) in of
-        ]
-        return np.concatenate(each)
-    if given is None:
-        return np.ones(sum(counts), np.bool_)
-    array = _array(given, name)
-    if isinstance(space, MultiBinarySpace) and array.shape == space.shape:
+        pairs = enumerate(zip(masks, counts, strict=True))
+        return np.concatenate([_of_length(mask, n, f"{name}[{k}]") for k, (mask, n) in pairs])
+    if given is not None and isinstance(space, MultiBinarySpace) and (array := _array(given, name)).shape == space.shape:
         only = array.reshape(-1)
         if only.dtype.kind not in "biu" or not ((only >= 0) & (only <= 2)).all():
             raise MaskError(f"{name} is {given!r:.60}; expected the allowed value of each element, 0 or 1, or 2 for both")
         return np.stack((only != 1, only != 0), axis=1).reshape(-1)
-    return _of_length(array, sum(counts), name)
+    return _of_length(given, sum(counts), name)
 
 
 def _items(given: object) -> Iterator[object]:
@@ -275,7 +269,10 @@ def _array(given: object, name: str) -> NDArray[Any]:
         raise MaskError(f"{name} is {given!r:.60}; expected an array of bools") from exc
 
 
-def _of_length(array: NDArray[Any], length: int, name: str) -> NDArray[np.bool_]:
+def _of_length(given: object, length: int, name: str) -> NDArray[np.bool_]:
+    if given is None:
+        return np.ones(length, np.bool_)
+    array = _array(given, name)
     if array.shape != (length,):
         raise MaskError(f"{name} has the shape {array.shape}; expected ({length},)")
     return _allowed(array, name)

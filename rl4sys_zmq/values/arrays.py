@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 def array_from(value: Any) -> NDArray[Any] | None:
-    """Return an array of any library as a NumPy array, or None if the value is not an array. Both can share memory."""
+    """Return an array of any library as a NumPy array, which can share its memory. Return None if the value is not an array."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         tensor = value.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.immutable import immutable_object
 from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_of
-from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace, ObservationSpace
+from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, LeafSpace, MultiDiscreteSpace, ObservationSpace
 from rl4sys_zmq.values.trees import Tree
 
 
 @immutable_object
 class FeatureLeaf:
-    """The features that one array of an observation gives.
+    """The positions of the features (numbers that a network gets) that one array of an observation gives.
 
     Attributes:
         columns: The positions of these features among all.
@@ -38,7 +38,9 @@ class FeatureLeaf:
     offsets: NDArray[np.int64]
 
     def positions(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the positions of the features that are 1, int64 ``[..., n]``, for integers ``[..., n]``."""
+        """Return, for each of the integers ``[..., n]``, the position of the feature that is 1 in its one-hot form: int64
+        ``[..., n]``.
+        """
         assert self.lowest is not None
         index: NDArray[np.int64] = values.astype(np.int64, copy=False) - self.lowest  # uint64 minus int64 would be float64
         if ((index < 0) | (index >= self.counts)).any():
@@ -48,7 +50,7 @@ class FeatureLeaf:
 
 @immutable_object
 class FeatureLayout:
-    """The ``F`` features of an observation, and their order.
+    """The ``F`` features of an observation (the numbers that a network gets), and their order.
 
     The features of one array follow those of another, in the order of sorted dict keys. A Box or MultiBinary array is
     flattened. A Discrete value becomes one-hot, and so does each element of a MultiDiscrete array.
@@ -101,29 +103,24 @@ def feature_layout(space: ObservationSpace) -> FeatureLayout:
     parts: list[FeatureLeaf] = []
     start = 0
     for name, leaf in zip(leaves.names, leaves.spaces, strict=True):
-        size = _leaf_size(leaf)
-        columns = slice(start, start + size)
+        lowest, counts, size = None, np.empty(0, np.int64), _leaf_size(leaf)
         if isinstance(leaf, DiscreteSpace | MultiDiscreteSpace):
             bounds = integer_bounds(leaf)
             assert bounds is not None
             lowest, highest = (bound.reshape(-1).astype(np.int64) for bound in bounds)
             counts = highest - lowest + 1
-            parts.append(FeatureLeaf(leaf, name, columns, lowest, counts, start + np.cumsum(counts) - counts))
-        else:
-            nothing = np.empty(0, np.int64)
-            parts.append(FeatureLeaf(leaf, name, columns, None, nothing, nothing))
+        offsets = start + np.cumsum(counts) - counts
+        parts.append(FeatureLeaf(leaf, name, slice(start, start + size), lowest, counts, offsets))
         start += size
     return FeatureLayout(start, any(isinstance(leaf, BoxSpace) for leaf in leaves.spaces), leaves, tuple(parts))
 
 
 def feature_size(space: ObservationSpace) -> int:
     """Return the number of features of an observation, the inputs of a network without convolutions."""
-    return sum(map(_leaf_size, leaves_of(space).spaces))
+    return sum(map(_leaf_size, leaves_of(space).spaces))  # a huge Discrete is no number of an array
 
 
-def _leaf_size(space: LeafSpace) -> int:
-    if isinstance(space, DiscreteSpace):
-        return space.n
-    if isinstance(space, MultiDiscreteSpace):
-        return sum(space.nvec)
-    return int(np.prod(space.shape)) if isinstance(space, MultiBinarySpace) else space.size
+def _leaf_size(leaf: LeafSpace) -> int:
+    if isinstance(leaf, DiscreteSpace):
+        return leaf.n
+    return sum(leaf.nvec) if isinstance(leaf, MultiDiscreteSpace) else prod(leaf.shape)

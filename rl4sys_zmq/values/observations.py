@@ -44,10 +44,7 @@ class SpaceLeaves:
         if self.structure is None:
             return [tree]
         leaves: list[Any] = []
-        try:
-            _collect(self.structure, tree, "", leaves)
-        except _OtherStructure as exc:
-            raise error(f"the {what}{exc}") from None
+        _collect(self.structure, tree, "", leaves, error, what)
         return leaves
 
     def unflatten(self, leaves: Iterable[Any]) -> Tree:
@@ -55,7 +52,7 @@ class SpaceLeaves:
         return unflatten(self.structure, leaves)
 
     def rows(self, tree: Tree) -> Sequence[Any]:
-        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` elements. A single array stays as it is."""
+        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` trees. A single array stays as it is."""
         if self.structure is None:
             return tree  # type: ignore[no-any-return]
         leaves = self.flatten(tree)
@@ -81,9 +78,9 @@ def flat_space(space: ObservationSpace, user: str, role: str = "observation") ->
 
 
 def have_same_form(one: ObservationSpace, other: ObservationSpace) -> bool:
-    """Return True if elements of two spaces have the same structure and shapes, and their integers the same values.
+    """Return True if elements of two spaces have the same structure and shapes, and their integers the same range.
 
-    The limits and dtypes of Boxes can differ. Integers must begin at the same number, because nothing shifts them.
+    The limits and dtypes of Boxes can differ.
     """
     a, b = leaves_of(one), leaves_of(other)
     return a.structure == b.structure and all(map(_have_same_form, a.spaces, b.spaces))
@@ -117,11 +114,7 @@ def _tree(space: ObservationSpace | Any) -> Tree:
     return tuple(map(_tree, space.spaces)) if isinstance(space, TupleSpace) else space
 
 
-class _OtherStructure(Exception):
-    """The error for a tree with another structure. Its text begins with the path of the difference."""
-
-
-def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> None:
+def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any], error: type[BadInput], what: str) -> None:
     if structure is None:
         leaves.append(tree)
         return
@@ -131,13 +124,12 @@ def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> 
             received = (
                 f"a dict with the keys {sorted(map(str, tree))}" if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
             )
-            expected = f"a dict with the keys {list(keys)}"
-            raise _OtherStructure(f"{path} is {received}; expected {expected}")
+            raise error(f"the {what}{path} is {received}; expected a dict with the keys {list(keys)}")
         for key, part in zip(keys, parts, strict=True):
-            _collect(part, tree[key], f"{path}[{key!r}]", leaves)
+            _collect(part, tree[key], f"{path}[{key!r}]", leaves, error, what)
         return
     if not isinstance(tree, tuple | list) or len(tree) != len(parts):
         received = f"a {type(tree).__name__}" + (f" of {len(tree)}" if isinstance(tree, tuple | list) else "")
-        raise _OtherStructure(f"{path} is {received}; expected a tuple of {len(parts)}")
+        raise error(f"the {what}{path} is {received}; expected a tuple of {len(parts)}")
     for index, part in enumerate(parts):
-        _collect(part, tree[index], f"{path}[{index}]", leaves)
+        _collect(part, tree[index], f"{path}[{index}]", leaves, error, what)

@@ -69,13 +69,13 @@ class TensorSpec:
 
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the tensors that are not float32, in the order in which they are in the buffer."""
-    others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
-    return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
+    others = (tensor for tensor in tensors if tensor.dtype != FLOAT32)
+    return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize))
 
 
 def other_bytes(others: Sequence[TensorSpec]) -> int:
-    """Return the size in bytes of the buffer for the tensors in `others` (from `other_tensors`), padding included."""
-    return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD if others else 0
+    """Return the size in bytes of a buffer with these tensors (from `other_tensors`), padding included."""
+    return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD
 
 
 def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dict[str, NDArray[Any]]:
@@ -151,19 +151,9 @@ class PolicySpec:
         check_columns(self.columns)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of elements of each float32 tensor."""
-        return tuple([tensor.size for tensor in self.tensors if tensor.dtype == FLOAT32])
-
-    @property
-    def exact(self) -> tuple[bool, ...]:
-        """For each float32 tensor, True if it is never rounded (`TensorSpec.exact`)."""
-        return tuple([tensor.exact for tensor in self.tensors if tensor.dtype == FLOAT32])
-
-    @property
     def size(self) -> int:
         """The number of elements of all float32 tensors. It is the length of `PolicySnapshot.flat`."""
-        return sum(self.sizes)
+        return sum([tensor.size for tensor in self.tensors if tensor.dtype == FLOAT32])
 
     @property
     def others(self) -> tuple[TensorSpec, ...]:
@@ -178,7 +168,7 @@ class PolicySpec:
     @property
     def nbytes(self) -> int:
         """The number of bytes of the weights of one version."""
-        return np.dtype(np.float32).itemsize * self.size + other_bytes(self.others)
+        return other_bytes(self.tensors)
 
     @property
     def outputs(self) -> int:

@@ -54,22 +54,19 @@ class ColumnSpec:
 
     def __post_init__(self) -> None:
         check_name(self.name, "columns")
+        shape, problem = self.shape, ""
         if self.name in RESERVED:
-            raise ConfigError(
-                f"an extra column cannot have the name {self.name!r}: every segment has such a column", key="columns"
-            )
-        if self.dtype not in DTYPES:
-            text = f"column {self.name!r} has the unsupported dtype {self.dtype!r:.60}; use one of {', '.join(DTYPES)}"
-            raise ConfigError(text, key="columns")
-        if self.per not in ("step", "segment"):
-            raise ConfigError(f"column {self.name!r} has per={self.per!r:.60}; expected 'step' or 'segment'", key="columns")
-        shape = self.shape
-        if type(shape) is not tuple or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n > 0 for n in shape):
-            text = f"column {self.name!r} has rows of {shape!s:.80}; expected at most {MAX_DIMENSIONS} positive dimensions"
-            raise ConfigError(text, key="columns")
-        if prod(shape) > MAX_ROW_ELEMENTS:
-            text = f"column {self.name!r} has rows of {prod(shape)} elements; the limit is {MAX_ROW_ELEMENTS}"
-            raise ConfigError(text, key="columns")
+            problem = "has the name of a column that every segment has; choose another name"
+        elif self.dtype not in DTYPES:
+            problem = f"has the unsupported dtype {self.dtype!r:.60}; use one of {', '.join(DTYPES)}"
+        elif self.per not in ("step", "segment"):
+            problem = f"has per={self.per!r:.60}; expected 'step' or 'segment'"
+        elif type(shape) is not tuple or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n > 0 for n in shape):
+            problem = f"has rows of {shape!s:.80}; expected at most {MAX_DIMENSIONS} positive dimensions"
+        elif prod(shape) > MAX_ROW_ELEMENTS:
+            problem = f"has rows of {prod(shape)} elements; the limit is {MAX_ROW_ELEMENTS}"
+        if problem:
+            raise ConfigError(f"column {self.name!r} {problem}", key="columns")
 
 
 def check_columns(columns: Sequence[ColumnSpec]) -> None:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import spaces as sp
+from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, ObservationSpace, Space
 
 MAX_TEXT = 1 << 22
@@ -57,22 +58,14 @@ def space_from(value: object) -> Space:
 
 
 def observation_space_from(value: object) -> ObservationSpace:
-    """Convert a value, such as a Gymnasium space, to a space for the observations of a policy.
-
-    Args:
-        value: A space in any form that `any_space_from` accepts.
-
-    Raises:
-        ConfigError: If the value is not a space, learners do not support observations of this kind, or the space has more than
-            `MAX_LEAVES` arrays.
-    """
+    """Convert a value, such as a Gymnasium space, to a space for the observations of a policy, as `space_from` does."""
     return _client_space(value, "observation")
 
 
 def _client_space(value: object, role: str) -> Space:
     key = f"{role}_space"
     space: Space = _supported(any_space_from(value), "space", key)
-    count = _count_leaves(space)
+    count = len(leaves_of(space).spaces)
     if count > MAX_LEAVES:
         raise ConfigError(f"the {role} space has {count} arrays; the limit is {MAX_LEAVES}", key=key)
     return space
@@ -101,10 +94,6 @@ def _leaf(space: sp.LeafSpace, path: str) -> sp.LeafSpace:
         text = f"{path} can have at most {MAX_CLIENT_DIMENSIONS} dimensions, all positive; not {space.shape!s:.80}"
         raise ConfigError(text, key="shape")
     return space
-
-
-def _count_leaves(space: Any) -> int:
-    return sum(map(_count_leaves, space.parts)) if space.shape is None else 1
 
 
 def any_space_from(value: object, path: str = "space") -> AnySpace:
@@ -166,9 +155,6 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (int, str)) else space_to_json(value)
 
 
-# ---- JSON
-
-
 def _from_json(form: Any, path: str, depth: int) -> AnySpace:
     """Convert the JSON form of a space. For some faults it raises TypeError, which the caller converts to ConfigError."""
     if not isinstance(form, Mapping):
@@ -198,12 +184,12 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
             return _dtype(value)
         case "shape" | "nvec":
             return _integers(value)
-        case "low" | "high":
-            return _bound(value, _integers(form["shape"]))
         case "start" if kind == "MultiDiscrete":
             return _integers(value)
         case "n" if isinstance(value, Sequence):
             return _integers(value)
+        case "low" | "high":
+            return _bound(value, _integers(form["shape"]))
         case "spaces" if kind == "Dict":
             if not isinstance(value, Mapping):
                 raise TypeError(f"{path} must be a JSON object, not {type(value).__name__}")
@@ -238,26 +224,16 @@ def _integers(value: Any) -> tuple[int, ...]:
 def _bound(value: Any, shape: tuple[int, ...]) -> Bound:
     if isinstance(value, (int, float, str)):
         return _number(value)
-    numbers = [_number(v) for v in np.asarray(value, dtype=object).ravel()]
+    numbers = [_number(n) for n in np.asarray(value, dtype=object).ravel()]
     if len(numbers) != prod(shape):
         raise ValueError(f"a bound has {len(numbers)} numbers, which does not match the shape {shape}")
-    return _collapse(numbers)
+    return _bounds_of(np.array(numbers, dtype=object))
 
 
 def _number(value: Any) -> float:
     """Return a bound as a float, or as an integer if no float has exactly its value."""
     number = float(value)
     return number if isinstance(value, str) or number == value else int(value)
-
-
-def _collapse(numbers: list[float]) -> Bound:
-    """Return a single number if all bounds are equal, else a tuple."""
-    if numbers and all(n == numbers[0] for n in numbers):
-        return numbers[0]
-    return tuple(numbers)
-
-
-# ---- Gymnasium
 
 
 def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
@@ -271,9 +247,6 @@ def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
 
     def part(held: Any, name: str) -> AnySpace:
         return _from_gymnasium(held, path + name, depth + 1)
-
-    def parts() -> tuple[AnySpace, ...]:
-        return tuple([part(held, f"[{i}]") for i, held in enumerate(value.spaces)])
 
     match kind:
         case "Box":
@@ -298,10 +271,9 @@ def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
                 if type(key) is not str:
                     raise ConfigError(f"{path} is a Dict with the key {key!r:.60}; expected a string", key=path)
             return sp.DictSpace({key: part(held, f"[{key!r}]") for key, held in value.spaces.items()})
-        case "Tuple":
-            return sp.TupleSpace(parts())
-        case "OneOf":
-            return sp.OneOfSpace(parts())
+        case "Tuple" | "OneOf":
+            parts = tuple([part(held, f"[{i}]") for i, held in enumerate(value.spaces)])
+            return sp.TupleSpace(parts) if kind == "Tuple" else sp.OneOfSpace(parts)
         case "Sequence":
             return sp.SequenceSpace(part(value.feature_space, "[0]"), bool(value.stack))
     edges = None if value.edge_space is None else part(value.edge_space, ".edges")
@@ -313,6 +285,7 @@ def _little(dtype: Any) -> str:
 
 
 def _bounds_of(array: NDArray[Any]) -> Bound:
-    if array.size and np.all(array == array.flat[0]):  # the bounds of an image would be longer than the image
-        return _number(array.flat[0].item())
+    first = array.ravel()[:1].tolist()
+    if first and np.all(array == first[0]):  # the bounds of an image would be longer than the image
+        return _number(first[0])
     return tuple(_number(n) for n in array.ravel().tolist())

@@ -136,16 +136,11 @@ class BoxSpace(_ArraySpace):
 
     def low_array(self) -> NDArray[np.float64]:
         """Return the lower bound of each array element, float64, in the shape of the space."""
-        return self._spread(self.low)
+        return np.resize(np.asarray(self.low, np.float64), self.shape)
 
     def high_array(self) -> NDArray[np.float64]:
         """Return the upper bound of each array element, float64, in the shape of the space."""
-        return self._spread(self.high)
-
-    def _spread(self, bound: Bound) -> NDArray[np.float64]:
-        if isinstance(bound, tuple):
-            return np.asarray(bound, dtype=np.float64).reshape(self.shape)
-        return np.full(self.shape, bound, dtype=np.float64)
+        return np.resize(np.asarray(self.high, np.float64), self.shape)
 
     def _exact(self, bound: Bound) -> NDArray[Any]:
         """Return a bound for comparisons without rounding errors. A float64 cannot hold all 64-bit integers."""
@@ -157,6 +152,7 @@ class DiscreteSpace(_BaseSpace):
     """The space of the `n` integers from `start` to ``start + n - 1``."""
 
     KIND: ClassVar[str] = "Discrete"
+    shape: ClassVar[tuple[int, ...]] = ()
     n: int
     start: int = 0
     dtype: str = "<i8"
@@ -172,19 +168,11 @@ class DiscreteSpace(_BaseSpace):
     def __str__(self) -> str:
         return f"Discrete({self.n}, start={self.start})" if self.start else f"Discrete({self.n})"
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of an element: ``()``, a scalar."""
-        return ()
-
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        kind = type(value)
-        if kind is int or isinstance(value, np.integer):
-            fits = not batch
-        elif kind is np.ndarray and value.dtype.kind in "iu":
+        if type(value) is np.ndarray and value.dtype.kind in "iu":
             fits = value.ndim == batch if batch else value.size == 1
         else:
-            fits = isinstance(value, int) and not batch
+            fits = isinstance(value, int | np.integer) and not batch
         return "" if fits else f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
 
 
@@ -222,6 +210,7 @@ class MultiBinarySpace(_ArraySpace):
     """The space of arrays of zeros and ones. `n` is the number of array elements (one dimension), or the shape."""
 
     KIND: ClassVar[str] = "MultiBinary"
+    dtype: ClassVar[str] = "|i1"  # type: ignore[misc]
     n: int | tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -231,11 +220,6 @@ class MultiBinarySpace(_ArraySpace):
     def shape(self) -> tuple[int, ...]:
         """The shape of the arrays."""
         return self.n if isinstance(self.n, tuple) else (self.n,)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the arrays: 8-bit integers."""
-        return "|i1"
 
 
 @immutable
@@ -282,9 +266,13 @@ class _NestedSpace(_BaseSpace):
             elif held is not None and not isinstance(held, bool):
                 yield held
 
-    def _check(self, key: str) -> None:
-        """Check that the parts are spaces, and not too many or nested too deeply."""
+    def __post_init__(self) -> None:
+        """Check that the parts are spaces, and not too many or nested too deeply. A list of parts becomes a tuple."""
+        key = fields(self)[0].name  # type: ignore[arg-type]
         held = getattr(self, key)
+        if key == "spaces" and self.KIND != "Dict":
+            held = tuple(held)
+            object.__setattr__(self, key, held)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
             if not isinstance(part, _BaseSpace):
                 raise ConfigError(f"a {self.KIND} space must consist of spaces, not of {part!r:.60}", key=key)
@@ -315,7 +303,7 @@ class DictSpace(_NestedSpace):
         for key in self.spaces:
             if type(key) is not str:
                 raise ConfigError(f"a Dict space has the key {key!r:.60}; expected a string", key="spaces")
-        self._check("spaces")
+        _NestedSpace.__post_init__(self)
 
     def __hash__(self) -> int:
         return hash(frozenset(self.spaces.items()))
@@ -339,10 +327,6 @@ class TupleSpace(_NestedSpace):
     KIND: ClassVar[str] = "Tuple"
     spaces: tuple[AnySpace, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "spaces", tuple(self.spaces))
-        self._check("spaces")
-
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
         if not isinstance(value, (tuple, list)) or len(value) != len(self.spaces):
             return value
@@ -361,10 +345,6 @@ class OneOfSpace(_NestedSpace):
 
     KIND: ClassVar[str] = "OneOf"
     spaces: tuple[AnySpace, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "spaces", tuple(self.spaces))
-        self._check("spaces")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
         if batch:
@@ -387,9 +367,6 @@ class SequenceSpace(_NestedSpace):
     KIND: ClassVar[str] = "Sequence"
     space: AnySpace
     stack: bool = False
-
-    def __post_init__(self) -> None:
-        self._check("space")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
         if self.stack or not isinstance(value, (tuple, list)):
@@ -417,9 +394,6 @@ class GraphSpace(_NestedSpace):
     KIND: ClassVar[str] = "Graph"
     nodes: AnySpace
     edges: AnySpace | None = None
-
-    def __post_init__(self) -> None:
-        self._check("nodes")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
         if batch:
@@ -466,7 +440,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Return the numbers of spaces, nested levels and array elements in a space, which counts itself."""
+    """Return the number of spaces in a space, itself included, of nested levels, and of array elements."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)

@@ -59,29 +59,23 @@ def _flatten(tree: Tree, leaves: list[Any], containers: tuple[type, ...], by_key
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
     """Build nested dicts and tuples from leaves: the inverse of `flatten`."""
-    return _unflatten(structure, iter(leaves))
-
-
-def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Tree:
+    left = iter(leaves)
     if structure is None:
-        return next(leaves)
+        return next(left)
     kind, keys, parts = structure
-    built = [next(leaves) if part is None else _unflatten(part, leaves) for part in parts]
+    built = [next(left) if part is None else unflatten(part, left) for part in parts]
     return dict(zip(keys, built, strict=True)) if kind is dict else tuple(built)
 
 
 def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
-    """Build `count` trees of the same structure from the leaves of a batch."""
-    return _unflatten_each(structure, iter(columns), count)
-
-
-def _unflatten_each(structure: Structure, columns: Iterator[Any], count: int) -> list[Tree]:
+    """Build `count` trees of one structure. `columns` has, for each leaf, the values of that leaf in all trees."""
+    left = iter(columns)
     if structure is None:
-        return list(next(columns))
+        return list(next(left))
     kind, keys, parts = structure
     if not parts:
         return [kind() for _ in range(count)]
-    rows = zip(*[_unflatten_each(part, columns, count) for part in parts], strict=True)
+    rows = zip(*[unflatten_each(part, left, count) for part in parts], strict=True)
     return [dict(zip(keys, row, strict=True)) for row in rows] if kind is dict else list(rows)
 
 

@@ -53,7 +53,7 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """Return the parameter of the Golomb-Rice code of `pack_gaps`, for a number of positions among `size` elements."""
+    """Return how many low bits of each gap `pack_gaps` writes unchanged, for a number of positions among `size` elements."""
     # This is optimal where all elements are equally likely to change (Kiely, Selecting the Golomb parameter in Rice coding,
     # 2004). It uses integers only, so that both sides compute the same width.
     return (4812 * size // (10_000 * positions)).bit_length() if positions else 0
@@ -137,7 +137,7 @@ class BitReader:
         return fields
 
     def gaps(self, count: int, size: int) -> NDArray[np.int64]:
-        """Read `count` ascending positions below `size` that `pack_gaps` encoded."""
+        """Return the positions that `pack_gaps` encoded: `count` ascending integers below `size`, int64 ``[count]``."""
         width = rice_width(count, size)
         bits = self.varint(count + (size >> width))
         ones = np.flatnonzero(self.flags(bits))

@@ -20,7 +20,7 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.forms import BF16, FP32, IntegerMapping, WireDtype
+from rl4sys_zmq.weights.forms import FP32, IntegerMapping, WireDtype, form_of
 from rl4sys_zmq.weights.integers import (
     SPARSE_SHARE_OF_UNITS,
     Words,
@@ -55,7 +55,8 @@ _CELL_BITS = 4.0
 class PayloadEncoding(IntEnum):
     """The form in which the payload of a weight update is encoded: one of several kinds of diff, or a whole state.
 
-    The *base* is the state that the receiver holds, to which a diff is applied.
+    A diff is applied to the state that the receiver has. A *block* is 1024 consecutive elements. The planes of integers are
+    their lowest bytes, then their second bytes, and so on.
 
     =================  ==========================================================================================
     `UNCHANGED`        a diff of zeros: no payload
@@ -76,22 +77,36 @@ class PayloadEncoding(IntEnum):
 
     @property
     def is_diff(self) -> bool:
-        """True if the payload is a diff, so that the receiver needs the base to decode it."""
+        """True if the payload is a diff, which the receiver can only decode with the state to which the diff applies."""
         return self < PayloadEncoding.SNAPSHOT
+
+
+CODECS = frozenset(int(codec) for codec in PayloadEncoding)
+"""The numbers of all forms. Before Python 3.12, `in` raises an error for a plain number and an enumeration."""
 
 
 @immutable
 class Diff:
-    """An encoded diff. If `predicted` is true, the receiver also needs the state before the base."""
+    """An encoded diff. If `predicted`, the receiver needs two states: the one to which the diff applies, and the one before."""
 
     codec: PayloadEncoding
-    payload: Payload
+    parts: Sequence[Buffer] = ()
     predicted: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the payload."""
+        return sum(map(len, self.parts))
+
+    @property
+    def payload(self) -> bytes:
+        """The payload: all parts joined to new bytes."""
+        return b"".join(self.parts)
 
 
 @immutable
 class DecodedState:
-    """A decoded state, ``[n]`` in a new buffer, and the values of those elements that can differ from the base."""
+    """A decoded state, ``[n]`` in a new buffer, and the values of the elements that can differ from the state before."""
 
     flat: FlatWeights
     written: FlatWeights
@@ -116,17 +131,14 @@ def encode_diff(
     different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
-        return Diff(PayloadEncoding.UNCHANGED, b"")
+        return Diff(PayloadEncoding.UNCHANGED)
     where, head = active_blocks(different, count)
-    if where is None:
-        coded = _encode(canonical_base, new, form, before, different, count)
-    else:
-        inner = before[where] if before is not None else None
-        coded = _encode(canonical_base[where], new[where], form.select(where), inner, different[where], count)
+    inner = before[where] if before is not None else None
+    coded = _encode(canonical_base[where], new[where], form.select(where), inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
-        return Diff(PayloadEncoding.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
-    return Diff(coded.codec, b"".join((prefix, head, *coded.parts)), coded.predicted)
+        return Diff(PayloadEncoding.RAW, [_wrapped(raw.integers(new) - raw.integers(base), raw).tobytes()])
+    return Diff(coded.codec, [prefix, head, *coded.parts], coded.predicted)
 
 
 def decode_diff(
@@ -156,27 +168,13 @@ def decode_diff(
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = read_blocks(reader, base.size)
-    if where is None:
-        decoded = _decode(reader, codec, canonical_base, form, before)
-        return decoded if canonical_base is base else _fresh(decoded.flat)
     inner = None if before is None else before[where]
     decoded = _decode(reader, codec, canonical_base[where], form.select(where), inner)
+    if isinstance(where, slice):
+        return decoded if canonical_base is base else _fresh(decoded.flat)
     out = canonical_base.copy()
     out[where] = decoded.flat
     return DecodedState(out, decoded.written if canonical_base is base else out)
-
-
-@immutable
-class _DiffParts:
-    """A `Diff` whose payload is still a list of parts. They can be long, so they are joined only once, at the end."""
-
-    codec: PayloadEncoding
-    parts: Sequence[Buffer]
-    predicted: bool = False
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.parts))
 
 
 def _encode(
@@ -186,9 +184,7 @@ def _encode(
     before: FlatWeights | None,
     different: NDArray[np.bool_],
     count: int,
-) -> _DiffParts:
-    if before is not None and base.size < _LEAST:
-        before = None
+) -> Diff:
     size = base.size
     if count > SPARSE_SHARE_OF_UNITS * size:
         return _encode_planes(base, new, form, before)
@@ -204,12 +200,12 @@ def _encode(
         integers[positions] = values
         if dense.size < _estimated_bits(integers) / 8:
             return dense
-    sparse = _DiffParts(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
+    sparse = Diff(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
-def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> _DiffParts:
-    if before is not None and not _prediction_helps(before, base, new, form):
+def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> Diff:
+    if before is not None and (base.size < _LEAST or not _prediction_helps(before, base, new, form)):
         before = None
 
     def difference(piece: slice) -> Words:
@@ -223,11 +219,11 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
         return _wrapped(now, form)
 
     packed = pack_planes(map(difference, pieces(base.size)), base.size, form.word)
-    return _DiffParts(PayloadEncoding.PLANES, packed, predicted=before is not None)
+    return Diff(PayloadEncoding.PLANES, packed, predicted=before is not None)
 
 
 def _prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
-    """Estimate from a sample if byte planes get shorter when the last change of each weight is subtracted from the new change."""
+    """Estimate from a sample if byte planes get shorter when each change is encoded as its difference from the last change."""
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
@@ -244,7 +240,7 @@ def _magnitude_bits(words: Integers) -> float:
 
 
 def _estimated_bits(differences: Integers) -> float:
-    """Estimate the size of `pack_integers` of these differences, in bits, from a sample."""
+    """Estimate, from a sample, how many bits `pack_integers` would need for these differences."""
     step = 1 + differences.size // SAMPLE
     classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)
     counts = np.bincount(classes)
@@ -261,14 +257,6 @@ def _decode(
         return _fresh(_decode_planes(reader, base, form, before))
     if before is not None:
         raise bad("payload and header disagree on the need for the version before the base")
-    return _decode_sparse(reader, base, form)
-
-
-def _fresh(flat: FlatWeights) -> DecodedState:
-    return DecodedState(flat, flat)
-
-
-def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerMapping) -> DecodedState:
     positions, values = unpack_integers(reader, base.size)
     reader.end()
     there = form.select(positions)
@@ -276,6 +264,10 @@ def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerMapping) -
     out = base.copy()
     out[positions] = written
     return DecodedState(out, written)
+
+
+def _fresh(flat: FlatWeights) -> DecodedState:
+    return DecodedState(flat, flat)
 
 
 def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> FlatWeights:
@@ -293,7 +285,7 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping for `PayloadEncoding.RAW`. A diff of this form does not contain the steps of a grid."""
+    """Return the mapping of weights in whole states and in `PayloadEncoding.RAW`: `form`, but that of float32 for ``GRID``."""
     return FP32 if form.rounds else form
 
 
@@ -311,7 +303,7 @@ SNAPSHOT_SAMPLE = 1024
 
 
 def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> tuple[PayloadEncoding, Payload]:
-    """Return the form and the payload of a state with values of `dtype`. ``GRID`` is sent as float32.
+    """Return the encoding and the payload of a whole state with values of `dtype`. ``GRID`` is sent as float32.
 
     With `compress`, the payload is compressed if that saves much.
     """
@@ -329,7 +321,7 @@ def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> t
 def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
     """Return the state of `size` elements that `encode_snapshot` encoded, in a new buffer or in the buffer of the payload."""
     if codec == PayloadEncoding.SNAPSHOT_PLANES:
-        form, reader = _form(dtype), BitReader(payload)
+        form, reader = _raw_form(form_of(dtype)), BitReader(payload)
         parts = unpack_planes(reader, size, form.word)
         reader.end()
         flat = np.empty(size, dtype=np.float32)
@@ -343,11 +335,7 @@ def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: 
     return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")
 
 
-def _form(dtype: WireDtype) -> IntegerMapping:
-    return BF16 if dtype is WireDtype.BF16 else FP32
-
-
 def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
-    form = _form(dtype)
+    form = _raw_form(form_of(dtype))
     words: Iterator[Words] = (form.integers(flat[piece]).astype(form.word, copy=False) for piece in pieces(flat.size))
     return b"".join(pack_planes(words, flat.size, form.word))

@@ -66,7 +66,7 @@ class IntegerMapping(ABC):
 
     @abstractmethod
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
+        """Convert integers from the method `integers` back to weights: return float32 values in a new array."""
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
         """Return the weights, each rounded to a value that has an integer: the same array unless `rounds`."""
@@ -108,7 +108,7 @@ class _Bf16Mapping(IntegerMapping):
 
 
 class _FixedPointMapping(IntegerMapping):
-    """The mapping of a weight to its number of steps. Each element has a power of two as its step. A tie rounds to even."""
+    """The mapping of a weight to the nearest number of steps. A step is a power of two. A tie goes to the even number."""
 
     rounds = True
 
@@ -135,13 +135,9 @@ FP32, BF16 = _Fp32Mapping(), _Bf16Mapping()
 
 def form_of(dtype: WireDtype, steps: Steps = (), sizes: Sequence[int] = ()) -> IntegerMapping:
     """Return the mapping of a wire dtype; for ``GRID`` with the step and the size of each tensor."""
-    match dtype:
-        case WireDtype.FP32:
-            return FP32
-        case WireDtype.BF16:
-            return BF16
-        case WireDtype.GRID:
-            return _FixedPointMapping(np.repeat(np.array(steps, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+    if dtype is WireDtype.GRID:
+        return _FixedPointMapping(np.repeat(np.array(steps, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+    return BF16 if dtype is WireDtype.BF16 else FP32
 
 
 def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequence[int] = ()) -> FlatWeights:

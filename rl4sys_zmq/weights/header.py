@@ -8,7 +8,7 @@ import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.immutable import immutable
-from rl4sys_zmq.weights.coder import PayloadEncoding
+from rl4sys_zmq.weights.coder import CODECS, PayloadEncoding
 from rl4sys_zmq.weights.forms import WireDtype
 
 MAGIC = b"R4SW"
@@ -19,8 +19,6 @@ _CHECK = struct.Struct("<I")
 _CHECK_AT = 52
 _PREDICTED, _OTHERS = 1, 2
 
-# Before Python 3.12, `in` raises an error for a plain number and an enumeration.
-_CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 
@@ -99,7 +97,7 @@ class WeightsHeader:
             raise ProtocolError(RefusalReason.CHECKSUM, "the checksum does not match the received weights header")
         if flags & ~(_PREDICTED | _OTHERS):
             raise ProtocolError(RefusalReason.FEATURE, f"unknown weights flags {flags:#04x}")
-        if codec not in _CODECS:
+        if codec not in CODECS:
             raise ProtocolError(RefusalReason.KIND, f"unknown weights codec {codec}")
         if dtype not in _DTYPES:
             raise ProtocolError(RefusalReason.DTYPE, f"unknown weights dtype {dtype}")

@@ -37,12 +37,12 @@ _GAIN = 0.98
 
 
 def pieces(size: int) -> Iterator[slice]:
-    """Return the slices that cut an array of `size` elements into pieces."""
+    """Return the slices that cut an array of `size` elements into pieces of `PIECE` elements, the last one shorter."""
     return (slice(begin, min(size, begin + PIECE)) for begin in range(0, size, PIECE))
 
 
 def pack_planes(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
-    """Encode `size` integers, given as one array for each slice of `pieces`. Return buffers to be joined."""
+    """Encode `size` integers, given as one array for each slice of `pieces`. Return buffers, to be joined in this order."""
     itemsize, zero = np.dtype(word).itemsize, _ZERO[word]
     planes = np.empty((itemsize, size), dtype=np.uint8)
     at = 0
@@ -86,7 +86,7 @@ def _halves(low: NDArray[np.uint8], high: NDArray[np.uint8]) -> NDArray[np.uint1
 
 
 def pack_plane(plane: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
-    """Compress an array of bytes if that saves enough. Return its length (0 if it is not compressed), and the data."""
+    """Compress bytes if that saves enough. Return two buffers: the encoded length (0 if not compressed), and the data."""
     packed = zstd.compress(plane.data, repeats=False)
     return (varint(len(packed)), packed) if len(packed) < _GAIN * plane.size else (varint(0), plane.data)
 
@@ -137,7 +137,7 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
 
 
 def unpack_integers(reader: BitReader, size: int) -> Sparse:
-    """Read an array that `pack_integers` wrote. Numbers are checked before memory is allocated for them."""
+    """Read an array that `pack_integers` wrote. Return the positions and the values of its non-zero integers."""
     mode = reader.byte()
     if mode == ZERO:
         empty = np.zeros(0, dtype=np.int64)
@@ -149,7 +149,10 @@ def unpack_integers(reader: BitReader, size: int) -> Sparse:
     negative = reader.flags(count)
     values = _unpack_magnitudes(reader, count, MAX_DEPTH)
     values += 1
-    _negate(values, negative)
+    # The signs are set in place, in a third of the time that numpy's `where` takes.
+    signs = negative.astype(np.int64)
+    values ^= np.negative(signs)
+    values += signs
     return positions, values
 
 
@@ -209,13 +212,6 @@ def _unpack_symbols(reader: BitReader, mode: int, size: int) -> Sparse:
     return positions, values
 
 
-def _negate(values: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
-    # In place. This takes a third of the time that numpy's `where` takes.
-    signs = where.astype(np.int64)
-    values ^= np.negative(signs)
-    values += signs
-
-
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     open_bits = np.zeros((MAX_FINE + 1, 256), dtype=np.uint8)
     least = np.full((MAX_FINE + 1, 256), -1, dtype=np.int64)
@@ -236,7 +232,7 @@ OPEN_BITS, LEAST = _tables()
 
 
 def symbols_of(magnitudes: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Return the symbol of each magnitude (at most `MAX_MAGNITUDE`). `mantissa_bits` is defined at the top of this module."""
+    """Return one byte for each magnitude (at most `MAX_MAGNITUDE`): 0 for 0, else exponent and `mantissa_bits` bits."""
     symbols = magnitudes.astype(np.float64).view(np.int64)
     symbols >>= 52 - mantissa_bits
     symbols -= (1023 << mantissa_bits) - 1
@@ -255,17 +251,20 @@ def _best_fine(symbols: NDArray[np.uint8]) -> int:
 
 
 def coarser(symbols: NDArray[np.uint8], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Return the symbols of the same magnitudes with fewer mantissa bits than `MAX_FINE`."""
+    """Return the results of `symbols_of` for `mantissa_bits`, from those for the larger number `MAX_FINE`."""
     return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - mantissa_bits)) + np.uint8(1), np.uint8(0))
 
 
 BLOCK = 1024
+_ALL_WEIGHTS = slice(None)
 SHARE = 0.75
 """The share of active blocks (blocks with a change) above which all blocks are treated as active."""
 
 
-def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | None, bytes]:
-    """Return the indices of all weights in active blocks, and the encoded list of these blocks. None stands for all weights.
+def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | slice, bytes]:
+    """Find the blocks of `BLOCK` weights in which a weight changes. Return the indices of their weights, and the encoded list.
+
+    If these are most of the blocks, the indices are a slice of all weights.
 
     Args:
         different: True for each element that changes.
@@ -274,20 +273,20 @@ def active_blocks(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.
     size = different.size
     blocks = -(-size // BLOCK)
     if blocks < 2 or not 0 < count <= SHARE * size:
-        return None, varint(0)
+        return _ALL_WEIGHTS, varint(0)
     busy = np.logical_or.reduceat(different, np.arange(0, size, BLOCK))
     numbers = np.flatnonzero(busy)
     if numbers.size > SHARE * blocks:
-        return None, varint(0)
+        return _ALL_WEIGHTS, varint(0)
     return np.flatnonzero(np.repeat(busy, BLOCK)[:size]), varint(numbers.size) + pack_gaps(numbers, blocks)
 
 
-def read_blocks(reader: BitReader, size: int) -> NDArray[np.intp] | None:
-    """Read a list of blocks that `active_blocks` encoded. Return the indices of their weights; None for all."""
+def read_blocks(reader: BitReader, size: int) -> NDArray[np.intp] | slice:
+    """Read a list from `active_blocks`. Return the indices of the weights in the blocks; a slice if these are all weights."""
     blocks = -(-size // BLOCK)
     count = reader.varint(blocks)
     if not count:
-        return None
+        return _ALL_WEIGHTS
     busy = np.zeros(blocks, dtype=np.bool_)
     busy[reader.gaps(count, blocks)] = True
     return np.flatnonzero(np.repeat(busy, BLOCK)[:size])

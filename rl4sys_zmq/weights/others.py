@@ -1,7 +1,7 @@
 """The tensors of a weight update that are not rounded. Their encoding is always lossless.
 
 All tensors of a policy version that are not float32 are in one buffer (`PolicySnapshot.others`). If the wire dtype rounds, the
-exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. A `Division` separates them from the weights. The buffer
+exact float32 tensors (`TensorSpec.exact`) follow in the same buffer. `TensorDivision` separates them from the weights. The buffer
 is treated as an array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In
 the payload, the result follows the weights. The payload ends with the number of bytes of the result (u32) and its
 `PayloadEncoding` (u8)::
@@ -20,38 +20,40 @@ import numpy as np
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes, other_views
+from rl4sys_zmq.values.policy import FLOAT32, other_tensors
 from rl4sys_zmq.weights.bits import bad
-from rl4sys_zmq.weights.coder import Payload, PayloadEncoding, decode_diff, decode_snapshot, encode_diff, encode_snapshot
+from rl4sys_zmq.weights.coder import CODECS, Payload, PayloadEncoding, decode_diff, decode_snapshot, encode_diff, encode_snapshot
 from rl4sys_zmq.weights.forms import WireDtype
 
 _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size
-_CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
-class Division:
-    """The division of the float32 elements of a state into rounded and exact elements.
+class TensorDivision:
+    """The division of a policy's tensors into float32 elements that a wire dtype rounds, exact float32 elements, and the rest.
 
     Its methods raise `WeightsError` (``reason="size"``) for a state of another size.
 
     Attributes:
+        size: The number of float32 elements of a state.
         sizes: The number of elements of each tensor that is rounded.
-        kept: The number of elements that are not rounded.
+        kept: The number of exact float32 elements; 0 for the wire dtype ``FP32``, which rounds nothing.
+        other_size: The size in bytes of `PolicySnapshot.others`.
     """
 
-    def __init__(self, sizes: Sequence[int], exact: Sequence[bool]) -> None:
-        exact = tuple(exact) or (False,) * len(sizes)
-        self.sizes = tuple([size for size, is_exact in zip(sizes, exact, strict=True) if not is_exact])
-        self.kept = sum(sizes) - sum(self.sizes)
-        self._size = sum(sizes)
+    def __init__(self, dtype: WireDtype, tensors: Sequence[TensorSpec]) -> None:
+        weights = [(one.size, one.exact and dtype is not WireDtype.FP32) for one in tensors if one.dtype == FLOAT32]
+        self.size, self.other_size = sum(size for size, _ in weights), other_bytes(other_tensors(tensors))
+        self.sizes = tuple([size for size, is_exact in weights if not is_exact])
+        self.kept = self.size - sum(self.sizes)
         self._runs: list[tuple[bool, slice]] = []
         end = 0
-        for is_exact, run in itertools.groupby(zip(exact, sizes, strict=True), key=lambda tensor: tensor[0]):
-            start, end = end, end + sum(size for _, size in run)
+        for is_exact, run in itertools.groupby(weights, key=lambda tensor: tensor[1]):
+            start, end = end, end + sum(size for size, _ in run)
             self._runs.append((is_exact, slice(start, end)))
 
     def rounded(self, flat: FlatWeights) -> FlatWeights:
-        """Return the elements that are rounded: the same array if these are all, else a new one."""
+        """Return the elements that are rounded: `flat` itself if all are, else a new array."""
         return self._part(flat, exact=False) if self.kept else flat
 
     def exact(self, flat: FlatWeights) -> FlatWeights:
@@ -59,17 +61,17 @@ class Division:
         return self._part(flat, exact=True) if self.kept else flat[:0]
 
     def parts(self, snapshot: PolicySnapshot) -> tuple[FlatWeights, bytes]:
-        """Return the rounded elements, and the buffer of everything else: `PolicySnapshot.others` and the exact elements."""
+        """Return the rounded elements, and the bytes of everything else: `PolicySnapshot.others`, then the exact elements."""
         if not self.kept:
             return snapshot.flat, snapshot.others
         exact = self.exact(snapshot.flat).astype("<f4", copy=False)
         return self.rounded(snapshot.flat), snapshot.others + exact.tobytes()
 
     def joined(self, rounded: FlatWeights, kept: FlatWeights) -> FlatWeights:
-        """Return the state of the rounded and the exact elements: the same array if nothing is exact, else a new one."""
+        """Put rounded and exact elements together to a state: `rounded` itself if nothing is exact, else a new array."""
         if not self.kept:
             return rounded
-        flat = np.empty(self._size, dtype=np.float32)
+        flat = np.empty(self.size, dtype=np.float32)
         begins = {False: 0, True: 0}
         for is_exact, run in self._runs:
             begin = begins[is_exact]
@@ -78,30 +80,20 @@ class Division:
         return flat
 
     def _part(self, flat: FlatWeights, *, exact: bool) -> FlatWeights:
-        if flat.size != self._size:
-            raise WeightsError(f"{flat.size} elements for a policy of {self._size}", reason="size")
+        if flat.size != self.size:
+            raise WeightsError(f"{flat.size} elements for a policy of {self.size}", reason="size")
         parts = [flat[run] for is_exact, run in self._runs if is_exact is exact]
         return np.concatenate(parts) if parts else flat[:0]
 
 
-def division_of(dtype: WireDtype, sizes: Sequence[int], exact: Sequence[bool]) -> Division:
-    """Return the division of a policy's states for a wire dtype. With ``FP32`` no element is apart, as nothing is rounded.
-
-    Args:
-        dtype: The number format in which the float32 elements are sent.
-        sizes: Number of elements of each float32 tensor (`PolicySpec.sizes`).
-        exact: For each of them, True if it is never rounded (`PolicySpec.exact`). Empty: no tensor is exact.
-    """
-    return _division(tuple(sizes), tuple(exact) if dtype is not WireDtype.FP32 and any(exact) else ())
-
-
 @lru_cache(maxsize=64)
-def _division(sizes: tuple[int, ...], exact: tuple[bool, ...]) -> Division:
-    return Division(sizes, exact)
+def division_of(dtype: WireDtype, tensors: tuple[TensorSpec, ...]) -> TensorDivision:
+    """Return the division of a policy's tensors (`PolicySpec.tensors`) for a wire dtype."""
+    return TensorDivision(dtype, tensors)
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:
-    """Return a payload with the buffer `new` after the weights: as a diff to `base`, or as a whole if `base` is None."""
+    """Append `new`, the tensors that are not rounded, to a payload: as a diff to `base`, or as a whole without a base."""
     words = _words(new)
     if base is None:
         codec, coded = encode_snapshot(words, WireDtype.FP32, compress=compress)
@@ -112,7 +104,7 @@ def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress:
 
 
 def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
-    """Split the payload of an update: the weights, the buffer, and the codec of the buffer as a number."""
+    """Split a payload into the weights, the encoded tensors that are not rounded, and the `PayloadEncoding` of these."""
     view = memoryview(payload)
     end = len(view) - TRAILER_BYTES
     count, codec = _TRAILER.unpack_from(view, end) if end >= 0 else (0, 0)
@@ -122,8 +114,8 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
-    """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or the whole buffer if `base` is None."""
-    if codec not in _CODECS or PayloadEncoding(codec).is_diff == (base is None):
+    """Return the bytes of the tensors that are not rounded, `size` in all, from a diff to `base`, or without a base."""
+    if codec not in CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:
         return decode_snapshot(PayloadEncoding(codec), coded, size // 4, WireDtype.FP32).tobytes()

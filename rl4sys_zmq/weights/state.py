@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.errors import ProtocolError, WeightsError
+from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.immutable import immutable
-from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes
+from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec
+from rl4sys_zmq.values.policy import other_tensors
 from rl4sys_zmq.weights.bits import BitReader
 from rl4sys_zmq.weights.coder import (
     DecodedState,
-    Diff,
     Payload,
     PayloadEncoding,
     decode_diff,
@@ -80,7 +80,7 @@ def tag_of(key: bytes, policy_id: bytes, snapshot: PolicySnapshot) -> bytes:
 
 
 def is_tag_of(tag: bytes, key: bytes, policy_id: bytes, snapshot: PolicySnapshot) -> bool:
-    """Return True if `tag` is the tag of this version under `key`. Arguments as in `tag_of`; an empty tag is never valid."""
+    """Return True if `tag` is the tag of this version under the key of 32 bytes. An empty tag is never valid."""
     import hmac
 
     return hmac.compare_digest(tag, tag_of(key, policy_id, snapshot))
@@ -92,22 +92,19 @@ _WITH_STEP_TABLE = (PayloadEncoding.SPARSE, PayloadEncoding.PLANES)
 
 @immutable
 class EncodingOptions:
-    """The options for encoding weight updates: number format, compression level, and the sizes of the policy's tensors.
+    """The options for encoding weight updates: number format, compression level, and the policy's tensors.
 
     Attributes:
         dtype: Number format in which the float32 elements are sent.
         level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: updates are diffs where the receiver
             has the base, and snapshots are compressed if that saves much.
-        sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` and exact tensors need them.
-        others: The tensors that are not float32 (`PolicySpec.others`). They are sent without loss.
-        exact: For each float32 tensor, True if it is sent without loss too (`PolicySpec.exact`). Empty: none is.
+        tensors: The tensors (`PolicySpec.tensors`). Exact tensors and those that are not float32 are sent without loss. If all
+            are float32 and none is exact, only the wire dtype ``grid`` needs them.
     """
 
     dtype: WireDtype = WireDtype.FP32
     level: int = 1
-    sizes: tuple[int, ...] = ()
-    others: tuple[TensorSpec, ...] = ()
-    exact: tuple[bool, ...] = ()
+    tensors: tuple[TensorSpec, ...] = ()
 
 
 def encode_update(
@@ -130,19 +127,18 @@ def encode_update(
         before: The snapshot before `base`, if the actor holds it too. The diff can then use the last change as a prediction.
 
     Raises:
-        WeightsError: If `new` is not newer than `base` (``gap``), has another size than `base` or than ``writing.others``
+        WeightsError: If `new` is not newer than `base` (``gap``), has another size than `base` or than ``writing.tensors``
             (``size``), has values outside the wire dtype (``dtype``), or is not finite (``finite``).
         ProtocolError: If a number does not fit the header.
     """
     _require_finite(new.flat)
     writing = writing or EncodingOptions()
-    verify_others(writing.others, new.others)
-    division = division_of(writing.dtype, writing.sizes, writing.exact)
-    flat, words = division.parts(new)
-    held_words = None
+    verify_others(other_tensors(writing.tensors), new.others)
+    division = division_of(writing.dtype, writing.tensors)
+    (flat, words), sizes = division.parts(new), division.sizes
+    held_words, predicted, base_version = None, False, new.version
     if base is None or base.generation != new.generation or not writing.level:
-        base = None
-        diff, base_version = Diff(*encode_snapshot(flat, writing.dtype, compress=bool(writing.level))), new.version
+        codec, payload = encode_snapshot(flat, writing.dtype, compress=bool(writing.level))
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
@@ -150,8 +146,12 @@ def encode_update(
             before = None
         held, held_words = division.parts(base)
         last = division.rounded(before.flat) if before is not None else None
-        diff, base_version = _encode_diff(held, flat, writing, division.sizes, last), base.version
-    payload = diff.payload
+        steps = steps_of(flat, sizes) if writing.dtype is WireDtype.GRID else ()
+        if writing.dtype is WireDtype.GRID and (sum(sizes) != flat.size or any(step < LEAST_EXPONENT for step in steps)):
+            raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
+        form, table = form_of(writing.dtype, steps, sizes), np.array(steps, dtype=np.int8).tobytes()
+        diff, base_version = encode_diff(held, flat, form=form, before=last, prefix=table), base.version
+        codec, payload, predicted = diff.codec, diff.payload, diff.predicted
     if words:
         payload = append_others(payload, held_words, words, compress=bool(writing.level))
     header = WeightsHeader(
@@ -159,26 +159,24 @@ def encode_update(
         generation=new.generation,
         base_version=base_version,
         new_version=new.version,
-        codec=diff.codec,
+        codec=codec,
         elements=new.flat.size,
         payload_bytes=len(payload),
         payload_hash=xxhash.xxh3_64_intdigest(payload),
         state_hash=new.digest,
         wire_dtype=writing.dtype,
-        predicted=diff.predicted,
+        predicted=predicted,
         others=bool(words),
     )
     return header.pack(), payload
 
 
 def apply_update(
-    header: bytes | memoryview | WeightsHeader,
+    head: WeightsHeader,
     payload: Payload,
     held: PolicySnapshot | None,
-    sizes: Sequence[int],
+    tensors: Sequence[TensorSpec],
     *,
-    others: Sequence[TensorSpec] = (),
-    exact: Sequence[bool] = (),
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
     """Apply a weight update. Return the new snapshot, after a check of its digest.
@@ -187,12 +185,10 @@ def apply_update(
     caller checks that the update is for this policy, and that a whole snapshot is not older than `held`.
 
     Args:
-        header: The 72 bytes of the header, or the result of `WeightsHeader.unpack`.
+        head: The header.
         payload: The bytes after the header.
         held: The snapshot that the actor holds, with finite weights; None if it has none so far.
-        sizes: Number of elements of each float32 tensor of the policy (`PolicySpec.sizes`).
-        others: The tensors of the policy that are not float32 (`PolicySpec.others`).
-        exact: For each float32 tensor, True if it is never rounded (`PolicySpec.exact`). Empty: none is.
+        tensors: The tensors of the policy (`PolicySpec.tensors`).
         before: The snapshot that the actor held before `held`, if it is still available; else None.
 
     Raises:
@@ -201,15 +197,14 @@ def apply_update(
             `held`, or needs `before`: fetch the missing updates), ``digest`` (the result differs from the learner's state: fetch
             a snapshot), or ``finite`` (the learner's state has infinities or NaN).
     """
-    head = _unpacked(header)
-    size, other_size = sum(sizes), other_bytes(others)
+    division = division_of(head.wire_dtype, tuple(tensors))
+    size, other_size = division.size, division.other_size
     if head.elements != size:
         raise WeightsError(f"{head.elements} elements for a policy of {size}", reason="size")
-    division = division_of(head.wire_dtype, sizes, exact)
     word_size = other_size + 4 * division.kept
     if head.others != bool(word_size):
         have = f"an update {'with' if head.others else 'without'} tensors that are not rounded"
-        raise WeightsError(f"{have}; the policy has {len(others) + len(sizes) - len(division.sizes)}", reason="size")
+        raise WeightsError(f"{have}; the policy has {len(tensors) - len(division.sizes)}", reason="size")
     _verify_payload(head, payload, size - division.kept, word_size)
     codec, coded = 0, payload
     if word_size:
@@ -240,26 +235,12 @@ def apply_update(
         raise WeightsError(f"version {head.new_version} does not verify: its digest differs from the learner's", reason="digest")
     _require_finite(written)
     _require_finite(kept)
-    verify_others(others, rest)
+    verify_others(other_tensors(tensors), rest)
     return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat, rest)
 
 
 def _precedes(before: PolicySnapshot, generation: int, version: int) -> bool:
     return (before.generation, before.version) == (generation, version - 1)
-
-
-def _encode_diff(
-    base: FlatWeights, new: FlatWeights, writing: EncodingOptions, sizes: Sequence[int], before: FlatWeights | None
-) -> Diff:
-    steps: Steps = ()
-    table = b""
-    if writing.dtype is WireDtype.GRID:
-        steps = steps_of(new, sizes)
-        if sum(sizes) != new.size or any(step < LEAST_EXPONENT for step in steps):
-            raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
-        table = np.array(steps, dtype=np.int8).tobytes()
-    form = form_of(writing.dtype, steps, sizes)
-    return encode_diff(base, new, form=form, before=before, prefix=table)
 
 
 def _decode_diff(
@@ -271,15 +252,6 @@ def _decode_diff(
         payload = memoryview(payload)[len(sizes) :]
     form = form_of(head.wire_dtype, steps or (0,) * len(sizes), sizes)
     return decode_diff(head.codec, payload, base, form=form, before=before)
-
-
-def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:
-    if isinstance(header, WeightsHeader):
-        return header
-    try:
-        return WeightsHeader.unpack(header)
-    except ProtocolError as exc:
-        raise WeightsError(f"not a weights header: {exc}", reason="payload") from exc
 
 
 def _verify_payload(head: WeightsHeader, payload: Payload, elements: int, word_size: int) -> None:

@@ -2,16 +2,15 @@
 
 - `messages`, `codec`: the messages of actors, relays and operators, and `encode` and `decode`.
 - `thread_messages`: the same for the messages inside a learner. An actor does not import it.
-- `segments`, `batch`: writing and reading of a `Submit`. `columns`, `layout`, `schema`: its columns. `coding`: its compression.
+- `segments`, `batch`: writing and reading of a `Submit`. `layout`: its columns. `coding`: its compression.
 - `specs`: policy specs as documents.
 - `rpc`, `trees`: the messages of services and their payloads.
-- `prefix`, `values`: the first 48 bytes of every message, and the msgpack header after them.
+- `frames`: the frames of every message, with a prefix of 48 bytes and a msgpack header in the first.
 """
 
 from rl4sys_zmq.wire.batch import SegmentBatchReader, read_heads, read_segments, read_submit
 from rl4sys_zmq.wire.codec import decode, encode
-from rl4sys_zmq.wire.layout import action_dtype
-from rl4sys_zmq.wire.schema import SegmentSchema
+from rl4sys_zmq.wire.layout import SegmentSchema
 from rl4sys_zmq.wire.segments import PackedSegment, join_submit, pack_segment, with_images
 from rl4sys_zmq.wire.specs import blob_digest, spec_body, spec_from_document, spec_to_document, tensors_from_document
 
@@ -19,7 +18,6 @@ __all__ = [
     "SegmentBatchReader",
     "PackedSegment",
     "SegmentSchema",
-    "action_dtype",
     "blob_digest",
     "decode",
     "encode",

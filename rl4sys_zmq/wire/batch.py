@@ -1,8 +1,8 @@
 """A reader for all segments in a `Submit` at once.
 
-The heads become one array, and the columns views into the received frames, so nothing is copied. If the bytes are malformed,
-the whole message is refused. If one segment has invalid values, only that segment is refused. Images are decoded when columns
-or segments are requested, which the gateway never does.
+The numbers of the segments (their heads) become one array, and the columns views into the received frames, so nothing is
+copied. If the bytes are malformed, the whole message is refused. If one segment has invalid values, only that segment is
+refused. Images are decoded when columns or segments are requested, which the gateway never does.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
+from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, has_pillow, image_size
 from rl4sys_zmq.values import NO_EXTRAS, Segment
 from rl4sys_zmq.values.observations import SpaceLeaves
 from rl4sys_zmq.values.segment import segment_of
 from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
 from rl4sys_zmq.wire.codec import decode
-from rl4sys_zmq.wire.coding import plain_body
-from rl4sys_zmq.wire.columns import ColumnReader, ColumnView, LayoutGroup
-from rl4sys_zmq.wire.layout import SegmentLayout, parse_layout
+from rl4sys_zmq.wire.coding import BodyFrame, EncodedImages, plain_body
+from rl4sys_zmq.wire.layout import ColumnLayout, SegmentLayout, SegmentSchema, parse_layout
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
-from rl4sys_zmq.wire.schema import SegmentSchema
-from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, SegmentFlag, head_struct
+from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LARGE_BYTES, LAYOUT_AT, MAX_LAYOUTS, SegmentFlag, head_struct
 
 _ENDED = SegmentFlag.TERMINATED | SegmentFlag.TRUNCATED
 _ODD_FLAGS = [
@@ -39,26 +38,191 @@ _ODD_FLAGS = [
 ]
 """For each value of ``flags`` in a head: True if its bits contradict each other or are unknown."""
 
-Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
+
+@dataclass(slots=True)
+class ColumnRows:
+    """The rows of one column, for all segments of a message that have the same layout.
+
+    Attributes:
+        together: The rows in the message's first frame, one segment after the other, ``[rows, *row]``.
+        starts: Index in `together` of the first row of each segment, and at the end the number of rows in `together`.
+        large: The rows that have a frame of their own, by the segment's index in its `SameLayoutSegments`.
+        coded: The images that were sent as files, by the same index. `decode` adds their pixels to `large`.
+    """
+
+    column: ColumnLayout
+    together: NDArray[Any]
+    starts: list[int]
+    large: dict[int, NDArray[Any]]
+    coded: dict[int, EncodedImages]
+
+    def decode(self) -> dict[int, str]:
+        """Decode the files in `coded` into `large`. Return an error text for each segment with a damaged file, by its index."""
+        undecodable = {}
+        for place, images in self.coded.items():
+            try:
+                pixels = images.decode(self.column.row, self.column.row_bytes)
+            except BadImage as exc:
+                undecodable[place] = str(exc)
+                pixels = np.zeros((len(images) // self.column.row_bytes, *self.column.row), np.uint8)
+            pixels.flags.writeable = False
+            self.large[place] = pixels
+        return undecodable
+
+    def each(self) -> list[NDArray[Any]]:
+        """Return the rows of each segment, as one array for each."""
+        data = self.together
+        views = [data[a:b] for a, b in itertools.pairwise(self.starts)]
+        for place, own in self.large.items():
+            views[place] = own
+        return views
+
+
+class RowCounts:
+    """The number of rows of one column, for each segment with the same layout.
+
+    Attributes:
+        each: For each segment, its number of rows.
+        starts: For each segment, the number of rows of all segments before it; at the end, the number of rows of all segments.
+        most: Largest number of rows of one segment.
+    """
+
+    __slots__ = ("each", "most", "starts")
+
+    def __init__(self, each: list[int]) -> None:
+        self.each = each
+        self.starts = [0, *itertools.accumulate(each)]
+        self.most = max(each, default=0)
+
+
+class SameLayoutSegments:
+    """The segments of a message that have the same layout, with their columns. `members` are their indices in the message."""
+
+    __slots__ = ("_rows", "columns", "layout", "members")
+
+    def __init__(self, layout: SegmentLayout, members: list[int], steps: list[int], flags: list[int]) -> None:
+        self.layout, self.members = layout, members
+        self.columns: list[ColumnRows] = []
+        terminated, versions = SegmentFlag.TERMINATED, SegmentFlag.VERSIONS
+        per_step = RowCounts(steps)
+        per_observation = RowCounts([count if flag & terminated else count + 1 for count, flag in zip(steps, flags, strict=True)])
+        by_letter = {
+            "o": per_observation,
+            "m": per_observation,
+            "v": RowCounts([count if flag & versions else 0 for count, flag in zip(steps, flags, strict=True)]),
+        }
+        if layout.columns[-1].letter == "i":
+            by_letter["i"] = RowCounts([1] * len(steps))
+        self._rows = [by_letter.get(column.letter, per_step) for column in layout.columns]
+
+    def large(self, limit: int) -> Iterator[tuple[int, int]]:
+        """Yield the index of the segment and the index of the column for each column of a segment that has a frame of its own.
+
+        Raise ProtocolError if a column needs more than `limit` bytes, the size of the message's body.
+        """
+        for position, (column, rows) in enumerate(zip(self.layout.columns, self._rows, strict=True)):
+            most = rows.most * column.row_bytes
+            if most > limit:
+                raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} needs {most} bytes; the body has {limit}")
+            if most >= LARGE_BYTES:
+                counted = zip(self.members, rows.each, strict=True)
+                yield from ((place, position) for place, count in counted if count * column.row_bytes >= LARGE_BYTES)
+
+    def read(self, blob: Frame, at: int, frames: Mapping[tuple[int, int], BodyFrame]) -> int:
+        """Read the columns: the small ones in `blob`, the first frame, from the offset `at` on; the large ones in `frames`.
+
+        The keys of `frames` are those that `large` yields. Return the offset in `blob` after the last column.
+        """
+        for position, (column, rows) in enumerate(zip(self.layout.columns, self._rows, strict=True)):
+            own: dict[int, NDArray[Any]] = {}
+            coded: dict[int, EncodedImages] = {}
+            starts = rows.starts
+            if rows.most * column.row_bytes >= LARGE_BYTES:
+                small = rows.each.copy()
+                for index, count in enumerate(rows.each):
+                    if count * column.row_bytes < LARGE_BYTES:
+                        continue
+                    small[index] = 0
+                    frame = frames.get((self.members[index], position), b"")
+                    self._check_frame(frame, count * column.row_bytes, column)
+                    if isinstance(frame, EncodedImages):
+                        coded[index] = frame
+                    else:
+                        own[index] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
+                starts = RowCounts(small).starts
+            size = starts[-1] * column.row_bytes
+            if at + size > len(blob):
+                raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} ends beyond its frame")
+            dtype, values = column.dtype, size // column.dtype.itemsize
+            together = np.frombuffer(blob, dtype, values, at) if values else np.empty(0, dtype)
+            at += size + (-size % ALIGN)
+            self.columns.append(
+                ColumnRows(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
+            )
+        return at
+
+    def _check_frame(self, frame: BodyFrame, size: int, column: ColumnLayout) -> None:
+        if len(frame) != size:
+            raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")
+        single = self.layout.leaves == 1 and column.letter == "o"
+        if isinstance(frame, EncodedImages) and not (single and column.dtype == np.uint8 and image_size(column.row) is not None):
+            raise ProtocolError(
+                RefusalReason.SHAPE, f"images as column {column.letter} of {column.dtype.str} with rows of {column.row}"
+            )
+
+
+def _read_body(
+    heads: NDArray[Any], steps: list[int], layouts: list[SegmentLayout], body: Sequence[BodyFrame]
+) -> list[SameLayoutSegments]:
+    """Return the segments of a body, in one object for each layout.
+
+    The frames of large columns are in the order of the segments, and for one segment in the order of its columns.
+    """
+    places: list[int] = heads["layout"].tolist()
+    if max(places) >= len(layouts):
+        raise ProtocolError(RefusalReason.MALFORMED, f"a segment of layout {max(places)}; the message has {len(layouts)}")
+    flags: list[int] = heads["flags"].tolist()
+    if len(layouts) == 1:
+        groups = [SameLayoutSegments(layouts[0], list(range(len(places))), steps, flags)]
+    else:
+        members: list[list[int]] = [[] for _ in layouts]
+        for place, index in enumerate(places):
+            members[index].append(place)
+        groups = [
+            SameLayoutSegments(layout, own, [steps[place] for place in own], [flags[place] for place in own])
+            for layout, own in zip(layouts, members, strict=True)
+        ]
+    blob, *large = body
+    assert not isinstance(blob, EncodedImages)
+    limit, at = sum(map(len, body)), 0
+    keys = sorted(key for group in groups for key in group.large(limit))
+    frames = dict(zip(keys, large, strict=False))
+    for group in groups:
+        at = group.read(blob, at, frames)
+    if at != len(blob) or len(keys) != len(large):
+        raise ProtocolError(RefusalReason.SHAPE, "the body has bytes that belong to no segment")
+    return groups
 
 
 class SegmentBatchReader:
     """The segments in one `Submit`. Methods identify a segment by its index in the message.
 
     Attributes:
-        schema: It can be replaced.
+        schema: The columns that the segments should have; None if unknown. It can be replaced.
         first_seq: Sequence number of the first segment.
-        heads: The heads of all segments, one row of the dtype `HEAD` for each.
+        heads: The heads of all segments, one row of the dtype `HEAD` for each. A head has the numbers of a segment.
         steps: Number of steps of each segment.
+        checks: The checksum (xxh3-64) of each segment, uint64. It shows if two segments with the same sequence number are
+            equal.
     """
 
     def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
         """Read the heads, and find the columns in the body.
 
         Args:
-            message: The message.
-            schema: Without a schema, nested observations and actions become flat tuples of arrays, and columns get the default
-                names of `SegmentLayout.names`.
+            message: The message with the segments.
+            schema: The columns that the segments should have. None: nested observations and actions become flat tuples of
+                arrays, and columns get the default names of `SegmentLayout.names`.
 
         Raises:
             ProtocolError: If the message is malformed, so that none of its segments can be trusted.
@@ -72,22 +236,17 @@ class SegmentBatchReader:
             raise ProtocolError(RefusalReason.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
         layouts = [parse_layout(text) for text in texts]
         self.steps: list[int] = heads["steps"].tolist()
+        self.checks: NDArray[np.uint64] = heads["check"]
         self._raw = message.heads
         self.schema = schema
         self._undecodable: dict[int, str] | None = None
-        self._groups = ColumnReader(heads, self.steps, layouts, plain_body(message)).groups
+        self._groups = _read_body(heads, self.steps, layouts, plain_body(message))
 
     def __len__(self) -> int:
         return len(self.heads)
 
-    @property
-    def checks(self) -> NDArray[np.uint64]:
-        """The checksum (xxh3-64) of each segment, uint64. It shows if two segments with one number are the same."""
-        checks: NDArray[np.uint64] = self.heads["check"]
-        return checks
-
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Return the error of each segment that must be refused, by index. Without a schema, only the heads are checked."""
+        """Return the error of each segment that must be refused, by index. Without a schema, columns are not checked."""
         longest = schema.max_steps if schema is not None else math.inf
         least = 1 if schema is not None else 0
         heads = self.heads
@@ -103,12 +262,8 @@ class SegmentBatchReader:
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
         """Return an error for each segment whose columns do not fit the schema, by index."""
-        out: dict[int, ProtocolError] = {}
-        for group in self._groups:
-            error = schema.check_layout(group.layout)
-            if error is not None:
-                out.update(dict.fromkeys(group.members, error))
-        return out
+        checked = ((group.members, schema.check(group.layout)) for group in self._groups)
+        return {place: error for members, error in checked if error is not None for place in members}
 
     @property
     def has_images(self) -> bool:
@@ -139,8 +294,8 @@ class SegmentBatchReader:
                 group.columns[0].large.pop(place, None)
 
     def alone(self, place: int) -> Submit:
-        """Return a message with only the segment at index `place`. Its image files stay, and its other columns are
-        uncompressed.
+        """Return a new message with only the segment at index `place`. Its images stay files. Its other columns are not
+        compressed.
         """
         group = next(group for group in self._groups if place in group.members)
         at = group.members.index(place)
@@ -163,17 +318,17 @@ class SegmentBatchReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield names of columns and arrays of rows, to check all values at once. A name can occur several times."""
+        """Yield a column's name and an array of its rows, for the rows of many segments at once. Names can occur repeatedly."""
         self.decode_images()
         for group in self._groups:
-            for name, views in zip(self._names(group.layout), group.columns, strict=True):
-                for array in views.arrays():
+            for name, views in zip(group.layout.names(self.schema), group.columns, strict=True):
+                for array in (views.together, *views.large.values()):
                     yield name, array
 
     def oldest(self, generation: int, first_version: int) -> list[int]:
-        """Return the lowest policy version among the steps of each segment.
+        """Return the lowest policy version among the steps of each segment, as a version of `generation`.
 
-        In earlier generations than `generation`, it is at most `first_version`, the first version of `generation`.
+        For a segment of another generation, it is at most `first_version`, the first version of `generation`.
         """
         lowest: list[int] = self.heads["version"].tolist()
         for group in self._groups:
@@ -183,9 +338,9 @@ class SegmentBatchReader:
         return [low if by == generation else min(low, first_version) for low, by in zip(lowest, made, strict=True)]
 
     def segments(self) -> list[Segment]:
-        """Return all segments, also those that `errors` reports, with read-only views as columns."""
+        """Return all segments, also those that `errors` reports. Their columns are read-only views of the received frames."""
         self.decode_images()
-        heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
+        heads: Iterator[tuple[Any, ...]] = head_struct.iter_unpack(self._raw)
         if len(self._groups) == 1:
             return self._segments(self._groups[0], heads)
         every = list(heads)
@@ -194,7 +349,7 @@ class SegmentBatchReader:
             out.update(zip(group.members, self._segments(group, (every[place] for place in group.members)), strict=True))
         return [out[place] for place in range(len(self))]
 
-    def _segments(self, group: LayoutGroup, heads: Iterator[Head]) -> list[Segment]:
+    def _segments(self, group: SameLayoutSegments, heads: Iterator[tuple[Any, ...]]) -> list[Segment]:
         count, layout = len(group.members), group.layout
         leaves, end = layout.leaves, layout.leaves + layout.actions
         known = self.schema
@@ -233,15 +388,15 @@ class SegmentBatchReader:
             )
         return out
 
-    def _names(self, layout: SegmentLayout) -> list[str]:
-        return layout.names() if self.schema is None else self.schema.names(layout)
+    def _extras(self, group: SameLayoutSegments, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
+        """Return a dict for each of `count` segments, from the name of an extra column to its array.
 
-    def _extras(self, group: LayoutGroup, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the extra columns with a letter, ``x`` or ``i``, of each segment, by name."""
+        `letter` chooses the columns: ``x`` those with a row for each step, ``i`` those with one value for the segment.
+        """
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
-        names = self._names(group.layout)
-        named = {name: views for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter}
+        pairs = zip(group.layout.names(self.schema), group.columns, strict=True)
+        named = {name: views for name, views in pairs if views.column.letter == letter}
         if not named:
             return [NO_EXTRAS] * count
         columns = [views.each() for views in named.values()]
@@ -249,8 +404,11 @@ class SegmentBatchReader:
             columns = [[one[0, ...] for one in each] for each in columns]
         return [dict(zip(named, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
-        """Return the policy version of each step, one array for each segment. A head has it if it is the same for all steps."""
+    def _versions(self, group: SameLayoutSegments) -> list[NDArray[np.uint64]]:
+        """Return the policy version of each step, one array for each segment.
+
+        A segment without a column of versions has one version for all steps, in its head.
+        """
         heads = self.heads[group.members] if len(self._groups) > 1 else self.heads
         every = heads["version"].repeat(heads["steps"])
         every.flags.writeable = False
@@ -261,15 +419,15 @@ class SegmentBatchReader:
         return views
 
 
-def _sent_versions(group: LayoutGroup) -> list[tuple[int, NDArray[np.uint64]]]:
-    """Return the version column of each segment that has one, with the segment's index in the group."""
-    views = group.columns[group.layout.versions]
+def _sent_versions(group: SameLayoutSegments) -> list[tuple[int, NDArray[np.uint64]]]:
+    """Return the column of policy versions of each segment that was sent with one, and the segment's index in the group."""
+    views = group.columns[group.layout.leaves + group.layout.actions + 2]
     if not views.together.size and not views.large:
         return []
     return [(place, sent) for place, sent in enumerate(views.each()) if sent.size]
 
 
-def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
+def _trees(columns: Sequence[ColumnRows], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
     each = [views.each() for views in columns]
     structure: Structure = (tuple, (), (None,) * len(each)) if len(each) > 1 else None
     if leaves is not None and len(leaves.spaces) == len(each):
@@ -278,7 +436,7 @@ def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None
 
 
 def read_heads(message: Submit) -> NDArray[Any]:
-    """Return the heads of all segments in a message, dtype `HEAD`. Their values are not checked.
+    """Return the heads (the numbers of each segment) in a message, dtype `HEAD`. Their values are not checked.
 
     Raises:
         ProtocolError: If the number of heads differs from the message's `count`.
@@ -290,7 +448,7 @@ def read_heads(message: Submit) -> NDArray[Any]:
 
 
 def read_segments(frames: Sequence[Frame]) -> SegmentBatchReader:
-    """Return the segments in the frames of a `Submit` whose checksum was verified before.
+    """Return a reader for the segments in the frames of a `Submit`. The caller has verified the message's checksum.
 
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.

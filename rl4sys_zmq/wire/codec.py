@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.immutable import immutable
+from rl4sys_zmq.wire.frames import HEADER, MINOR, PREFIX_BYTES, HeaderLimits, pack_frames, pack_header, read_prefix, unpack_header
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
-from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, pack_prefix, read_prefix, seal
-from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_header
 
 if TYPE_CHECKING:
     from rl4sys_zmq.wire.thread_messages import ThreadMessage
@@ -51,8 +50,8 @@ class _FieldRule:
 @immutable
 class _MessageFields:
     header: tuple[_FieldRule, ...]
-    sequenced: bool
     body: bool
+    limits: HeaderLimits
 
 
 _FIELDS: dict[type[Any], _MessageFields] = {}
@@ -60,46 +59,39 @@ _FIELDS: dict[type[Any], _MessageFields] = {}
 
 def _fields_of(cls: type[Any]) -> _MessageFields:
     known = _FIELDS.get(cls)
-    if known is None:
-        known = _FIELDS[cls] = _derive_fields(cls)
-    return known
-
-
-def _derive_fields(cls: type[Any]) -> _MessageFields:
+    if known is not None:
+        return known
     hints = get_type_hints(cls)
-    names = [f.name for f in fields(cls)]
-    sequenced = "first_seq" in names and "count" in names
     header = []
     for f in fields(cls):
-        if f.name in _NO_VALUES or (sequenced and f.name in _IN_PREFIX):
+        if f.name in _NO_VALUES or (cls is Submit and f.name in _IN_PREFIX):
             continue
         check = (lambda v: type(v) is int and -1 <= v < _U64) if f.name in _SIGNED else _CHECKERS[hints[f.name]]
         header.append(_FieldRule(f.name, check, f.default is MISSING and f.default_factory is MISSING))
-    return _MessageFields(tuple(header), sequenced, "body" in names)
+    known = _FIELDS[cls] = _MessageFields(tuple(header), "body" in hints, getattr(cls, "LIMITS", HEADER))
+    return known
 
 
 def kinds_of(union: object) -> dict[int, type[Any]]:
-    """Return the message class for each kind: the classes of a union by their attribute ``KIND``."""
+    """Return the classes of a union of messages, by the number of each class (``KIND``)."""
     return {cls.KIND: cls for cls in get_args(union)}
 
 
 _KINDS: dict[int, type[Message]] = kinds_of(Message)
 
 
-def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -> list[Frame]:
+def encode(message: Message | ThreadMessage) -> list[Frame]:
     """Return the frames to send for a message: prefix and msgpack header in the first, then the frames of its body.
 
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.
     """
     shape = _fields_of(type(message))
-    packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, header)
+    packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, shape.limits)
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
-    seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
-    size = sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in body)
-    prefix = pack_prefix(message.KIND, len(body), len(packed), size, seq, count)
-    digests = message.digests if isinstance(message, Submit) else ()
-    return [seal(prefix, packed, body, digests), *body]
+    if isinstance(message, Submit):
+        return pack_frames(message.KIND, packed, body, message.first_seq, message.count, message.digests)
+    return pack_frames(message.KIND, packed, body)
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
@@ -111,27 +103,27 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
         verify: False if this process has already checked the checksum.
 
     Raises:
-        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
+        ProtocolError: If the message is invalid. No other exception is raised.
     """
-    return decode_as(_KINDS, frames, max_bytes, verify, HEADER)
+    return decode_as(_KINDS, frames, max_bytes, verify)
 
 
-def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool, header: HeaderLimits) -> M:
-    """Decode and check a message whose kind is in `kinds`, as `decode` does. `header` limits the msgpack header."""
+def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool) -> M:
+    """Decode and check a message of one of the classes in `kinds`. Arguments and errors are those of `decode`."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)
     if total > max_bytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
-    kind, _, _, _, seq, count, _, minor = read_prefix(frames, verify=verify)
+    kind, seq, count, minor = read_prefix(frames, verify=verify)
     cls = kinds.get(kind)
     if cls is None:
         raise ProtocolError(RefusalReason.KIND, f"message kind {kind} is unknown")
     shape = _fields_of(cls)
     if not shape.body and len(frames) > 1:
         raise ProtocolError(RefusalReason.FRAMES, f"{cls.__name__} has no body, but {len(frames) - 1} body frames were received")
-    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), minor)
-    if shape.sequenced:
+    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], shape.limits), minor)
+    if cls is Submit:
         if seq > MAX_COUNT:
             raise ProtocolError(RefusalReason.RANGE, f"sequence number {seq}; the limit is {MAX_COUNT}")
         values.update(first_seq=seq, count=count)

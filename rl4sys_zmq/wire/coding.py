@@ -53,7 +53,7 @@ class EncodedImages:
     Attributes:
         frame: The files, one after the other.
         nbytes: Size of the decoded column in bytes, which ``len`` returns too.
-        kind: The format of the files: one of the values of `IMAGE_KINDS`.
+        kind: The format of the files: 16 for PNG, 32 for JPEG.
     """
 
     frame: Frame
@@ -65,7 +65,7 @@ class EncodedImages:
 
     @property
     def numbers(self) -> list[int]:
-        """The entry in `Submit.codings` for the frame with these images."""
+        """The entry in `Submit.codings` for these images: the bytes of the files, the bytes of the pixels, and `kind`."""
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
@@ -80,16 +80,14 @@ BodyFrame = Frame | EncodedImages
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return a message with a compressed body. `sections` has the columns of each frame. If that saves less than 5 % or exceeds
-    a limit, return the message itself.
+    """Return a copy of a message with a compressed body, or the message itself if that saves less than 5 % or exceeds a limit.
+
+    `sections` has the size of each column in each frame, and the size of the column's elements, in bytes.
     """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
-        if message.codings and message.codings[n][2]:
-            codings.append(message.codings[n])
-            body.append(frame)
-            continue
-        numbers, pieces = _code_frame(memoryview(frame).cast("B"), parts)
+        coded_before = message.codings and message.codings[n][2]
+        numbers, pieces = (message.codings[n], [frame]) if coded_before else _code_frame(memoryview(frame).cast("B"), parts)
         codings.append(numbers)
         body.append(b"".join(pieces))
     before, coded = sum(map(len, message.body)), sum(map(len, body))
@@ -100,14 +98,12 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
 
 
 def is_shorter(coded: int, plain: int) -> bool:
-    """Return True if a frame of `coded` bytes saves at least 5 % of its `plain` bytes, and claims no more than a learner
-    accepts.
-    """
+    """Return True if `coded` bytes save at least 5 % of the `plain` bytes that they encode, and a learner accepts the ratio."""
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
 def plain_body(message: Submit) -> tuple[BodyFrame, ...]:
-    """Return the decompressed body of a message from an untrusted peer. Frames with image files stay encoded."""
+    """Return the decompressed body of a message from an untrusted peer. Image files are not decoded."""
     if not message.codings:
         return message.body
     if len(message.codings) != len(message.body):
@@ -152,7 +148,7 @@ def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """Check `numbers`, an entry of `Submit.codings`. Return compressed size, plain size and element size of each section."""
+    """Check the entry of `Submit.codings` for a frame. Return compressed size, plain size and element size of each section."""
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")
     sections = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
@@ -168,24 +164,19 @@ def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
 
 
 def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFrame:
-    view = memoryview(frame)
     if len(sections) == 1:
         _, plain, kind = sections[0]
         if not kind:
             return frame
         if kind in _FORMATS:
             return EncodedImages(frame, plain, kind)
+    view, begin = memoryview(frame), 0
     pieces: list[Any] = []
-    begin = 0
     for coded, plain, itemsize in sections:
         piece = view[begin : begin + coded]
         begin += coded
-        pieces.append(_shuffled(_decompressed(piece, plain), itemsize, back=True) if itemsize else piece)
+        try:
+            pieces.append(_shuffled(zstd.expand(piece, plain), itemsize, back=True) if itemsize else piece)
+        except zstd.DecompressionError as exc:
+            raise ProtocolError(RefusalReason.MALFORMED, str(exc)) from exc
     return b"".join(pieces)
-
-
-def _decompressed(piece: memoryview, size: int) -> bytes:
-    try:
-        return zstd.expand(piece, size)
-    except zstd.DecompressionError as exc:
-        raise ProtocolError(RefusalReason.MALFORMED, str(exc)) from exc

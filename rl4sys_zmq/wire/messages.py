@@ -28,7 +28,7 @@ class Verdict:
 
     ``evaluated``: the segment has the return of an evaluation episode, which was counted. ``overridden``: the host did other
     actions than the policy's, so an on-policy algorithm leaves the segment out. ``duplicate``: the segment had been received
-    before, so this delivery was skipped. `FINAL` has the verdicts on accepted segments, and `RARE` those that are rare.
+    before, so this delivery was skipped. `FINAL` has the verdicts on accepted segments.
     """
 
     TRAINED = "trained"
@@ -44,7 +44,7 @@ class Verdict:
 
 
 class ToLearner:
-    """Messages from an actor, a relay or an operator to the learner. A relay receives some of them too, from its own peers."""
+    """Messages from an actor, a relay or an operator to the learner. A relay receives some of them too, from its children."""
 
     __slots__ = ()
 
@@ -53,9 +53,6 @@ class ToActor:
     """Messages from the learner, or from a relay, to an actor, a relay or an operator."""
 
     __slots__ = ()
-
-
-# ---- actor to learner
 
 
 @immutable
@@ -76,7 +73,7 @@ class Hello(ToLearner):
         origin: The incarnation that began the numbering of the segments; 0 means this incarnation.
         journal_id: Id of the learner's journal in the last `Welcome` for this origin; 0 before the first `Welcome`.
         spooled: True if the actor's segments and their numbers survive the end of its process.
-        weights: The actor's settings ``wire_dtype`` and ``level``.
+        weights: The actor's settings for the number format (``wire_dtype``) and compression (``level``) of the weights.
         previously_welcomed: True if this incarnation has received a `Welcome` before.
         relay: URI of the first relay in the actor's own configuration, or empty. The learner then publishes tags
             (`Welcome.tag_key`).
@@ -111,14 +108,13 @@ class Submit(ToLearner):
     Attributes:
         first_seq: Sequence number of the first segment. It is in the prefix, not in the header.
         count: Number of segments. Like `first_seq`, it is in the prefix.
-        want_steps: As in `Heartbeat`.
+        want_steps: Total number of steps that the actor asks to be allowed to send, as in `Heartbeat`.
         layouts: The different layouts of the segments, as texts (`rl4sys_zmq.wire.layout`).
-        heads: The heads of all segments, one after the other (`rl4sys_zmq.wire.segments`).
+        heads: The heads of all segments, one after the other. A head is a record of 64 bytes with the numbers of a segment.
         body: The columns of all segments.
         codings: Lengths and compression of the parts of each frame of the body (`rl4sys_zmq.wire.coding`); empty if no frame is
             compressed.
-        digests: The xxh3-64 of each frame of the body, or None where it is unknown. The digests are not sent. They only save
-            `encode` the computation.
+        digests: The xxh3-64 of each frame of the body, or None if unknown. They are not sent, and only save time.
     """
 
     KIND: ClassVar[int] = 2
@@ -196,15 +192,15 @@ class OperatorCommand(ToLearner):
 
 @immutable
 class FollowWeights(ToLearner):
-    """A request for the addresses of a client's weights: from a relay to a learner, or from an actor or a relay to a relay.
+    """The request of a relay or an actor to follow a client's weights. A learner or a relay answers it.
 
     The sender needs no session. It repeats the request once a second, so that both sides notice the end of the other. The
     answer is `WeightsSource`, or `Refused` with the client's name in the field ``field``.
 
     Attributes:
-        relay: The URI at which the sender serves its own peers, if it is a relay; else empty. Informative only.
-        children: The number of peers that follow this client at the sender, if it is a relay. Informative only.
-        generation: The oldest generation of use to the sender; 0: any. A relay that holds an older one answers when it has
+        relay: The URI at which the sender, if it is a relay, serves its children; else empty. Informative only.
+        children: The number of the sender's children that follow this client. Informative only.
+        generation: The lowest generation of use to the sender; 0: any. A relay that holds a lower one answers when it has
             received this one.
     """
 
@@ -213,9 +209,6 @@ class FollowWeights(ToLearner):
     relay: str = ""
     children: int = 0
     generation: int = 0
-
-
-# ---- learner to actor
 
 
 @immutable
@@ -233,7 +226,7 @@ class Welcome(ToActor):
         pub: URI of the learner's PUB socket. A ``*`` as the host stands for the host to which the actor has connected.
         received: Next sequence number that the learner expects.
         durable: The actor can discard all segments below this sequence number.
-        accepted_steps: As in `Ack`.
+        accepted_steps: Total number of steps of all segments below `received`.
         algorithm_type: ``onpolicy`` or ``offpolicy``.
         rollout_length: Largest number of steps of a segment, unless the actor configures another number.
         max_policy_lag: Largest policy lag of a segment that is trained on unchanged, in versions; -1 for no limit.
@@ -241,14 +234,16 @@ class Welcome(ToActor):
         max_message_bytes: Largest message that the learner accepts.
         max_segment_steps: Longest segment that the learner accepts.
         heartbeat_s: Longest time that either side should let pass without sending a message.
-        weights: The client's settings ``wire_dtype`` and ``level``. Informative only: each update names its dtype.
+        weights: The client's settings for the number format and compression of the weights. Informative only: each update names
+            its dtype.
         inference: URI of the inference service, in the form of `pub`; empty if there is none.
         relays: The relays from which this actor should take the weights, nearest first, as lists ``[URI, public key or ""]``.
             Empty: take the weights from `pub`.
         tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag_of`), 32 bytes; empty if there are no
             tags. Relays do not get it.
         no_masks: The reason why segments must have no action masks, for people; empty if they can.
-        body: The blob of the spec; no frame if the spec has no blob, or the actor holds a version of this generation.
+        body: The blob of the spec (bytes such as an ONNX graph); no frame if the spec has no blob, or the actor holds a version
+            of this generation.
     """
 
     KIND: ClassVar[int] = 17
@@ -293,7 +288,7 @@ class Ack(ToActor):
         checkpointed: All segments below this sequence number are covered by a checkpoint.
         accepted_steps: Total number of steps of all segments below `received`.
         credit_steps: The actor can send a segment while `accepted_steps` and the steps in flight are together less than this.
-        credit_items: First sequence number that the actor must not send so far.
+        credit_items: The actor can send segments below this sequence number.
         credit_bytes: The actor can send a segment while fewer bytes than this are in flight (sent, but not below `received`).
         min_version: Lowest policy version, within `generation`, with which the actor should start a segment.
         verdicts: Number of this stream's segments by verdict.
@@ -315,7 +310,7 @@ class Ack(ToActor):
 
 @immutable
 class Refused(ToActor):
-    """The answer to a message or handshake that is not accepted.
+    """The answer to a message that is not accepted, and the reason.
 
     Attributes:
         code: A value of `rl4sys_zmq.errors.RefusalReason`.
@@ -365,7 +360,7 @@ class Beacon(ToActor):
     relay.
 
     Attributes:
-        digest: `PolicySnapshot.digest` of the newest version.
+        digest: The digest of the newest version.
         alarms: Number of alarms of the client by kind, since the learner's start.
         tag: The tag of the newest version (`rl4sys_zmq.weights.tag_of`), 16 bytes; empty if versions have no tags.
     """
@@ -383,10 +378,10 @@ class WeightsSource(ToActor):
     """The answer to `FollowWeights`: the topic and the socket at which a learner or a relay publishes a client's weights.
 
     Attributes:
-        topic: As in `Welcome`. Each relay has topics of its own.
+        topic: 8 random bytes, with which the receiver subscribes, as in `Welcome`. Each relay has topics of its own.
         version: The newest version that the sender holds.
-        tensors: Names, shapes and dtypes of the tensors, as in `Welcome.spec`.
-        pub: In the form of `Welcome.pub`.
+        tensors: Names, shapes and dtypes of the policy's tensors.
+        pub: URI of the sender's PUB socket. A ``*`` as the host stands for the host to which the receiver has connected.
     """
 
     KIND: ClassVar[int] = 24

@@ -6,17 +6,16 @@ last field is the *skeleton* of the payload, whose large parts are in the other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.wire.frames import MAX_HEADER_BYTES, PREFIX_BYTES, pack_frames, read_prefix, unpack_plain
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
-from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
 
 CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
@@ -24,7 +23,6 @@ ANSWERED, FAILED = "", "failed"
 
 _CODES = frozenset({ANSWERED, FAILED, *CallRefusalReason})
 MAX_NAME = 256
-_INT = {int}
 
 
 class Call(NamedTuple):
@@ -69,7 +67,8 @@ class Publication(NamedTuple):
     """A message of a service to all subscribers of a topic.
 
     Attributes:
-        number: Number of the publication in its topic, from 1 since the server's start; 0 if it only reports `latest`.
+        number: Number of the publication in its topic, from 1 since the server's start; 0 for a message without payload, which
+            only reports `latest`.
         server: Random number of this start of the server.
         latest: Number of the topic's newest publication.
     """
@@ -85,32 +84,28 @@ def encode_call(call: Call) -> list[Frame]:
     """Return the frames of a call. Large arrays are not copied, so they must not change until the call has returned."""
     if not is_name(call.method):
         raise PayloadError("method", f"{call.method!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters")
-    skeleton, body = pack_tree(call.payload)
-    fields = [call.session, call.acked, call.timeout_ms, call.once, call.method, skeleton]
-    return _frames(CALL, call.number, fields, body)
+    return _frames(CALL, call, copy=False)
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
     """Return the frames of a reply, with copies of all arrays, because the server can send the reply again."""
-    skeleton, body = pack_tree(reply.payload, copy=True)
-    return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
+    return _frames(REPLY, reply, copy=True)
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
     """Return the frames of a publication, with copies of all arrays, because later subscribers get the publication too."""
     check_topic(publication.topic)
-    skeleton, body = pack_tree(publication.payload, copy=True)
-    return _frames(PUBLICATION, publication.number, [publication.server, publication.latest, publication.topic, skeleton], body)
+    return _frames(PUBLICATION, publication, copy=True)
 
 
 def check_topic(topic: object) -> None:
-    """Raise `PayloadError` if a topic is invalid. A zero byte would end the topic in a subscription."""
+    """Raise `PayloadError` if a topic is not a valid name (`is_name`), or has a zero byte, which marks the end of a topic."""
     if not is_name(topic) or "\0" in str(topic):
         raise PayloadError("topic", f"{topic!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters and no zero byte")
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
-    """Raise `PayloadError` if a frame has more than `limit` bytes, at which the receiver would disconnect."""
+    """Raise `PayloadError` if a frame has more than `limit` bytes. The receiver would close the connection at such a frame."""
     if len(frames) == 1 and len(frames[0]) <= limit:
         return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
@@ -119,7 +114,7 @@ def check_size(frames: Sequence[Frame], limit: int) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Return True for a valid name of a method or topic: 1 to `MAX_NAME` characters that UTF-8 can encode."""
+    """Return True for a valid name of a method or topic: 1 to 256 characters that UTF-8 can encode."""
     if type(value) is not str or not 0 < len(value) <= MAX_NAME:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
@@ -129,56 +124,36 @@ def decode_call(frames: Sequence[Frame]) -> Call | Reply | Publication:
     """Return the call, reply or publication in frames that can come from an untrusted peer."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "a message without frames")
-    kind, _, _, _, number, _, _, _ = read_prefix(frames)
-    read = _READERS.get(kind)
-    if read is None:
+    kind, number, _, _ = read_prefix(frames)
+    known = _KINDS.get(kind)
+    if known is None:
         raise ProtocolError(RefusalReason.KIND, f"message kind {kind} is not a call, reply or publication")
+    cls, types = known
     fields = unpack_plain(frames[0][PREFIX_BYTES:])
-    size, reader = read
-    if type(fields) is not list or len(fields) != size:
-        raise ProtocolError(RefusalReason.MALFORMED, f"a message of kind {kind} does not have its {size} fields")
-    return reader(number, fields, frames[1:])
+    if type(fields) is not list or tuple(map(type, fields[:-1])) != types:
+        raise ProtocolError(RefusalReason.MALFORMED, f"a message of kind {kind} does not have its {len(types) + 1} fields")
+    *values, skeleton = fields
+    if min(values[: types.count(int)]) < 0 or not (values[2] in _CODES if cls is Reply else is_name(values[-1])):
+        raise ProtocolError(RefusalReason.MALFORMED, f"a field of a message of kind {kind} is invalid")
+    message: Call | Reply | Publication = cls(number, *values, unpack_tree(skeleton, frames[1:]))
+    return message
 
 
-def _read_call(number: int, fields: list[Any], body: Sequence[Frame]) -> Call:
-    session, acked, timeout_ms, once, method, skeleton = fields
-    if not (_counts(session, acked, timeout_ms) and type(once) is bool and is_name(method)):
-        raise ProtocolError(RefusalReason.MALFORMED, "a field of a call has the wrong type")
-    return Call(number, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
-
-
-def _read_reply(number: int, fields: list[Any], body: Sequence[Frame]) -> Reply:
-    session, server, code, detail, skeleton = fields
-    if not (_counts(session, server) and type(code) is str and code in _CODES and type(detail) is str):
-        raise ProtocolError(RefusalReason.MALFORMED, "a field of a reply has the wrong type")
-    return Reply(number, session, server, code, detail, unpack_tree(skeleton, body))
-
-
-def _read_publication(number: int, fields: list[Any], body: Sequence[Frame]) -> Publication:
-    server, latest, topic, skeleton = fields
-    if not (_counts(server, latest) and is_name(topic)):
-        raise ProtocolError(RefusalReason.MALFORMED, "a field of a publication has the wrong type")
-    return Publication(number, server, latest, topic, unpack_tree(skeleton, body))
-
-
-_MessageReader = Callable[[int, list[Any], Sequence[Frame]], Call | Reply | Publication]
-_READERS: dict[int, tuple[int, _MessageReader]] = {
-    CALL: (6, _read_call),
-    REPLY: (5, _read_reply),
-    PUBLICATION: (4, _read_publication),
+_KINDS: dict[int, tuple[Any, tuple[type, ...]]] = {
+    CALL: (Call, (int, int, int, bool, str)),
+    REPLY: (Reply, (int, int, str, str)),
+    PUBLICATION: (Publication, (int, int, str)),
 }
+"""The class of each kind, and the types of its fields between the number and the payload."""
 
 
-def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> list[Frame]:
+def _frames(kind: int, message: Call | Reply | Publication, *, copy: bool) -> list[Frame]:
+    number, *fields, payload = message
+    skeleton, body = pack_tree(payload, copy=copy)
     try:
-        header: bytes = msgpack.packb(fields)
+        header: bytes = msgpack.packb([*fields, skeleton])
     except (ValueError, UnicodeEncodeError) as exc:  # a lone surrogate, or lists nested too deep
         raise PayloadError("payload", f"the value cannot travel: {exc}") from exc
     if len(header) > MAX_HEADER_BYTES:
         raise PayloadError("payload", f"the keys and small values need {len(header)} bytes; the limit is {MAX_HEADER_BYTES}")
-    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body]) if body else 0
-    return [seal(pack_prefix(kind, len(body), len(header), size, number), header, body), *body]
-
-
-def _counts(*values: Any) -> bool:
-    return set(map(type, values)) == _INT and min(values) >= 0
+    return pack_frames(kind, header, body, number)

@@ -56,7 +56,7 @@ assert HEAD.itemsize == HEAD_BYTES == 64
 
 
 class SegmentFlag:
-    """The bits of the field ``flags`` in a head. At most one of the first three is set."""
+    """The bits of the number ``flags`` in a segment's head. At most one of TERMINATED, TRUNCATED and CAPPED is set."""
 
     TERMINATED = 1
     TRUNCATED = 2
@@ -72,9 +72,9 @@ class PackedSegment:
 
     Attributes:
         layout: The layout as text (`SegmentLayout.text`).
-        head: The head, with 0 as its layout until `join_submit` sets the index.
+        head: The record of 64 bytes with the segment's numbers. `join_submit` later sets the index of the layout in it.
         small: The bytes of each column, in the order of the layout; empty for a large column.
-        large: The bytes of the columns of at least `LARGE_BYTES`, in the order of the layout.
+        large: The bytes of the columns of at least 64 KiB (`LARGE_BYTES`), in the order of the layout.
         digests: The xxh3-64 of each entry of `large`.
         nbytes: Size of all columns before any compression.
         images: The observations as image files, which replace the first entry of `large`; None without image files.
@@ -93,7 +93,7 @@ class PackedSegment:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Return a finished segment as bytes. Columns of at least `LARGE_BYTES` are not copied, so they must not change.
+    """Return a finished segment as bytes. Columns of at least 64 KiB are not copied, so they must not change.
 
     Raises:
         ProtocolError: If a column's dtype or shape is not supported, or a number is out of range.
@@ -113,7 +113,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
         letters += "x" * len(segment.extras) + "i" * len(segment.initial)
         columns += [*segment.extras.values(), *(value[None] for value in segment.initial.values())]
         wanted += [steps] * len(segment.extras) + [1] * len(segment.initial)
-    layout = describe(letters, columns, segment.source)
+    layout = describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), segment.source)
     if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
         raise ProtocolError(RefusalReason.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:
@@ -156,16 +156,20 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 
     Args:
         first_seq: Sequence number of the first segment.
-        want_steps: `Submit.want_steps`.
+        want_steps: Total number of steps that the actor asks to be allowed to send.
         packed: The packed segments, in the order of their sequence numbers.
         coded: True to compress the body if that makes it shorter.
     """
     groups: dict[str, list[PackedSegment]] = {}
     for p in packed:
         groups.setdefault(p.layout, []).append(p)
+    if len(groups) > MAX_LAYOUTS:
+        raise ProtocolError(RefusalReason.RANGE, f"{len(groups)} layouts in one message; the limit is {MAX_LAYOUTS}")
     heads = b"".join([p.head for p in packed])
     if len(groups) > 1:
-        heads = _with_layouts(heads, [p.layout for p in packed], list(groups))
+        changed = bytearray(heads)
+        changed[LAYOUT_AT::HEAD_BYTES] = bytes(map(list(groups).index, [p.layout for p in packed]))
+        heads = bytes(changed)
     pieces: list[bytes] = []
     sections: list[Section] = []
     for text, group in groups.items():
@@ -199,10 +203,10 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 
 
 def with_images(packed: PackedSegment, codec: ImageFormat) -> PackedSegment:
-    """Return a copy of the segment in which the observations are image files of the format `codec` instead of pixels.
+    """Return a copy of a packed segment in which the observations are image files of the format `codec` instead of pixels.
 
     Return the segment unchanged if its observations are not one large column of images, if it is larger than `MAX_IMAGE_BYTES`,
-    or if the files save too few bytes. The field ``check`` of the head stays the checksum of the pixels.
+    or if the files save less than 5 %. The checksum of a segment is always that of the pixels.
     """
     layout = parse_layout(packed.layout)
     column = layout.columns[0]
@@ -225,12 +229,3 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
     own = [column for column, small in columns if not small and (column.letter != "v" or versions)]
     sizes = [memoryview(frame).nbytes for frame in packed.large]
     return [(size, column.dtype.itemsize) for size, column in zip(sizes, own, strict=True)]
-
-
-def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
-    """Return the joined heads of segments with these layouts. Each head gets the index of its layout in `known`."""
-    if len(known) > MAX_LAYOUTS:
-        raise ProtocolError(RefusalReason.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
-    out = bytearray(heads)
-    out[LAYOUT_AT::HEAD_BYTES] = bytes(map(known.index, layouts))
-    return bytes(out)

@@ -1,4 +1,4 @@
-"""Policy specs as documents for message headers, and back. The blob of a spec is sent as the body of the message."""
+"""Policy specs as documents for message headers, and back. The blob of a spec (such as an ONNX graph) is sent as the body."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return a policy spec as a document of JSON values. The document contains only the length and the digest of the blob."""
+    """Return a policy spec as a document of JSON values.
+
+    In place of the blob (bytes such as an ONNX graph), the document has the blob's length and digest.
+    """
     form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
@@ -40,12 +43,12 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
-    """Return the body of a message with this policy spec: the blob of the spec, or no frame without a blob."""
+    """Return the body of a message with this policy spec: one frame with the spec's blob, or no frame if the blob is empty."""
     return (spec.blob,) if spec.blob else ()
 
 
 def blob_digest(blob: Frame) -> str:
-    """Return the xxh3-128 of a blob, hexadecimal; empty for an empty blob."""
+    """Return the xxh3-128 of a policy spec's blob, hexadecimal; empty for an empty blob."""
     return xxhash.xxh3_128_hexdigest(blob) if len(blob) else ""
 
 
@@ -85,7 +88,7 @@ def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
     """Return the tensors of a policy from a list of lists ``[name, shape, dtype, exact]``, whose last two can be left out.
 
     Raises:
-        ProtocolError: If the list does not have this form, or has more than `MAX_TENSORS` entries.
+        ProtocolError: If the list does not have this form, or has more than 4096 entries.
     """
     try:
         if len(form) > MAX_TENSORS:

@@ -1,7 +1,7 @@
 """The messages inside a learner: one dataclass for each kind. An actor never imports this module.
 
 The gateway and a learner thread exchange them over PUSH and PULL. The base class of a message gives its direction. A field
-named ``body`` holds the frames after the first one. Terms and fields that `rl4sys_zmq.wire.messages` has too mean the same
+named ``body`` holds the frames after the first one. Fields that messages in `rl4sys_zmq.wire.messages` have too mean the same
 here.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.wire.batch import SegmentBatchReader
 from rl4sys_zmq.wire.codec import decode_as, encode, kinds_of
+from rl4sys_zmq.wire.frames import HEADER, HeaderLimits
 from rl4sys_zmq.wire.messages import Document, Frame
-from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
 
 class ToLearnerThread:
@@ -24,24 +24,23 @@ class ToLearnerThread:
 
 
 class FromLearnerThread:
-    """Messages from a learner thread to the gateway."""
+    """Messages from a learner thread to the gateway. They can be long, because some list the streams of all actors."""
 
     __slots__ = ()
+    LIMITS: ClassVar[HeaderLimits] = HeaderLimits(1 << 26, 1 << 20)
 
 
-class ToRemoteWorker(ToLearnerThread):
-    """Messages from the gateway to the connection of a remote worker, not to its learner thread."""
+class RemoteWorkerControl(ToLearnerThread):
+    """Messages from the gateway to a remote worker itself, not to the learner thread that runs in the worker."""
 
     __slots__ = ()
 
 
 class FromRemoteWorker(FromLearnerThread):
-    """Messages from the connection of a remote worker to the gateway."""
+    """Messages from a remote worker itself, not from its learner thread, to the gateway."""
 
     __slots__ = ()
-
-
-# ---- gateway to learner thread
+    LIMITS = HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class AssignClient(ToLearnerThread):
     """The first message to a learner thread: the client that it trains, with all settings.
 
     Attributes:
-        client_id, policy_id: The client and its policy, as in `Welcome`.
+        client_id, policy_id: The name of the client, and 8 bytes that identify its policy.
         generation: The generation of all versions that this thread publishes.
         algorithm_name, parameters, seed: The algorithm, its parameters, and the seed of its random numbers.
         observation_space, action_space: The spaces in JSON form.
@@ -106,11 +105,12 @@ class DeliverSegments(ToLearnerThread):
     """A message with segments of one actor, for training.
 
     Attributes:
-        actor_id, origin: The stream.
+        actor_id, origin: The stream of the segments.
         skip: Number of segments at the beginning of the message that the thread has received before.
-        refused: Number of the remaining segments that the gateway has refused. The thread finds them with the same check.
+        refused: Number of the remaining segments that the gateway has refused. The thread finds the same ones by the same
+            check.
         body: The frames of the actor's `Submit`, as they were received.
-        batch: What the gateway has read of them. It does not travel to another process.
+        batch: The gateway's reader of the segments; None in another process, which reads `body` itself.
     """
 
     KIND: ClassVar[int] = 33
@@ -134,7 +134,7 @@ class SaveCheckpoint(ToLearnerThread):
     """A request to a learner thread to write a checkpoint now. The answer is `CheckpointResult`.
 
     Attributes:
-        token: The answer repeats it.
+        token: A number, which the answer repeats.
         partial: True to train first on the received data that does not fill a batch.
     """
 
@@ -148,7 +148,7 @@ class StreamEnded(ToLearnerThread):
     """A report that the journal has no segments of a stream any more. Checkpoints then leave out the stream's mark.
 
     Attributes:
-        actor_id, origin: The stream.
+        actor_id, origin: The actor of the stream, and the incarnation that began it.
     """
 
     KIND: ClassVar[int] = 36
@@ -161,14 +161,11 @@ class ChangeParameters(ToLearnerThread):
     """New parameters of the algorithm, from the next update on.
 
     Attributes:
-        parameters: All parameters, also unchanged ones, as in `AssignClient`.
+        parameters: All parameters of the algorithm by name, also unchanged ones.
     """
 
     KIND: ClassVar[int] = 37
     parameters: Document
-
-
-# ---- learner thread to gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +176,13 @@ class ThreadReady(FromLearnerThread):
         spec: The policy spec (`rl4sys_zmq.wire.specs`).
         kind: ``onpolicy`` or ``offpolicy``.
         rollout_length: Longest segment that an actor should send, in steps.
-        max_policy_lag: As in `Welcome`, after the algorithm's default was applied.
+        max_policy_lag: Largest policy lag of a segment that is trained on unchanged, in versions; -1 for no limit.
         checkpoint: Number of the checkpoint that the thread resumed from; 0 if it resumed from none.
         marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream. The restored state includes the segments below
             ``next_seq``; ``verdicts`` counts them by verdict.
         verdicts: Number of the client's segments in the restored state, by verdict.
         damaged: Names of newer checkpoints that failed verification.
-        body: The blob of the spec; no frame if the spec has no blob.
+        body: The blob of the spec (bytes such as an ONNX graph); no frame without a blob.
         steps: Number of environment steps that the restored state has observed.
         updates: Number of updates that led to the restored state.
         episodes: Number of episodes that ended in these steps.
@@ -216,10 +213,10 @@ class PolicyPublished(FromLearnerThread):
 
     Attributes:
         version: Number of the version, without gaps. The first is 0 for a new policy, else the checkpoint's version.
-        digest: Checksum (xxh3-64) of the state.
-        body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
-            state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
-            and state are equal, the payload is left out.
+        digest: Checksum (xxh3-64) of all weights.
+        body: Three frames: all weights, the weights header, and the payload for the actors (a diff or all weights). The first
+            frame has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload and first
+            frame are equal, the payload is left out.
     """
 
     KIND: ClassVar[int] = 49
@@ -255,7 +252,7 @@ class DataDemand(FromLearnerThread):
 
     Attributes:
         usable_steps: Number of steps that the thread can use in addition to those it has received.
-        messages: Number of `DeliverSegments` since its start. The gateway knows which segments they contained.
+        messages: Number of `DeliverSegments` that the thread has received. The gateway knows which segments they contained.
         min_version: Lowest policy version with which actors should start a segment.
     """
 
@@ -363,11 +360,8 @@ class OperatorAlarm(FromLearnerThread):
     count: int
 
 
-# ---- gateway and remote worker, in addition to the messages of its learner thread
-
-
 @dataclass(frozen=True, slots=True)
-class GatewayAlive(ToRemoteWorker):
+class GatewayAlive(RemoteWorkerControl):
     """A sign of life of the gateway for a remote worker: once a second, and at once after the last message of the worker.
 
     Attributes:
@@ -382,14 +376,14 @@ class GatewayAlive(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaceWorker(ToRemoteWorker):
-    """A request to a remote worker to end at once, without a checkpoint: another worker has its client, or none has."""
+class EndRemoteWorker(RemoteWorkerControl):
+    """A request to a remote worker to end at once, without a checkpoint: its client has another worker now, or none."""
 
     KIND: ClassVar[int] = 65
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFound(ToRemoteWorker):
+class CheckpointFound(RemoteWorkerControl):
     """The answer to `FindCheckpoint`.
 
     Attributes:
@@ -398,10 +392,10 @@ class CheckpointFound(ToRemoteWorker):
         sizes: Size in bytes of each file that the worker needs from the checkpoint, by name.
         damaged: One text for each newer checkpoint that was damaged and has been put aside.
         careful: True if the worker before this one has ended without having been asked to. Segments could be the cause, so this
-            worker waits for the answer to each `RecordTraining`.
+            worker waits for the answer to each `RecordSegmentsInTraining`.
         error: The reason why the checkpoints cannot be used; empty if they can.
-        body: Two frames, either can be empty: the suspected segments as JSON, and the segments that the worker before this one
-            had in training when it ended (`learner.training.suspects`).
+        body: Two frames, either can be empty: the suspects as JSON, and the segments that the worker before this one had in
+            training when it ended (`learner.training.suspects`).
     """
 
     KIND: ClassVar[int] = 66
@@ -415,11 +409,11 @@ class CheckpointFound(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointPartReply(ToRemoteWorker):
+class CheckpointPartReply(RemoteWorkerControl):
     """The answer to `FetchCheckpointPart`.
 
     Attributes:
-        number, name, offset: As in the request.
+        number, name, offset: The checkpoint, the file and the position of the part, as in `FetchCheckpointPart`.
         body: One frame with the bytes, at most 4 MiB.
     """
 
@@ -431,7 +425,7 @@ class CheckpointPartReply(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStored(ToRemoteWorker):
+class CheckpointStored(RemoteWorkerControl):
     """The answer to each `CheckpointPart`.
 
     Attributes:
@@ -447,11 +441,11 @@ class CheckpointStored(ToRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRecorded(ToRemoteWorker):
-    """The answer to `RecordTraining`.
+class TrainingRecorded(RemoteWorkerControl):
+    """The answer to `RecordSegmentsInTraining`.
 
     Attributes:
-        count: As in the request.
+        count: The number of the `RecordSegmentsInTraining` message.
     """
 
     KIND: ClassVar[int] = 69
@@ -517,12 +511,12 @@ class FetchCheckpointPart(FromRemoteWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordTraining(FromRemoteWorker):
+class RecordSegmentsInTraining(FromRemoteWorker):
     """A record of the segments that a remote worker trains on now. If they end the process, the next worker can find them.
 
     Attributes:
         count: Number of this message, from 1.
-        body: Two frames as in `CheckpointFound`: the suspected segments, empty without a change, and those in training.
+        body: Two frames: the suspects as JSON, empty if they have not changed, and the segments in training.
     """
 
     KIND: ClassVar[int] = 84
@@ -566,7 +560,7 @@ ThreadMessage = (
     | QuarantinedSegment
     | OperatorAlarm
     | GatewayAlive
-    | ReplaceWorker
+    | EndRemoteWorker
     | CheckpointFound
     | CheckpointPartReply
     | CheckpointStored
@@ -575,7 +569,7 @@ ThreadMessage = (
     | WorkerLog
     | FindCheckpoint
     | FetchCheckpointPart
-    | RecordTraining
+    | RecordSegmentsInTraining
     | CheckpointPart
 )
 
@@ -590,6 +584,6 @@ def frames_of(message: WorkerMessage) -> Sequence[Frame]:
     return encode(message) if isinstance(message, DeliverSegments) else message
 
 
-def decode_thread_message(frames: Sequence[Frame], *, header: HeaderLimits = HEADER) -> ThreadMessage:
+def decode_thread_message(frames: Sequence[Frame]) -> ThreadMessage:
     """Decode and check a message between the gateway and a learner thread or a remote worker."""
-    return decode_as(_KINDS, frames, 1 << 32, True, header)
+    return decode_as(_KINDS, frames, 1 << 32, True)

@@ -25,8 +25,8 @@ from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS, MAX_KEY, Tree
+from rl4sys_zmq.wire.frames import elements
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.values import elements
 
 INLINE_BYTES = 2048
 """Size up to which an array, string or bytes is part of the skeleton, if all of them together fit `INLINE_TOTAL_BYTES`."""
@@ -46,7 +46,7 @@ _ALIGN = 8
 
 
 class _IntegerKeyError(Exception):
-    """Raised inside `_TreePacker` by a dict with an integer key, which must be encoded as two lists."""
+    """Raised inside `_TreePacker` for a dict with an integer key, which must be encoded as two lists."""
 
 
 class _TreePacker:
@@ -185,7 +185,7 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared first frame, or long ones as a new frame. Return the frame's index, the offset and the
+        """Add bytes to the first frame, or if they are long as a new frame. Return the frame's index, the offset and the
         length.
         """
         if size < OWN_FRAME_BYTES:
@@ -208,8 +208,9 @@ class _TreePacker:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Return the skeleton of a tree, and the frames with its large parts. With `copy`, frames are copies of the caller's
-    memory.
+    """Return the skeleton of a tree (all but the large parts), and the frames with its large parts.
+
+    With `copy`, the frames are copies. Without it, they can be the caller's memory, which must then not change.
     """
     packer = _TreePacker(copy)
     try:
@@ -221,15 +222,11 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
     return skeleton, [b"".join(packer.shared), *[parts[0] if len(parts) == 1 else b"".join(parts) for parts in packer.own]]
 
 
-def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
+def drop_unsupported(value: Any, path: str, depth: int = 0, seen: set[int] | None = None) -> tuple[Tree, list[str]]:
     """Return a value, such as the ``info`` of an environment, without the parts that no message can contain, and their paths.
 
-    `path` is the path of `value` itself, with which the returned paths begin.
+    `path` is the path of `value` itself, with which the returned paths begin. `seen` has the ids of the values around it.
     """
-    return _drop(value, path, depth, set())
-
-
-def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list[str]]:
     if type(value) is dict and not value and depth < MAX_DEPTH:
         return value, []
     nested = value
@@ -240,6 +237,7 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
         return value, []
     except PayloadError:
         pass
+    seen = set() if seen is None else seen
     if not isinstance(value, Mapping) or depth >= MAX_DEPTH or id(value) in seen:
         return None, [path]
     seen.add(id(value))  # a value can contain itself
@@ -250,7 +248,7 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
         if not (numbered or isinstance(key, str)):
             dropped.append(where)
             continue
-        part, missing = _drop(held, where, depth + 1, seen)
+        part, missing = drop_unsupported(held, where, depth + 1, seen)
         if missing != [where]:
             kept[key] = part
         dropped += missing
@@ -258,7 +256,7 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
-    """Return the tree that `pack_tree` encoded. Skeleton and frames can come from an untrusted peer."""
+    """Return the tree that `pack_tree` encoded. Its skeleton and frames can come from an untrusted peer."""
     return _TreeReader(frames).read(skeleton, 0)
 
 
@@ -297,16 +295,13 @@ class _TreeReader:
             dtype = _dtype(name)
             if type(data) is not bytes or elements(shape) * dtype.itemsize != len(data):
                 raise ProtocolError(RefusalReason.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
-            array = np.frombuffer(data, dtype)
-            if dtype is BFLOAT16_BITS:
-                array = read_bfloat16(array)
+            array = _read(data, dtype)
             return array if len(shape) == 1 else array.reshape(shape)
         if key == b"f" and len(held) == 4:
             name, shape, frame, at = held
             dtype = _dtype(name)
             size = dtype.itemsize * elements(shape)
-            array = np.frombuffer(self.part(frame, at, size), dtype)
-            return (array if dtype is not BFLOAT16_BITS else read_bfloat16(array)).reshape(shape)
+            return _read(self.part(frame, at, size), dtype).reshape(shape)
         if key == b"t":
             return tuple([self.read(v, depth + 1) for v in held])
         if key == b"n" and len(held) == 2:
@@ -314,8 +309,7 @@ class _TreeReader:
             dtype = _dtype(name)
             if dtype.itemsize != (len(data) if type(data) is bytes else -1):
                 raise ProtocolError(RefusalReason.SHAPE, "the bytes of a scalar do not fit its dtype")
-            array = np.frombuffer(data, dtype)
-            return (array if dtype is not BFLOAT16_BITS else read_bfloat16(array))[0]
+            return _read(data, dtype)[0]
         if key == b"k" and len(held) == 2:
             keys, values = held
             return self.numbered(keys, values, depth)
@@ -328,21 +322,14 @@ class _TreeReader:
                 raise ProtocolError(RefusalReason.MALFORMED, "a string is not UTF-8") from exc
         raise ProtocolError(RefusalReason.MALFORMED, f"an unknown form {key!r:.20} in a tree")
 
-    def numbered(self, keys: object, values: object, depth: int) -> Tree:
-        if (
-            type(keys) is not list
-            or type(values) is not list
-            or len(keys) != len(values)
-            or any(type(k) is not int for k in keys)
-        ):
+    def numbered(self, keys: Any, values: Any, depth: int) -> Tree:
+        if not (type(keys) is type(values) is list) or len(keys) != len(values) or any(type(k) is not int for k in keys):
             raise ProtocolError(RefusalReason.MALFORMED, "a dict of a tree does not have an integer key for each value")
         return {key: self.read(value, depth + 1) for key, value in zip(keys, values, strict=True)}
 
-    def part(self, frame: object, at: object, size: object) -> memoryview:
+    def part(self, frame: Any, at: Any, size: Any) -> memoryview:
         frames = self.frames
-        if not (
-            type(frame) is int and type(at) is int and type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0
-        ):
+        if not (type(frame) is type(at) is type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0):
             raise ProtocolError(RefusalReason.MALFORMED, "a part of a tree has an invalid frame, offset or length")
         if at + size > len(frames[frame]):
             raise ProtocolError(
@@ -352,6 +339,11 @@ class _TreeReader:
         if self.left < 0:
             raise ProtocolError(RefusalReason.TOO_LARGE, "the parts of a tree have more bytes than its frames")
         return frames[frame][at : at + size]
+
+
+def _read(data: Frame, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    array = np.frombuffer(data, dtype)
+    return array if dtype is not BFLOAT16_BITS else read_bfloat16(array)
 
 
 def _dtype(name: object) -> np.dtype[Any]:

@@ -8,8 +8,9 @@ import pytest
 from kit import segment_with
 
 from rl4sys_zmq import AgentConfig
-from rl4sys_zmq.actor.io.host_link import SessionParameters
-from rl4sys_zmq.actor.io.segment_queue import BatchSender, Outbox, SegmentQueue
+from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SessionParameters
+from rl4sys_zmq.actor.io.thread import BatchSender
+from rl4sys_zmq.actor.segments import Outbox
 from rl4sys_zmq.values import Segment
 
 STEPS = 10
@@ -54,20 +55,19 @@ def sender(
     overflow: str = "drop_oldest",
     max_policy_lag: int = 4,
     generation: int = GENERATION,
-) -> tuple[BatchSender, SegmentQueue]:
-    queue = SegmentQueue(Outbox(100, 1 << 20, drops=True))
+) -> tuple[BatchSender, Outbox]:
+    queue, host = Outbox(100, 1 << 20, drops=True), ActorSharedState()
     for version in versions:
-        queue.outbox.put(segment(version, generation))
+        queue.put(segment(version, generation))
     config = AgentConfig(client_id="a", overflow=overflow)
-    made = BatchSender(config, queue, cast(Any, Session(credit_steps)), lambda: None)
-    made.session_parameters = SessionParameters(
+    host.session_parameters = SessionParameters(
         GENERATION, "PPO", "onpolicy", STEPS, max_policy_lag, "drop", 1 << 20, 1 << 20, ""
     )
-    return made, queue
+    return BatchSender(config, queue, cast(Any, Session(credit_steps)), host, lambda: None), queue
 
 
-def left(queue: SegmentQueue) -> list[int]:
-    return [int(s.versions[0]) for s in queue.outbox._items]
+def left(queue: Outbox) -> list[int]:
+    return [int(s.versions[0]) for s in queue._memory]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_the_limit_on_the_lag_holds_without_a_request() -> None:
 def test_a_segment_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:
     made, queue = sender([1, 2, 2, 3], 1 << 20)
     for place in (0, 2):
-        bad = replace(queue.outbox._items[place], log_probs=np.zeros(1, np.float32))
-        queue.outbox._items[place] = bad
+        bad = replace(queue._memory[place], log_probs=np.zeros(1, np.float32))
+        queue._memory[place] = bad
     session = cast(Session, made._session)
     for now in (0.0, 1.0, 2.0):
         for _ in made.send_due(now, None, urgent=True):

@@ -206,8 +206,9 @@ def test_other_columns_than_the_spec_has_are_an_error(
 
 @pytest.mark.parametrize("steps", [127, 128, 129, 300])
 def test_columns_grow_with_their_segment(steps: int) -> None:
-    writer = ExtraColumnSegmentWriter(BoxSpace((2,)), DiscreteSpace(2), 1000, 0, COLUMNS)
-    from rl4sys_zmq.actor.segments import AgentIdentity, PolicyStamp
+    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), "counter", tensors=(TensorSpec("w", (1,)),), columns=COLUMNS)
+    writer = ExtraColumnSegmentWriter(spec, 1000, 0)
+    from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp
 
     stamp = PolicyStamp(1, 0, AgentIdentity(Counters(), drops_bad_input=False))
     for row in range(steps):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.acting import ActionSelector
-from rl4sys_zmq.actor.action import LARGEST, RL4SysAction, as_reward, new_action, new_actions
+from rl4sys_zmq.actor.action import LARGEST, AgentIdentity, PolicyStamp, RL4SysAction, as_reward, new_action, new_actions
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.segments import AgentIdentity, EpisodeStep, PolicyStamp
 from rl4sys_zmq.actor.trajectory import TrajectoryManager
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RewardError, RL4SysError
@@ -248,8 +247,8 @@ def test_a_batch_of_actions_is_as_many_single_ones() -> None:
     log_probs, masks = np.array([-1.0, -2.0, -3.0], np.float32), [None, np.array([True]), None]
     batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)
     columns = zip(observations, raws, raws + 1, log_probs.tolist(), [stamp] * 3, masks, strict=True)
-    single = [new_action(*row) for row in columns]
-    slots = {*RL4SysAction.__slots__, *EpisodeStep.__slots__} - {"row"}
+    single = [new_action(RL4SysAction, *row) for row in columns]
+    slots = {*RL4SysAction.__slots__} - {"row"}
     for ours, theirs in zip(batch, single, strict=True):
         for slot in slots:
             np.testing.assert_equal(getattr(ours, slot), getattr(theirs, slot))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.actor.inputs import inputs_for
+from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.errors import MaskError
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, MultiBinarySpace, MultiDiscreteSpace, TupleSpace
 
@@ -33,7 +33,7 @@ def lists_of(mask: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_a_single_mask_can_have_every_form(name: str) -> None:
     space, flat, form = CASES[name]
-    inputs = inputs_for(BoxSpace((1,)), space)
+    inputs = InputValidator(BoxSpace((1,)), space)
     forms = [flat, tuple(flat), [flat], np.array(flat), np.array([flat]), np.array(flat, bool), np.array(flat, np.float32)]
     forms += [] if form is None else [form, lists_of(form)]
     for given in forms:
@@ -46,7 +46,7 @@ def test_a_single_mask_can_have_every_form(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_masks_can_have_every_form(name: str, count: int) -> None:
     space, flat, form = CASES[name]
-    inputs = inputs_for(BoxSpace((1,)), space)
+    inputs = InputValidator(BoxSpace((1,)), space)
     forms: list[Any] = [[flat] * count, np.array([flat] * count), [np.array(flat)] * count]
     if form is not None:
         forms += [[form] * count, [lists_of(form)] * count, [form, *[flat] * (count - 1)]]
@@ -61,7 +61,7 @@ def test_a_batch_of_masks_can_have_every_form(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_of_another_length_or_count_is_refused(name: str) -> None:
     space, flat, _ = CASES[name]
-    inputs = inputs_for(BoxSpace((1,)), space)
+    inputs = InputValidator(BoxSpace((1,)), space)
     for given in ([*flat, 1], np.array([*flat, 1]), np.array([flat, flat]), "mask", np.array(flat) * 3):
         with pytest.raises(MaskError):
             inputs.mask(given)

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.actor.io import policy_cache
-from rl4sys_zmq.actor.io.host_link import SessionParameters
 from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache, CachedPolicy, PolicyCacheFile
+from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SessionParameters
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import spec_to_document
-from rl4sys_zmq.wire.values import pack_header
+from rl4sys_zmq.wire.frames import pack_header
 
 SPEC = mlp_spec(BoxSpace((3,), low=(-1.0, float("-inf"), 0.0)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(5,))
 EXTRAS = {"rollout_length": 128, "client_id": "luna", "max_policy_lag": -1, "limits": [1, 2.5, None, True]}
@@ -79,9 +79,10 @@ def test_a_cached_policy_that_cannot_be_built_is_refused(path: Path, caplog: pyt
         raise ValueError("no such layer")
 
     subscriber: Any = SimpleNamespace(take_up=build)
-    counters = Counters()
+    host, counters = ActorSharedState(), Counters()
     config = AgentConfig(client_id="luna", policy_cache=path.parent)
-    assert ActorPolicyCache(config, path, subscriber, counters).take_up() is None
+    ActorPolicyCache(config, path, subscriber, host, counters).take_up()
+    assert host.session_parameters is None
     assert counters.snapshot()["policy_cache.refused"] == 1
     assert "is not used: ValueError: no such layer" in caplog.text
 

@@ -99,7 +99,7 @@ def test_each_version_that_was_rolled_back_is_remembered() -> None:
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_version_after_one_that_was_rolled_back_is_used_at_once(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     """Its diff starts from the version that was rolled back, and needs the version before that one too."""
-    options = EncodingOptions(level=level, sizes=WIDE.sizes)
+    options = EncodingOptions(level=level, tensors=WIDE.tensors)
     random_numbers = np.random.default_rng(1)
     start, move = (random_numbers.normal(size=WIDE.size).astype(np.float32) for _ in range(2))
     fetches: list[FetchWeights] = []

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit import segment_with
 
-from rl4sys_zmq.actor.io.segment_queue import Outbox, QueuedSegmentInfo
 from rl4sys_zmq.actor.io.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
-from rl4sys_zmq.actor.io.spooled_queue import SpooledSegmentQueue
+from rl4sys_zmq.actor.segments import Outbox, QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, join_submit, pack_segment, read_submit
@@ -66,7 +65,7 @@ def numbers(packed: Iterable[PackedSegment] | None) -> list[int | None]:
     return [int(head["episode_id"]) if head["steps"] else None for head in heads]
 
 
-def take(source: Spool | SpooledSegmentQueue, count: int) -> list[PackedSegment]:
+def take(source: Spool | Outbox, count: int) -> list[PackedSegment]:
     """Take up to `count` segments."""
     taken: list[PackedSegment] = []
     while len(taken) < count and (packed := source.take()) is not None:
@@ -575,11 +574,12 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, fold
 
 
 def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> None:
-    queue = SpooledSegmentQueue(Outbox(100, 1 << 20, drops=True), opened())
+    queue = Outbox(100, 1 << 20, drops=True)
+    queue.spool = opened()
     for number in range(4):
         good = unpacked(number)
-        queue.outbox.put(good if number % 2 else replace(good, rewards=np.zeros(5, np.float32)))
-    assert queue.fill() and not queue.fill()
+        queue.put(good if number % 2 else replace(good, rewards=np.zeros(5, np.float32)))
+    assert queue.fill_spool() and not queue.fill_spool()
     queue.spool.reconcile(0, 0)
     assert numbers(take(queue, 10)) == [1, 3]
     assert (queue.submitted, queue.dropped, queue.in_hand) == (4, {"not_encodable": 2}, 0)

@@ -13,7 +13,7 @@ from rl4sys_zmq.algorithms import make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.action_distributions import Categorical
 from rl4sys_zmq.algorithms.networks import choose_network
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
-from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks
+from rl4sys_zmq.algorithms.networks.layer_networks import SharedLayerNetworks
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.testing import check_policy
 from rl4sys_zmq.values import (
@@ -43,9 +43,9 @@ CAR = DictSpace(
 SMALL: dict[str, Any] = {"kind": "cnn", "channels": [3, 4], "kernels": [3, 2], "strides": [2, 1], "hidden_sizes": [6]}
 
 
-def network_of(spec: PolicySpec, network: dict[str, Any] = SMALL) -> LayerNetworks:
+def network_of(spec: PolicySpec, network: dict[str, Any] = SMALL) -> SharedLayerNetworks:
     found = choose_network(network, {}).actor_critic(spec)
-    assert isinstance(found, LayerNetworks)
+    assert isinstance(found, SharedLayerNetworks)
     return found
 
 

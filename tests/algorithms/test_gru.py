@@ -11,7 +11,7 @@ from kit import segment_with
 from torch import Tensor
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.networks import choose_network
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states
 from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
@@ -174,7 +174,7 @@ def segments_of(algorithm: Any, count: int = 6, seed: int = 0, steps: int = 8) -
 
 
 def rollout_of(algorithm: PPO, segments: list[Segment]) -> RolloutBatch:
-    return join_segments([(segment, False) for segment in segments], BOX, ActionDistributions(algorithm.spec().action_space))
+    return join_segments([(part, False) for part in segments], BOX, ActionDistributionBuilder(algorithm.spec().action_space))
 
 
 @pytest.mark.parametrize("sequence_length", [None, 3])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy
 from rl4sys_zmq.algorithms.action_distributions import Categorical
-from rl4sys_zmq.algorithms.networks import NETWORKS, register_network
+from rl4sys_zmq.algorithms.networks import NETWORKS, ReplayShape, register_network
 from rl4sys_zmq.algorithms.networks.module import module_network
 from rl4sys_zmq.algorithms.networks.module_export import export_module
 from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
@@ -65,7 +65,7 @@ def test_an_actor_computes_what_the_module_does() -> None:
     algorithm = make_algorithm("PPO", OBSERVED, ACTED, {"network": {"kind": "residual", "width": 6}}, 1)
     spec = algorithm.spec()
     assert [tensor.shape for tensor in spec.tensors][:2] == [(6, 3), (6,)]
-    network = ModuleNetworks(residual, Options(width=6), OBSERVED, (4, 1))
+    network = ModuleNetworks(residual, Options(width=6), OBSERVED, ReplayShape(outputs=(4, 1)))
 
     def log_probs(views: Any, observed: Any, raw: Any) -> Any:
         network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))
@@ -122,7 +122,7 @@ def test_a_module_trains_in_evaluation_mode() -> None:
         return Dropping(3, outputs)
 
     register_network(module_network("dropping", Options, build))
-    network = ModuleNetworks(build, Options(), OBSERVED, (4, 1))
+    network = ModuleNetworks(build, Options(), OBSERVED, ReplayShape(outputs=(4, 1)))
     network.initialise(torch.Generator().manual_seed(1), (0.01, 1.0))
     with torch.no_grad():
         outputs = [network.one(0, torch.ones(1, 3)) for _ in range(8)]

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from rl4sys_zmq.algorithms.action_distributions import Categorical, DiagonalGaussian
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.networks.flat_networks import MAX_RESCALE, FlatAdam, MLPGroup
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, standardise
-from rl4sys_zmq.algorithms.networks.mlp_stack import MAX_RESCALE, MLPStack
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace
@@ -31,8 +30,8 @@ def stack(
     features: int = 5,
     extras: int = 0,
     seed: int = 0,
-) -> MLPStack:
-    network = MLPStack(features, hidden, outputs, activation, extras=extras)
+) -> MLPGroup:
+    network = MLPGroup(features, hidden, outputs, activation, extras=extras)
     network.initialise(torch.Generator().manual_seed(seed), (1.0,) * len(outputs))
     with torch.no_grad():
         network.flat.add_(torch.randn(network.flat.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
@@ -40,7 +39,7 @@ def stack(
 
 
 def as_modules(
-    network: MLPStack, outputs: tuple[int, ...], hidden: tuple[int, ...], activation: str, features: int, extras: int
+    network: MLPGroup, outputs: tuple[int, ...], hidden: tuple[int, ...], activation: str, features: int, extras: int
 ) -> list[nn.Module]:
     """Return the same networks as ordinary modules, read from the flat vector in manifest order, all as wide as network 0."""
     modules: list[nn.Module] = []
@@ -134,7 +133,7 @@ def test_a_scale_that_jumps_changes_a_weight_by_a_bounded_factor() -> None:
 
 def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    a, b, c = (MLPStack(8, (64, 64), (4, 1)) for _ in range(3))
+    a, b, c = (MLPGroup(8, (64, 64), (4, 1)) for _ in range(3))
     a.initialise(torch.Generator().manual_seed(3), (0.01, 1.0))
     b.initialise(torch.Generator().manual_seed(3), (0.01, 1.0))
     c.initialise(torch.Generator().manual_seed(4), (0.01, 1.0))
@@ -165,7 +164,7 @@ def test_flat_adam_without_a_mean_and_a_bias_correction_is_rms_prop() -> None:
     generator = torch.Generator().manual_seed(0)
     mine = torch.randn(50, generator=generator)
     theirs = nn.Parameter(mine.clone())
-    rms = FlatAdam(mine, eps=1e-5, betas=(0.0, 0.99), bias_correction=False)
+    rms = FlatAdam(mine, eps=1e-5, rms_prop=True)
     reference = torch.optim.RMSprop([theirs], lr=3e-3, alpha=0.99, eps=1e-5)
     for _ in range(30):
         grad = torch.randn(50, generator=generator)

@@ -17,7 +17,7 @@ from rl4sys_zmq.algorithms import (  # noqa: E402
 )
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state  # noqa: E402
-from rl4sys_zmq.replay.pace import UnitPace  # noqa: E402
+from rl4sys_zmq.replay.pace import UnitSchedule  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Segment  # noqa: E402
 from rl4sys_zmq.values.spaces import FlatSpace, MultiDiscreteSpace  # noqa: E402
@@ -146,7 +146,7 @@ def test_a_restart_with_another_pace_owes_nothing_and_trains_on_at_once(old: dic
     after.load(unpack_state(*pack_state(before.state())))
     assert after.update() is None
     p, first = after.parameters, after._pace.steps
-    fresh = UnitPace(p.pace_rule, steps=first, episodes=after._pace.episodes)
+    fresh = UnitSchedule(p.pace_rule, steps=first, episodes=after._pace.episodes)
     fresh.settle()
     for _ in range(12):
         segment = next(source)

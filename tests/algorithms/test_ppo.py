@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import segment_with
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.onpolicy.ppo import PPO, clipped_objective, equal_sizes, half_square_error, ratio_bounds
 from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RunningMoments, join_segments
 from rl4sys_zmq.errors import ConfigError
@@ -89,7 +89,7 @@ def learner_values(algorithm: PPO, observations: Any) -> Any:
 
 def targets_of(algorithm: PPO, taken: Any) -> Any:
     spec = algorithm.spec()
-    rollout = join_segments(taken, spec.observation_space, ActionDistributions(spec.action_space))
+    rollout = join_segments(taken, spec.observation_space, ActionDistributionBuilder(spec.action_space))
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
 
@@ -163,7 +163,7 @@ def test_rl4sys_update_equals_its_slow_twin() -> None:
         taken = segment(algorithm, rng, 8, episode_id=k, end="terminated")
         algorithm.observe(taken)
         twin.observe(taken)
-    columns, _ = twin._prepare(join_segments(twin._taken, OBS, ActionDistributions(ACT)), 0.2)
+    columns, _ = twin._prepare(join_segments(twin._taken, OBS, ActionDistributionBuilder(ACT)), 0.2)
     flat = twin._network.flat
     for part, rate, count in ((0, 3e-3, 4), (1, 1e-2, 6)):
         where = twin._network.parts[part]

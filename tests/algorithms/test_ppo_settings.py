@@ -10,7 +10,7 @@ from harness.rl4sys_blocks import learner_block
 from torch import Tensor
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.onpolicy.ppo import A2C, A3C, PPO, REINFORCE, RPO
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import join_segments
@@ -41,7 +41,7 @@ def updated(algorithm: Any, segments: list[Segment]) -> Mapping[str, float]:
 
 
 def columns_of(algorithm: PPO, segments: list[Segment]) -> Any:
-    actions = ActionDistributions(algorithm.spec().action_space)
+    actions = ActionDistributionBuilder(algorithm.spec().action_space)
     rollout = join_segments([(s, False) for s in segments], algorithm._observation_space, actions)
     return algorithm._prepare(rollout, 0.2)[0]
 

@@ -15,7 +15,7 @@ from torch import Tensor  # noqa: E402
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm, planned_policy  # noqa: E402
 from rl4sys_zmq.algorithms.networks import choose_network  # noqa: E402
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam  # noqa: E402
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam  # noqa: E402
 from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork  # noqa: E402
 from rl4sys_zmq.algorithms.networks.layer_networks import RecurrentNetworks  # noqa: E402
 from rl4sys_zmq.errors import ConfigError  # noqa: E402

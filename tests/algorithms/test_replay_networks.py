@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 from rl4sys_zmq.algorithms import make_algorithm, planned_policy  # noqa: E402
 from rl4sys_zmq.algorithms.networks import NETWORKS, NetworkEntry, ReplayShape, choose_network, register_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations  # noqa: E402
-from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks  # noqa: E402
+from rl4sys_zmq.algorithms.networks.layer_networks import SharedLayerNetworks  # noqa: E402
 from rl4sys_zmq.algorithms.networks.mlp import ENTRY as MLP  # noqa: E402
 from rl4sys_zmq.algorithms.networks.module import module_network  # noqa: E402
 from rl4sys_zmq.algorithms.networks.module_networks import JOINED_UNITS, ModuleNetworks  # noqa: E402
@@ -77,9 +77,9 @@ def make(case: str, seed: int = 0, network: Any = SMALL) -> Any:
     return make_algorithm(name, IMAGE, actions, {**REPLAY, **parameters, "network": network}, seed)
 
 
-def replay_of(shape: ReplayShape) -> LayerNetworks:
+def replay_of(shape: ReplayShape) -> SharedLayerNetworks:
     network = choose_network(SMALL, {}).replay(IMAGE, shape)
-    assert isinstance(network, LayerNetworks)
+    assert isinstance(network, SharedLayerNetworks)
     return network
 
 
@@ -101,7 +101,7 @@ def test_critics_share_convolutions_and_get_the_action_after_them() -> None:
 
 
 def test_an_action_is_joined_to_the_features_of_a_module() -> None:
-    network = ModuleNetworks(pooled, Options(width=4), IMAGE, (1, 1), actions=2)
+    network = ModuleNetworks(pooled, Options(width=4), IMAGE, ReplayShape(outputs=(1, 1), actions=2))
     network.initialise_uniform(torch.Generator().manual_seed(3))
     assert not torch.equal(network.leaves[0][0], network.leaves[1][0])
     body = Pooled(4, JOINED_UNITS)

@@ -22,7 +22,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, 
 sb3 = pytest.importorskip("stable_baselines3", reason="the extra sb3 is not installed")
 contrib = pytest.importorskip("sb3_contrib", reason="the extra sb3 is not installed")
 
-from rl4sys_zmq.algorithms.libraries.adapter import GlobalRandomState, network_layers  # noqa: E402
+from rl4sys_zmq.algorithms.libraries.adapter import PrivateRandomState, network_layers  # noqa: E402
 
 OBS = BoxSpace((3,))
 DISCRETE, BOX = DiscreteSpace(3, 1), BoxSpace((2,), low=-1.0, high=3.0)
@@ -288,7 +288,7 @@ def test_the_global_generators_keep_their_state() -> None:
     def draw() -> list[float]:
         return [random.random(), np.random.rand(), float(torch.rand(1))]
 
-    own = GlobalRandomState(7)
+    own = PrivateRandomState(7)
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     expected = draw()
     random.setstate(states[0])

@@ -82,9 +82,9 @@ def test_the_defaults_of_a_loss_are_those_of_the_library(name: str) -> None:
 
     signature = inspect.signature(getattr(torchrl.objectives, f"{name}Loss").__init__).parameters
     parameters: Any = ALGORITHMS.get(f"torchrl:{name}").read({})
-    for key, value in parameters.loss_arguments().items():
+    for key, value in parameters.arguments().items():
         assert signature[key].default == value, key
-    assert set(parameters.of_loss) <= {f.name for f in fields(parameters)}
+    assert parameters.ours <= {f.name for f in fields(parameters)}
 
 
 def test_the_loss_of_cqls_values_is_the_librarys_default_of_each_kind_of_actions() -> None:

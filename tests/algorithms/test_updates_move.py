@@ -18,7 +18,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # as in a learner thread
 
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam  # noqa: E402
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam  # noqa: E402
 
 OURS = [
     name for name in ALGORITHMS.names()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
+from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
 from rl4sys_zmq.algorithms.offpolicy.value_heads import CategoricalHead, QuantileHead, ScalarHead, expand, squash
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import build_policy
@@ -47,7 +48,7 @@ def test_rescaled_targets_are_those_of_the_paper() -> None:
     rng = np.random.default_rng(0)
     returns, successors = 100.0 * tensor(rng, 20), 4.0 * tensor(rng, 20, 1)
     discounts = torch.tensor(rng.choice([0.0, 0.9], 20), dtype=torch.float32)
-    head = ScalarHead(3, dueling=False, huber_delta=1.0, rescaling=True)
+    head = ScalarHead(DQNParameters(huber_delta=1.0, value_rescaling=True), 3)
 
     def h(x: float) -> float:
         return math.copysign(math.sqrt(abs(x) + 1.0) - 1.0, x) + 1e-3 * x
@@ -72,7 +73,7 @@ def test_rescaled_targets_are_those_of_the_paper() -> None:
 def test_the_projection_is_that_of_the_paper(atoms: int, low: float, span: float, seed: int) -> None:
     """The twin is Bellemare et al. 2017, algorithm 1, atom by atom."""
     rng = np.random.default_rng(seed)
-    head = CategoricalHead(3, dueling=False, atoms=atoms, v_min=low, v_max=low + span)
+    head = CategoricalHead(DQNParameters(atoms=atoms, v_min=low, v_max=low + span), 3)
     returns, logits = tensor(rng, 6), tensor(rng, 6, atoms)
     discounts = torch.tensor(rng.choice([0.0, 0.9, 1.0], 6), dtype=torch.float32)
     found = head.targets(returns, discounts, logits)
@@ -91,7 +92,7 @@ def test_the_projection_is_that_of_the_paper(atoms: int, low: float, span: float
 
 def test_the_categorical_loss_is_the_cross_entropy_and_its_error_the_divergence() -> None:
     rng = np.random.default_rng(0)
-    head = CategoricalHead(3, dueling=False, atoms=4, v_min=0.0, v_max=3.0)
+    head = CategoricalHead(DQNParameters(atoms=4, v_min=0.0, v_max=3.0), 3)
     logits, targets = tensor(rng, 5, 4), tensor(rng, 5, 4).softmax(1)
     targets[0] = torch.tensor([0.0, 1.0, 0.0, 0.0])
     losses, errors, values = head.losses(logits, targets), head.errors(logits, targets), head.values(logits)
@@ -109,7 +110,7 @@ def test_the_categorical_loss_is_the_cross_entropy_and_its_error_the_divergence(
 def test_the_quantile_loss_is_that_of_the_paper(kappa: float) -> None:
     """The twin is Dabney et al. 2018, equations 9 and 10, pair by pair."""
     rng = np.random.default_rng(1)
-    head = QuantileHead(3, dueling=False, quantiles=4, kappa=kappa)
+    head = QuantileHead(DQNParameters(quantiles=4, kappa=kappa), 3)
     estimates, targets = tensor(rng, 5, 4), tensor(rng, 5, 4)
     losses = head.losses(estimates, targets)
     for row in range(5):
@@ -127,7 +128,7 @@ def test_the_quantile_loss_is_that_of_the_paper(kappa: float) -> None:
 
 def test_dueling_is_that_of_the_paper() -> None:
     """The values are those of Wang et al. 2016, equation 9."""
-    head = ScalarHead(3, dueling=True, huber_delta=1.0)
+    head = ScalarHead(DQNParameters(dueling=True, huber_delta=1.0), 3)
     assert head.outputs == 4
     found = head.values(head.estimates(torch.tensor([[1.0, 2.0, 6.0, 10.0]])))
     assert found.tolist() == [[10.0 + a - 3.0 for a in (1.0, 2.0, 6.0)]]

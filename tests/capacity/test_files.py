@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.capacity.constants import RECORDED, Measured, constants_path, read_constants, write_constants
+from rl4sys_zmq.capacity.constants import RECORDED, MeasuredConstants, constants_path, read_constants, write_constants
 from rl4sys_zmq.errors import ConfigError
 
 MACHINE = {"time": "2026-01-01T00:00:00+00:00", "machine": {"cpu": "a processor", "cores": 2}, "versions": {"numpy": "2"}}
@@ -15,9 +15,9 @@ MACHINE = {"time": "2026-01-01T00:00:00+00:00", "machine": {"cpu": "a processor"
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "caches" / "rl4sys_zmq" / "capacity.json"
-    write_constants(path, Measured(constants=RECORDED, machine=MACHINE))
-    write_constants(path, Measured(constants=RECORDED, machine=MACHINE))
-    assert read_constants(path) == Measured(constants=RECORDED, machine=MACHINE)
+    write_constants(path, MeasuredConstants(constants=RECORDED, machine=MACHINE))
+    write_constants(path, MeasuredConstants(constants=RECORDED, machine=MACHINE))
+    assert read_constants(path) == MeasuredConstants(constants=RECORDED, machine=MACHINE)
     assert [p.name for p in path.parent.iterdir()] == ["capacity.json"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -60,7 +60,7 @@ def _change(key: str, value: Any) -> Any:
 )
 def test_a_damaged_file_is_refused_with_a_remedy(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "capacity.json"
-    write_constants(path, Measured(constants=RECORDED, machine=MACHINE))
+    write_constants(path, MeasuredConstants(constants=RECORDED, machine=MACHINE))
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(ConfigError, match="--measure again"):
         read_constants(path)
@@ -77,4 +77,4 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="more than"):
         read_constants(path)
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_constants(path / "below", Measured(constants=RECORDED))
+        write_constants(path / "below", MeasuredConstants(constants=RECORDED))

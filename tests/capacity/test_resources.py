@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import raising
 
-from rl4sys_zmq.capacity.constants import RECORDED, FanoutCost, IngressCost, fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.constants import RECORDED, FanoutCost, ReceivingCost, fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.resources import HOW_TO, ResourceLoad, first_limit, gradient_s, predict, propose
-from rl4sys_zmq.capacity.workload import Training, Workload, traffic
+from rl4sys_zmq.capacity.workload import PlannedTraining, Traffic, Workload
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.gateway import gateway
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 COSTS = replace(
     RECORDED,
-    ingress=IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=1e-9),
-    gateway=IngressCost(message_s=5e-5, segment_s=0.0, byte_s=0.0),
-    processor=IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
-    trainer=IngressCost(message_s=2e-5, segment_s=1e-6, byte_s=0.0),
+    ingress=ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=1e-9),
+    gateway=ReceivingCost(message_s=5e-5, segment_s=0.0, byte_s=0.0),
+    processor=ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
+    trainer=ReceivingCost(message_s=2e-5, segment_s=1e-6, byte_s=0.0),
     durable={
-        "normal": IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
-        "always": IngressCost(message_s=1e-4, segment_s=1e-5, byte_s=4e-9),
+        "normal": ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=2e-9),
+        "always": ReceivingCost(message_s=1e-4, segment_s=1e-5, byte_s=4e-9),
     },
     commit_s=1e-2,
     fanout=FanoutCost(version_s=1e-3, actor_s=1e-4, model_byte_s=1e-9, sent_byte_s=2e-9),
@@ -48,16 +48,16 @@ def of(name: str, load: Workload = LOAD) -> ResourceLoad:
 
 
 def test_the_traffic_of_a_load() -> None:
-    flow = traffic(LOAD, COSTS.diff_ratio)
+    flow = Traffic(LOAD, COSTS.diff_ratio)
     assert (flow.steps_s, flow.segments_s, flow.messages_s) == (1000.0, 100.0, 100.0)
     assert flow.segment_bytes == 64 + 11 * 32 + 10 * (8 + 8)
     assert flow.data_bytes_s == 100 * flow.segment_bytes + 100 * 140
     assert flow.heartbeats_s == 0.0, "they send more often than once a second"
     assert (flow.versions_s, flow.updates_s, flow.update_bytes) == (2.0, 20.0, 128 + 20_000)
     assert flow.sent_bytes_s == 20 * (128 + 20_000) + (10 + 100) * 120
-    assert traffic(replace(LOAD, weights_level=0), 2.0).update_bytes == 128 + 40_000
-    assert traffic(replace(LOAD, steps_per_s=0.0), 2.0).heartbeats_s == 10.0
-    assert traffic(replace(LOAD, segments_per_message=4), 2.0).messages_s == 25.0
+    assert Traffic(replace(LOAD, weights_level=0), 2.0).update_bytes == 128 + 40_000
+    assert Traffic(replace(LOAD, steps_per_s=0.0), 2.0).heartbeats_s == 10.0
+    assert Traffic(replace(LOAD, segments_per_message=4), 2.0).messages_s == 25.0
 
 
 def test_a_segment_has_the_predicted_size() -> None:
@@ -70,11 +70,11 @@ def test_a_segment_has_the_predicted_size() -> None:
         load = replace(
             LOAD, actors=1, steps_per_s=steps * batch, observation_bytes=4 * size, segment_steps=steps, segments_per_message=batch
         )
-        assert traffic(load, 1.0).data_bytes_s == pytest.approx(sum(body_bytes(kind, batch)), rel=0.12)
+        assert Traffic(load, 1.0).data_bytes_s == pytest.approx(sum(body_bytes(kind, batch)), rel=0.12)
 
 
 def test_the_interpreter_and_the_threads() -> None:
-    flow = traffic(LOAD, 2.0)
+    flow = Traffic(LOAD, 2.0)
     took = sum(1e-4 + 1e-5 + (flow.segment_bytes + 140) * 1e-9 for _ in range(100))
     assert of("interpreter (ingress)").used == pytest.approx(took)
     assert of("gateway thread").used == pytest.approx(100 * 5e-5)
@@ -85,7 +85,7 @@ def test_the_interpreter_and_the_threads() -> None:
 
 
 def test_training() -> None:
-    training = Training(algorithm="PPO", gradients_per_step=10 / 100, minibatch=100)
+    training = PlannedTraining(algorithm="PPO", gradients_per_step=10 / 100, minibatch=100)
     load = replace(LOAD, training=training, clients=2)
     each = 1e-3 + 10_000 * 100 * 1e-9
     assert gradient_s(load, COSTS) == pytest.approx(each)
@@ -101,11 +101,11 @@ def test_weights() -> None:
     assert of("fan-out of weights").used == pytest.approx(2 * each)
     whole = 1e-3 + 40_000 * 1e-9 + 10 * (1e-4 + (128 + 40_000) * 2e-9)
     assert of("fan-out of weights", replace(LOAD, weights_level=0)).used == pytest.approx(2 * whole)
-    assert of("network, sent").used == pytest.approx(8 * 1.05 * traffic(LOAD, 2.0).sent_bytes_s)
+    assert of("network, sent").used == pytest.approx(8 * 1.05 * Traffic(LOAD, 2.0).sent_bytes_s)
 
 
 def test_the_journal() -> None:
-    flow = traffic(LOAD, 2.0)
+    flow = Traffic(LOAD, 2.0)
     for fsync, byte_s in (("normal", 2e-9), ("always", 4e-9)):
         used = of("journal", replace(LOAD, fsync=fsync)).used
         assert used == pytest.approx(100 * 1e-4 + 100 * 1e-5 + flow.data_bytes_s * byte_s)
@@ -115,10 +115,10 @@ def test_the_journal() -> None:
 
 
 def test_memory() -> None:
-    flow = traffic(LOAD, 2.0)
+    flow = Traffic(LOAD, 2.0)
     client = 64 * 40_000 + 32 * flow.update_bytes + flow.data_bytes_s
     assert of("memory").used == pytest.approx(100e6 + 10 * 70e3 + client)
-    training = Training(algorithm="DQN", gradients_per_step=0.25, minibatch=100, replay_steps=1000)
+    training = PlannedTraining(algorithm="DQN", gradients_per_step=0.25, minibatch=100, replay_steps=1000)
     trained = of("memory", replace(LOAD, training=training)).used
     assert trained == pytest.approx(100e6 + 10 * 70e3 + client + 8 * 40_000 + 2 * 32 * 1000)
     assert of("open files").used == 2 * 10 + 64 + 256
@@ -162,7 +162,7 @@ def test_a_load_that_cannot_be(wrong: dict[str, Any], key: str) -> None:
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8))
 def test_costs_are_found_again(message_s: float, segment_s: float, byte_s: float) -> None:
-    cost = IngressCost(message_s=message_s, segment_s=segment_s, byte_s=byte_s)
+    cost = ReceivingCost(message_s=message_s, segment_s=segment_s, byte_s=byte_s)
     points = [(1.0, 1.0, 500.0), (1.0, 64.0, 25_000.0), (1.0, 16.0, 155_000.0), (1.0, 1.0, 1e6)]
     found = fit_ingress(points, [cost.seconds(*point) for point in points])
     for point in points:
@@ -202,7 +202,7 @@ def test_a_wide_fan_out_gets_relays() -> None:
 
 
 def test_long_gradient_steps_are_shared_and_short_ones_are_not() -> None:
-    training = Training(algorithm="PPO", gradients_per_step=0.02, minibatch=256)
+    training = PlannedTraining(algorithm="PPO", gradients_per_step=0.02, minibatch=256)
     heavy = replace(LOAD, training=training, model_bytes=4_000_000)
     assert any("learners " in text for text in texts(heavy))
     light = replace(LOAD, training=replace(training, gradients_per_step=1.0), model_bytes=4_000)
@@ -210,7 +210,7 @@ def test_long_gradient_steps_are_shared_and_short_ones_are_not() -> None:
 
 
 def test_every_proposal_names_a_known_part() -> None:
-    training = Training(algorithm="PPO", gradients_per_step=1.0, minibatch=64)
+    training = PlannedTraining(algorithm="PPO", gradients_per_step=1.0, minibatch=64)
     huge = replace(LOAD, actors=5000, steps_per_s=1000.0, clients=4, publish_per_s=50.0, training=training, bandwidth_bits_s=1e6)
     rows = predict(replace(huge, descriptors=1024, memory_bytes=1 << 20), COSTS)
     found = propose(huge, COSTS, rows)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.capacity import measure as measuring
-from rl4sys_zmq.capacity.constants import RECORDED, Measured, write_constants
+from rl4sys_zmq.capacity.constants import RECORDED, MeasuredConstants, write_constants
 from rl4sys_zmq.capacity.harness import SMALL
 from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.capacity.resources import HOW_TO
@@ -39,12 +39,12 @@ def test_without_a_measurement_it_says_so() -> None:
 def test_with_a_measurement_it_says_of_what(caches: Path) -> None:
     path = caches / "rl4sys_zmq" / "capacity.json"
     machine = machine_record()
-    write_constants(path, Measured(constants=RECORDED, machine=machine))
+    write_constants(path, MeasuredConstants(constants=RECORDED, machine=machine))
     output = run(*LOAD)
     assert f"measured {machine['time']}" in output and "measure again" not in output
     machine["machine"]["cores"] = 1024
     machine["versions"]["rl4sys-zmq"] = "0.0.1"
-    write_constants(path, Measured(constants=RECORDED, machine=machine))
+    write_constants(path, MeasuredConstants(constants=RECORDED, machine=machine))
     output = run(*LOAD)
     assert output.count("measure again with --measure") == 2
     path.write_text("{")

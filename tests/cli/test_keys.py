@@ -18,7 +18,8 @@ from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.requests import request_status
-from rl4sys_zmq.security import load_access, new_key_pair, read_learner_public, read_server_keys, read_user_keys
+from rl4sys_zmq.security.access import load_access
+from rl4sys_zmq.security.keys import new_key_pair, read_learner_public, read_server_keys, read_user_keys
 
 from .conftest import Spawn, act, invoke, output, refused, serve
 

@@ -10,7 +10,7 @@ from kit import until
 
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import JournalContent, JournalHealth, JournalPage, MemoryJournal
-from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, Connect, JournalLossPolicy, connect
+from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, Connect, JournalLossRules, connect
 
 DEADLINE_S = 10.0
 
@@ -26,7 +26,7 @@ class JournalBench:
         max_bytes: int = 1 << 30,
         retry_s: float = 0.02,
         connect: Connect = connect,
-        recovery: JournalLossPolicy = NO_RECOVERY,
+        recovery: JournalLossRules = NO_RECOVERY,
     ) -> None:
         self.news = threading.Event()
         if path is None:

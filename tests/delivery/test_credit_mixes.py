@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import pytest
 from simulation.mix import Actor, Mix
 
-from rl4sys_zmq.delivery import CreditAllocator, SegmentStream
+from rl4sys_zmq.delivery.credit import CreditAllocator
+from rl4sys_zmq.delivery.stream import SegmentStream
 
 FAST = Actor(10_000, segments=8)
 """An actor that uses all that the learner thread can train on."""

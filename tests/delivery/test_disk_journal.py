@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from harness.forks import forked_child
 
-from rl4sys_zmq.delivery import journal_cache, journal_rows
+from rl4sys_zmq.delivery import disk_journal, journal_rows
 from rl4sys_zmq.delivery.journal import (
     ClientRow,
     JournalEntry,
     JournalPage,
     StreamRow,
 )
-from rl4sys_zmq.delivery.journal_cache import stored_bytes
 from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, JournalLock, connect
 from rl4sys_zmq.errors import JournalError, WorkerDied
 
@@ -145,7 +144,7 @@ def test_everything_is_there_after_a_restart(bench: MakeBench) -> None:
     one.journal.add_gap("c", 10)
     one.take(4)
     used = one.settled().used_bytes
-    assert used == sum(map(stored_bytes, entries))
+    assert used == sum(e.stored_bytes for e in entries)
     one.close()
 
     two = bench()
@@ -205,7 +204,7 @@ def test_a_trim_takes_what_the_marks_cover_and_nothing_else(bench: MakeBench) ->
     b.journal.append(entries)
     b.journal.trim("c", {("a", 1): 5, ("nobody", 1): MAX_I64})
     b.take(6)
-    assert b.settled().used_bytes == sum(map(stored_bytes, entries[2:]))
+    assert b.settled().used_bytes == sum(e.stored_bytes for e in entries[2:])
     assert [values(e) for e in b.page().entries] == [values(e) for e in entries[2:5]]
     b.journal.trim("c", {("a", 1): MAX_I64, ("b", 1): 2})
     assert [values(e) for e in b.page().entries] == [values(entries[4])]
@@ -222,7 +221,7 @@ def test_a_large_trim_is_done_in_parts(bench: MakeBench, monkeypatch: pytest.Mon
     state = b.settled()
     assert state.commits - before >= 7
     assert [e.first_seq for e in b.page().entries] == [34]
-    assert state.used_bytes == stored_bytes(entry(34))
+    assert state.used_bytes == entry(34).stored_bytes
 
 
 def test_a_dropped_stream_is_gone_with_its_entries_and_not_its_counts(bench: MakeBench) -> None:
@@ -230,7 +229,7 @@ def test_a_dropped_stream_is_gone_with_its_entries_and_not_its_counts(bench: Mak
     one.journal.append([entry(0, 3), entry(0, 1, "b")])
     one.journal.drop_stream("c", "a", 1)
     one.take(2)
-    assert one.settled().used_bytes == stored_bytes(entry())
+    assert one.settled().used_bytes == entry().stored_bytes
     one.close()
     two = bench()
     assert [row.actor_id for row in two.restored.streams] == ["b"]
@@ -248,7 +247,7 @@ def test_a_dropped_client_is_gone_with_all_that_is_its_own(bench: MakeBench) -> 
     first.take(3)
     assert first.page().entries == ()
     assert len(first.page("other").entries) == 1
-    assert first.journal.state().used_bytes == stored_bytes(entry())
+    assert first.journal.state().used_bytes == entry().stored_bytes
     first.close()
     again = bench()
     assert [c.client_id for c in again.restored.clients] == ["other"]
@@ -299,7 +298,7 @@ def test_an_empty_stream_that_is_dropped_expires_nobody(bench: MakeBench) -> Non
 
 @pytest.mark.parametrize("drop", ["drop_client", "drop_entries"])
 def test_what_gives_up_a_clients_entries_needs_no_room(bench: MakeBench, drop: str) -> None:
-    b = bench(max_bytes=stored_bytes(entry()) * 2)
+    b = bench(max_bytes=entry().stored_bytes * 2)
     b.journal.append([entry(0, client="other"), entry(0), entry(1), entry(2)])
     b.take(2)
     b.until(lambda state: state.error)
@@ -309,7 +308,7 @@ def test_what_gives_up_a_clients_entries_needs_no_room(bench: MakeBench, drop: s
 
 
 def test_a_page_behind_a_retirement_says_that_it_is_done(bench: MakeBench) -> None:
-    b = bench(max_bytes=stored_bytes(entry()))
+    b = bench(max_bytes=entry().stored_bytes)
     b.journal.put_stream(stream_row(actor="b", incarnation=9))
     b.journal.append([entry(0), entry(1)])
     b.take(1)
@@ -372,8 +371,8 @@ def test_what_has_gathered_is_one_transaction(bench: MakeBench) -> None:
 
 
 def test_a_group_is_bounded(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_cache, "GROUP_ITEMS", 10)
-    monkeypatch.setattr(journal_cache, "GROUP_BYTES", 5_000)
+    monkeypatch.setattr(disk_journal, "GROUP_ITEMS", 10)
+    monkeypatch.setattr(disk_journal, "GROUP_BYTES", 5_000)
     b = bench()
     b.journal.append([entry(i) for i in range(100)])
     b.journal.append([entry(100 + i, size=2_000) for i in range(10)])
@@ -392,7 +391,7 @@ def test_fsync_is_set_in_the_connection(bench: MakeBench, fsync: str, level: int
 
 
 def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench: MakeBench) -> None:
-    size = stored_bytes(entry())
+    size = entry().stored_bytes
     b = bench(max_bytes=3 * size + 5, retry_s=60.0)
     b.journal.append([entry(i) for i in range(6)])
     assert [e.first_seq for e in b.take(3)] == [0, 1, 2]
@@ -412,7 +411,7 @@ def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench: MakeBench
 
 
 def test_a_client_with_nothing_queued_is_known_while_another_one_waits(bench: MakeBench) -> None:
-    size = stored_bytes(entry())
+    size = entry().stored_bytes
     b = bench(max_bytes=3 * size, retry_s=60.0)
     assert b.journal.queued("c") == 0
     b.journal.append([entry(0, client="d"), *(entry(i) for i in range(6))])
@@ -440,7 +439,7 @@ def test_an_entry_larger_than_the_limit_is_taken_alone(bench: MakeBench) -> None
 
 
 def test_a_drop_frees_room_but_not_before_its_streams_own_entries(bench: MakeBench) -> None:
-    size = stored_bytes(entry())
+    size = entry().stored_bytes
     b = bench(max_bytes=2 * size, retry_s=60.0)
     b.journal.append([entry(0), entry(0, actor="b"), entry(1)])
     b.take(2)
@@ -464,7 +463,7 @@ def test_a_disk_that_fails_and_heals_loses_nothing(bench: MakeBench) -> None:
     state = one.until(lambda state: state.failures > 2)
     assert "database or disk is full" in state.error
     assert one.journal.committed() == []
-    assert (state.used_bytes, state.queued_items) == (stored_bytes(entry()), 5)
+    assert (state.used_bytes, state.queued_items) == (entry().stored_bytes, 5)
     assert len(one.page().entries) == 1, "what was committed can be read"
     faults.broken = ""
     assert [e.first_seq for e in one.take(3)] == [1, 2, 3]

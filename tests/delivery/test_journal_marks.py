@@ -11,14 +11,15 @@ from kit import until
 
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, JournalRowChanges
-from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
+from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossRules
 from rl4sys_zmq.delivery.journal_marks import (
-    JournalMarksFileContent,
+    ClientAndStreamRows,
     JournalMarksFileWriter,
+    JournalRowChanges,
     JournalStateInCheckpoint,
     read_marks,
 )
+from rl4sys_zmq.delivery.journal_rows import JournalCache
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import sync_folder
 
@@ -28,7 +29,7 @@ from .journal_bench import JournalBench
 class Bench(JournalBench):
     """A journal of one client in a folder."""
 
-    def __init__(self, folder: Path, recovery: JournalLossPolicy = NO_RECOVERY) -> None:
+    def __init__(self, folder: Path, recovery: JournalLossRules = NO_RECOVERY) -> None:
         super().__init__(folder / "journal.db", recovery=recovery)
 
     def append(self, first: int, end: int, actor: str = "a") -> None:
@@ -52,26 +53,19 @@ def rows(received: int = 5, streams: int = 1) -> ClientAndStreamRows:
     return known
 
 
-def marks_in(path: Path) -> JournalMarksFileContent:
-    found = read_marks(path)
-    assert found is not None
-    return found
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
     marks = JournalMarksFileWriter(path, known, flush=True)
     changes = JournalRowChanges(
         {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", 1, 2, 3, 4, 5, 6, True, True)}
     )
-    changes.apply_to(known.clients, known.streams)
+    changes.apply_to(known)
     marks.note(changes)
     gone = JournalRowChanges(dropped_streams={("c", "a1", 1)})
     marks.drop(gone)
-    gone.apply_to(known.clients, known.streams)
+    gone.apply_to(known)
     marks.close()
-    found = marks_in(path)
-    assert (found.rows, found.damaged) == (known, 0)
+    assert read_marks(path) == (known, 0)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -79,8 +73,8 @@ def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     marks = JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=False)
     marks.drop(JournalRowChanges(dropped_clients={"c"}))
     marks.close()
-    found = marks_in(tmp_path / "journal.marks")
-    assert (found.rows.journal_id, found.rows.clients, found.rows.streams) == (77, {}, {})
+    found, _ = read_marks(tmp_path / "journal.marks")
+    assert (found.journal_id, found.clients, found.streams) == (77, {}, {})
 
 
 def test_a_dropped_client_leaves_nothing_in_memory() -> None:
@@ -110,11 +104,11 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
     marks = JournalMarksFileWriter(path, known, flush=False)
     for received in range(6, 500):
         changes = JournalRowChanges(dict(rows(received).clients), dict(rows(received).streams))
-        changes.apply_to(known.clients, known.streams)
+        changes.apply_to(known)
         marks.note(changes)
     marks.close()
-    found = marks_in(path)
-    assert found.rows.streams["c", "a0", 1].received == found.rows.clients["c"].accepted == 499
+    found, _ = read_marks(path)
+    assert found.streams["c", "a0", 1].received == found.clients["c"].accepted == 499
     assert path.stat().st_size < 8_192
 
 
@@ -123,7 +117,7 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
     path, known = tmp_path / "journal.marks", rows()
     marks = JournalMarksFileWriter(path, known, flush=False)
     changes = JournalRowChanges({"d": ClientRow("d", 1, {"long": "x" * 8_000}, 0, 0, 0)}, {})
-    changes.apply_to(known.clients, known.streams)
+    changes.apply_to(known)
 
     def full(file: int) -> None:
         raise OSError(28, os.strerror(28))
@@ -133,8 +127,8 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
         marks.note(changes)
     marks.note(changes)
     marks.close()
-    found = marks_in(path)
-    assert found.rows.clients["d"].settings == {"long": "x" * 8_000}
+    found, _ = read_marks(path)
+    assert found.clients["d"].settings == {"long": "x" * 8_000}
 
 
 def test_the_rename_of_a_new_file_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +156,8 @@ def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[raw.index(b'"a0"') + 1] ^= 1
     path.write_bytes(raw)
-    found = marks_in(path)
-    assert (found.damaged, list(found.rows.clients), found.rows.streams) == (1, ["c"], {})
+    found, damaged = read_marks(path)
+    assert (damaged, list(found.clients), found.streams) == (1, ["c"], {})
 
 
 def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path: Path) -> None:
@@ -173,7 +167,7 @@ def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path
         Bench(tmp_path)
     assert caught.value.segments == {"c": 10}
     assert not (tmp_path / "journal.db").exists()
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == lineage
     assert bench.restored.clients == (ClientRow("c", 3, {"seed": 7}, 10, 0, 0),)
@@ -198,8 +192,8 @@ def test_marks_that_are_behind_or_gone_or_damaged_stop_nothing(tmp_path: Path) -
         again = Bench(tmp_path)
         again.close()
         assert again.restored.streams[0].received == 9
-        found = marks_in(tmp_path / "journal.marks")
-        assert found.rows.streams["c", "a", 1].received == 9
+        found, _ = read_marks(tmp_path / "journal.marks")
+        assert found.streams["c", "a", 1].received == 9
 
 
 def test_what_is_dropped_on_purpose_is_no_loss(tmp_path: Path) -> None:
@@ -221,7 +215,7 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "journal.db").rename(tmp_path / "journal.db")
     with pytest.raises(JournalLost, match="is not the one of"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == theirs
     Bench(tmp_path).close()
@@ -234,15 +228,15 @@ def test_checkpoints_tell_too(tmp_path: Path) -> None:
         JournalStateInCheckpoint("c", lineage, 10, {("a", 1): 10}),
         JournalStateInCheckpoint("unknown", lineage, 0, {}),
     ):
-        Bench(tmp_path, JournalLossPolicy(witnesses=[harmless])).close()
+        Bench(tmp_path, JournalLossRules(witnesses=[harmless])).close()
     with pytest.raises(JournalLost, match="'c': 4 acknowledged segments"):
-        Bench(tmp_path, JournalLossPolicy(witnesses=[ahead]))
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True, witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})]))
+        Bench(tmp_path, JournalLossRules(witnesses=[ahead]))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True, witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})]))
     bench.close()
     assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
-    Bench(tmp_path, JournalLossPolicy(witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})])).close()  # loss accepted
+    Bench(tmp_path, JournalLossRules(witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})])).close()  # loss accepted
     with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and those accepted after"):
-        Bench(tmp_path, JournalLossPolicy(witnesses=[JournalStateInCheckpoint("third", 98, 3, {})]))
+        Bench(tmp_path, JournalLossRules(witnesses=[JournalStateInCheckpoint("third", 98, 3, {})]))
 
 
 def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path) -> None:
@@ -255,7 +249,7 @@ def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path)
     with pytest.raises(JournalLost, match=r"is damaged .*'c': 10 acknowledged segments"):
         Bench(tmp_path)
     assert path.read_bytes() == raw
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.close()
     assert bench.restored.streams[0].received == 10
     assert (tmp_path / "journal.db.damaged").read_bytes() == raw
@@ -280,7 +274,7 @@ def test_a_damaged_index_costs_no_entry(tmp_path: Path, index: str, empty: bool)
     path.write_bytes(raw)
     with pytest.raises(JournalLost, match="is damaged"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     page = bench.page()
     bench.close()
     assert [(entry.first_seq, entry.end_seq) for entry in page.entries] == [(0, 10)]
@@ -292,7 +286,7 @@ def test_a_damaged_name_of_a_column_is_noticed_at_the_start(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes().replace(b"frames BLOB", b"grames BLOB"))
     with pytest.raises(JournalLost, match=r"is damaged \(its definition of TABLE entries is damaged"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossRules(accept_loss=True))
     bench.append(10, 12)
     bench.close()
     assert bench.restored.streams[0].received == 10
@@ -329,8 +323,8 @@ def test_marks_that_are_deleted_under_it_are_written_again(tmp_path: Path) -> No
     (tmp_path / "journal.marks").unlink()
     until((tmp_path / "journal.marks").exists, "the file of marks")
     bench.close()
-    found = marks_in(tmp_path / "journal.marks")
-    assert found.rows.streams["c", "a", 1].received == 3
+    found, _ = read_marks(tmp_path / "journal.marks")
+    assert found.streams["c", "a", 1].received == 3
 
 
 def test_a_place_that_another_learner_has_taken_is_left_to_it(tmp_path: Path) -> None:

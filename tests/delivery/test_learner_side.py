@@ -14,22 +14,11 @@ from hypothesis import strategies as st
 from kit import segment_with
 from numpy.typing import DTypeLike
 
-from rl4sys_zmq.delivery import (
-    CreditAllocator,
-    DataAmount,
-    JournalEntry,
-    JournalPage,
-    MemoryJournal,
-    SegmentStream,
-    StreamRow,
-    StreamTable,
-    SubmitResult,
-    replay_entry,
-    take_submit,
-)
-from rl4sys_zmq.delivery.credit import IDLE_S, LATE_S, RETRY_S
-from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
-from rl4sys_zmq.delivery.table import MAX_SPOOLED
+from rl4sys_zmq.delivery.credit import IDLE_S, LATE_S, RETRY_S, CreditAllocator, DataAmount
+from rl4sys_zmq.delivery.intake import SubmitResult, replay_entry, take_submit
+from rl4sys_zmq.delivery.journal import JournalEntry, JournalPage, MemoryJournal, StreamRow
+from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT, SegmentStream
+from rl4sys_zmq.delivery.table import MAX_SPOOLED, StreamTable
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire import PackedSegment, SegmentSchema, encode, join_submit, pack_segment
@@ -158,7 +147,7 @@ def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data: 
                     take(stream, 1)
                     model[seq] = "pending"
                     if what == "refuse":
-                        stream.refuse()
+                        stream.refuse(stream.received - 1)
                         model[seq] = "done"
                 stream.commit(stream.received)
                 if data.draw(st.booleans()):

@@ -9,7 +9,8 @@ import pytest
 from kit import segment_with
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import (
+from rl4sys_zmq.delivery.session import (
+    FIELD_RATE,
     ActorSession,
     Reconnect,
     ReplaceSockets,
@@ -19,7 +20,6 @@ from rl4sys_zmq.delivery import (
     SessionState,
     SessionTemporarilyRefused,
 )
-from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import REFUSED_RETRY_S

@@ -19,31 +19,23 @@ from simulation.sim_spool import SimSpool
 from simulation.sim_thread import SimThread
 from simulation.simulator import Simulation, simulate
 
-from rl4sys_zmq.delivery import (
-    ActorSession,
-    CreditAllocator,
-    DataAmount,
-    Journal,
+from rl4sys_zmq.delivery.credit import CreditAllocator, DataAmount, LearnerThreadBacklog
+from rl4sys_zmq.delivery.journal import (
+    CountSegmentsLostByJournal,
     JournalContent,
     JournalEntry,
     JournalPage,
-    LearnerThreadBacklog,
     MemoryJournal,
-    Reconnect,
-    SegmentStream,
+    PageRequest,
     StreamRow,
-    StreamTable,
 )
-from rl4sys_zmq.delivery.journal_cache import CountSegmentsLostByJournal, PageRequest
-from rl4sys_zmq.delivery.session import Action
-from rl4sys_zmq.delivery.stream import Key
-from rl4sys_zmq.delivery.table import OpenedSession
+from rl4sys_zmq.delivery.session import Action, ActorSession, Reconnect
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
+from rl4sys_zmq.delivery.table import OpenedSession, StreamTable
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.learner import LearnerConfig
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
-from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.gateway.operator import OperatorCommandExecutor, Steps
 from rl4sys_zmq.learner.gateway.restored import RestoredClient
@@ -429,37 +421,37 @@ class TrimsToTheNewest(ClientState):
         return dict(self.checkpoints.marks)
 
 
-@plant("client", "once", schedule=CRASHES)
-class FeedsTwice(ClientState):
-    """A client that sends the learner thread twice the entries that arrived during a replay."""
+@plant("dispatcher", "once", schedule=CRASHES)
+class FeedsTwice(SegmentDispatcher):
+    """A dispatcher that sends the learner thread twice the entries that arrived during a replay."""
 
-    def send_again(self, entry: JournalEntry) -> None:
-        super().send_again(entry)
-        stream = self.table.get(entry.actor_id, entry.origin)
+    def send_again(self, client: ClientState, entry: JournalEntry) -> None:
+        super().send_again(client, entry)
+        stream = client.table.get(entry.actor_id, entry.origin)
         if stream is not None and stream.counted(entry.end_seq):
-            self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=False)
+            self.send(client, entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=False)
 
 
-@plant("client", "transit stalled wedged", schedule=replace(BUSY, thread_restarts=8, learner_restarts=0))
-class CountsWhatIsSkipped(ClientState):
-    """A client that counts the whole of a replayed entry. A checkpoint covers its first part, which the thread never takes."""
+@plant("dispatcher", "transit stalled wedged", schedule=replace(BUSY, thread_restarts=8, learner_restarts=0))
+class CountsWhatIsSkipped(SegmentDispatcher):
+    """A dispatcher that counts the whole of a replayed entry. A checkpoint covers its first part, which is never sent."""
 
-    def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
-        super().send(entry, skip, load, waited=waited)
+    def send(self, client: ClientState, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
+        super().send(client, entry, skip, load, waited=waited)
         if not waited:
-            self.pool.transit.waiting.add(DataAmount(entry.steps - load.steps, entry.accepted - load.items, 0))
+            client.pool.transit.waiting.add(DataAmount(entry.steps - load.steps, entry.accepted - load.items, 0))
 
 
-@plant("client", "transit disposed lost order conserved")
-class LosesAMessage(ClientState):
-    """A client that loses one message in twenty on the way to the learner thread."""
+@plant("dispatcher", "transit disposed lost order conserved")
+class LosesAMessage(SegmentDispatcher):
+    """A dispatcher that loses one message in twenty on the way to the learner thread."""
 
     sent = 0
 
-    def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
+    def send(self, client: ClientState, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
         self.sent += 1
         if self.sent % 20:
-            super().send(entry, skip, load, waited=waited)
+            super().send(client, entry, skip, load, waited=waited)
 
 
 @plant("disk_journal", "gap conserved", schedule=replace(CRASHES, actors=3, copies=4, learner_restarts=16))
@@ -486,28 +478,27 @@ class PartsAGap(SimJournal):
         return super().committed()
 
 
-@plant("client", "conserved verdicts credit", schedule=FULL_DISKS)
-class HandsOnWhatWasOvertaken(ClientState):
-    """A client that sends entries accepted under an earlier thread without a check that the checkpoint includes them."""
+@plant("dispatcher", "conserved verdicts credit", schedule=FULL_DISKS)
+class HandsOnWhatWasOvertaken(SegmentDispatcher):
+    """A dispatcher that sends entries accepted under an earlier thread without a check that the checkpoint includes them."""
 
-    def send_committed(self, entry: JournalEntry) -> None:
-        stream = self.table.get(entry.actor_id, entry.origin)
+    def send_committed(self, client: ClientState, stream: SegmentStream | None, entry: JournalEntry) -> None:
         waited = stream is not None and stream.counted(entry.end_seq)
-        self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
+        self.send(client, entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
 
 @plant(
-    "client",
+    "registry",
     "conserved disposed once order verdicts wedged transit",
     schedule=replace(BUSY, thread_restarts=8, learner_restarts=4, pace=0.3, checkpoint_s=2.0),
 )
-class ReadsOn(ClientState):
-    """A client whose first page for a restarted thread begins where the last page of the thread before ended."""
+class ReadsOn(ClientRegistry):
+    """A registry of clients whose first page for a restarted thread begins where the last page of the thread before ended."""
 
-    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        after = self.replay.page_after
-        super().start(callbacks, config, journal)
-        self.replay.page_after = after
+    def _start(self, client: ClientState) -> None:
+        after = client.replay.page_after
+        super()._start(client)
+        client.replay.page_after = after
 
 
 @plant("client", "once disposed conserved verdicts", schedule=replace(CRASHES, thread_restarts=2))
@@ -543,7 +534,7 @@ class HandsOnAtOnce(ActorSessionHandler):
 
         def hand_on_and_append(batch: Sequence[JournalEntry]) -> None:
             for entry in batch:
-                client.send_committed(entry)
+                self._core.dispatcher.send_committed(client, stream, entry)
             append(batch)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -667,15 +658,15 @@ class RollsBackNothing(ClientState):
         return 0
 
 
-@plant("client", "internal transit", schedule=replace(CALM, thread_restarts=3))
-class KeepsThePool(ClientState):
-    """A client that keeps the credit allocator of the thread before, with its counts of data in transit."""
+@plant("registry", "internal transit", schedule=replace(CALM, thread_restarts=3))
+class KeepsThePool(ClientRegistry):
+    """A registry that keeps the credit allocator of the thread before, with its counts of data in transit."""
 
-    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        pool, starts = self.pool, self.worker.starts
-        super().start(callbacks, config, journal)
+    def _start(self, client: ClientState) -> None:
+        pool, starts = client.pool, client.worker.starts
+        super()._start(client)
         if starts:
-            self.pool = pool
+            client.pool = pool
 
 
 @plant("registry", "internal verdicts conserved", schedule=replace(CRASHES, thread_restarts=6))

@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import (
-    STALL_S,
-    CreditAllocator,
-    DataAmount,
-    LearnerThreadBacklog,
-    SegmentStream,
-    StallTimer,
-    stall_reason,
-)
+from rl4sys_zmq.delivery.credit import STALL_S, CreditAllocator, DataAmount, LearnerThreadBacklog, StallTimer, stall_reason
+from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.errors import ProtocolError
 
 ONE = DataAmount(10, 1, 500)

@@ -9,7 +9,6 @@ import pytest
 from rl4sys_zmq.delivery import weight_history
 from rl4sys_zmq.delivery.weight_history import DIGESTS_KEPT, RING_ITEMS, WeightHistory
 from rl4sys_zmq.values import PolicySnapshot, TensorSpec
-from rl4sys_zmq.values.policy import other_tensors
 from rl4sys_zmq.weights import (
     EncodingOptions,
     PayloadEncoding,
@@ -26,6 +25,7 @@ from rl4sys_zmq.wire.thread_messages import PolicyPublished
 POLICY = b"policy-1"
 GENERATION = 17
 SIZES = (300, 20)
+TENSORS = (TensorSpec("w", SIZES[:1]), TensorSpec("b", SIZES[1:]))
 
 Way = Callable[[int], np.ndarray[Any, Any]]
 
@@ -50,7 +50,7 @@ class Learner:
     def __init__(self, way: Way = wandering, writing: EncodingOptions | None = None) -> None:
         self.weight_history = WeightHistory(GENERATION)
         self.states: list[PolicySnapshot] = []
-        self._way, self._writing = way, writing or EncodingOptions(sizes=SIZES)
+        self._way, self._writing = way, writing or EncodingOptions()
         self.weight_history.describe(POLICY, self._writing)
 
     def publish(self, count: int = 1) -> tuple[Any, ...]:
@@ -76,9 +76,8 @@ class Learner:
         before: PolicySnapshot | None = None
         headers = []
         for header, payload in zip(answer.body[::2], answer.body[1::2], strict=True):
-            got = apply_update(header, payload, held, SIZES, before=before)
-            held, before = got, held
             headers.append(WeightsHeader.unpack(header))
+            held, before = apply_update(headers[-1], payload, held, TENSORS, before=before), held
         assert held is not None and held.digest == self.states[-1].digest
         assert held.flat.tobytes() == self.states[-1].flat.tobytes()
         return headers
@@ -94,7 +93,7 @@ def test_the_first_version_goes_out_whole_and_the_others_as_diffs() -> None:
 @pytest.mark.parametrize("dtype", [WireDtype.FP32, WireDtype.BF16])
 @pytest.mark.parametrize("behind", [1, 2, 10, RING_ITEMS - 1])
 def test_within_the_window_a_jump_is_one_diff(dtype: WireDtype, behind: int) -> None:
-    learner = Learner(writing=EncodingOptions(dtype, sizes=SIZES))
+    learner = Learner(writing=EncodingOptions(dtype))
     learner.publish(RING_ITEMS + 30)
     last = RING_ITEMS + 29
     (header,) = learner.answer(last - behind)
@@ -144,7 +143,7 @@ def test_where_diffs_need_the_version_before_the_last_step_comes_by_itself(behin
 
 
 def test_at_level_0_everybody_gets_the_whole_uncoded() -> None:
-    learner = Learner(writing=EncodingOptions(level=0, sizes=SIZES))
+    learner = Learner(writing=EncodingOptions(level=0))
     for count in (1, 3):
         frames = learner.publish(count)
         assert WeightsHeader.unpack(frames[0]).codec is PayloadEncoding.SNAPSHOT
@@ -188,8 +187,8 @@ def test_after_a_gap_in_the_versions_the_window_begins_anew() -> None:
 
 
 def test_tensors_that_are_not_float32_are_kept_and_diffed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = (TensorSpec("count", (), "int64"), TensorSpec("half", (9,), "float16"))
-    writing = EncodingOptions(WireDtype.BF16, sizes=SIZES, others=other_tensors(tensors))
+    tensors = (*TENSORS, TensorSpec("count", (), "int64"), TensorSpec("half", (9,), "float16"))
+    writing = EncodingOptions(WireDtype.BF16, tensors=tensors)
     learner = WeightHistory(GENERATION)
     learner.describe(POLICY, writing)
     states: list[PolicySnapshot] = []
@@ -203,7 +202,7 @@ def test_tensors_that_are_not_float32_are_kept_and_diffed(monkeypatch: pytest.Mo
     assert (learner.newest.flat.tobytes(), learner.newest.others) == (states[-1].flat.tobytes(), states[-1].others)
     for held in (None, *states[:-1]):
         header, payload = learner.catch_up(GENERATION, held.version if held is not None else -1).body
-        got = apply_update(header, payload, held, SIZES, others=writing.others)
+        got = apply_update(WeightsHeader.unpack(header), payload, held, tensors)
         assert (got.digest, got.others) == (states[-1].digest, states[-1].others)
     monkeypatch.setattr(weight_history, "RING_BYTES", 1)
     for version in (5, 6):

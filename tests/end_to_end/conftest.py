@@ -14,8 +14,8 @@ from kit import play as play_episode
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
 from rl4sys_zmq.learner.training.training import UpdateRunner
+from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, TransportUnderTest, fake_spec
 from rl4sys_zmq.values import Segment
 

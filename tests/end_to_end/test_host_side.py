@@ -14,7 +14,7 @@ from harness.forks import exit_code_of, work_in_child
 from kit import drained, until
 
 from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.actor.io import segment_queue
+from rl4sys_zmq.actor import segments
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -74,7 +74,7 @@ def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: 
         seen.append((agent._io.idle, agent.stats()["in_actor"]))
         return pack_segment(segment)
 
-    monkeypatch.setattr(segment_queue, "pack_segment", watched)
+    monkeypatch.setattr(segments, "pack_segment", watched)
     inproc_lab.episode(agent, 4)
     agent.flush(20.0)
     assert seen == [(False, 1)]
@@ -92,7 +92,7 @@ def test_what_a_spool_can_not_hold_is_counted(inproc_lab: Lab, tmp_path: Path) -
     )
     for _ in range(400):
         inproc_lab.episode(agent, 16)
-    until(lambda: not len(agent._parts.outbox))
+    until(lambda: not agent._parts.outbox._memory)
     stats = agent.stats()
     check_law(stats)
     assert stats["dropped"]["spool_bytes"] > 0 and stats["submitted"] == 400 and stats["spool"]["bytes"] <= 1 << 16

@@ -19,7 +19,7 @@ from rl4sys_zmq.learner.gateway.inference import InferenceService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.rpc import Caller, Server
-from rl4sys_zmq.security import UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security.keys import UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 

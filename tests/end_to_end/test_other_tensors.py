@@ -99,7 +99,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def holds(agent: Any, update: int, *, rounded: bool = False) -> None:
     """Assert that the agent holds the learner's tensors of `update`, bit for bit."""
-    policy = agent._io.policy
+    policy = agent._io.weight_subscriber.policy
     assert isinstance(policy, Graph) and policy.scale == 0.5 and agent.spec.blob == BLOB
     for name, tensor in weights(update).items():
         held = policy.tensors[name]

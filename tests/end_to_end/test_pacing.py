@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kit import until
 
-from rl4sys_zmq.delivery import DataAmount, LearnerThreadBacklog
+from rl4sys_zmq.delivery.credit import DataAmount, LearnerThreadBacklog
 from rl4sys_zmq.errors import Closed, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm

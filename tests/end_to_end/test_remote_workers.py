@@ -16,10 +16,10 @@ from kit import until
 from rl4sys_zmq.errors import CheckpointError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.engines import checkpoint_thread, worker_link
-from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLink
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.remote import handle as remote
-from rl4sys_zmq.security import new_key_pair
+from rl4sys_zmq.security.keys import new_key_pair
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.version import package_version
@@ -55,7 +55,7 @@ def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
 
     def replace(learner: Learner) -> None:
         with monkeypatch.context() as patch:
-            for notice in () if knows else ("StopThread", "ReplaceWorker"):
+            for notice in () if knows else ("StopThread", "EndRemoteWorker"):
                 patch.setattr(worker_link, notice, lambda: StreamEnded("nobody", 0))
             learner.restart("lab")
 
@@ -175,14 +175,14 @@ def test_a_message_that_the_network_loses_is_noticed(
     """The first segments, or the first verdicts, are lost once. The worker is replaced, and trains on all segments."""
     lost: list[int] = []
 
-    def send(self: WorkerLink, frames: Any) -> bool:
+    def send(self: RemoteWorkerLink, frames: Any) -> bool:
         if frames[0][6] == DeliverSegments.KIND and not lost:
             lost.append(1)
             self._sent += 1
             return True
         return sending(self, frames)
 
-    def receive(self: WorkerLink, **options: Any) -> Iterator[Any]:
+    def receive(self: RemoteWorkerLink, **options: Any) -> Iterator[Any]:
         for frames in receiving(self, **options):
             if frames[1][6] == SegmentVerdicts.KIND and not lost:
                 lost.append(1)
@@ -190,11 +190,11 @@ def test_a_message_that_the_network_loses_is_noticed(
             else:
                 yield frames
 
-    sending, receiving = WorkerLink.send, WorkerLink.receive
+    sending, receiving = RemoteWorkerLink.send, RemoteWorkerLink.receive
     if way == "down":
-        monkeypatch.setattr(WorkerLink, "send", send)
+        monkeypatch.setattr(RemoteWorkerLink, "send", send)
     else:
-        monkeypatch.setattr(WorkerLink, "receive", receive)
+        monkeypatch.setattr(RemoteWorkerLink, "receive", receive)
     learner = lab.learner(**{**options, "checkpoint_every_s": 3600.0})
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)
@@ -204,14 +204,14 @@ def test_a_message_that_the_network_loses_is_noticed(
 
 
 def test_connections_that_are_cut_lose_nothing(lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    links: list[WorkerLink] = []
-    made = WorkerLink.__init__
+    links: list[RemoteWorkerLink] = []
+    made = RemoteWorkerLink.__init__
 
-    def note(self: WorkerLink, *args: Any) -> None:
+    def note(self: RemoteWorkerLink, *args: Any) -> None:
         made(self, *args)
         links.append(self)
 
-    monkeypatch.setattr(WorkerLink, "__init__", note)
+    monkeypatch.setattr(RemoteWorkerLink, "__init__", note)
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="IMPORTABLE", queue_items=1000)
 

@@ -124,7 +124,7 @@ def test_all_actors_hold_the_last_version(
     agents, behind = [normal, losing, slow], 0
     for version in range(1, VERSIONS + 1):
         inproc_lab.train(normal, 2, version)
-        lag = version - slow._io.policy.version
+        lag = version - slow._io.weight_subscriber.policy.version
         if way.tick():
             assert lag > 0
             behind += 1
@@ -139,7 +139,7 @@ def test_all_actors_hold_the_last_version(
         counters = agent.stats()["counters"]
         assert not [k for k in counters if k.startswith("weights_refused") and k != "weights_refused.gap"], counters
         assert not counters.get("resyncs.digest")
-    flats = [agent._io.policy.snapshot.flat for agent in agents]
+    flats = [agent._io.weight_subscriber.policy.snapshot.flat for agent in agents]
     assert all(flat.tobytes() == flats[0].tobytes() for flat in flats)
     masters, _ = fake_spec(HIDDEN).flatten(learned(VERSIONS))
     if weights["wire_dtype"] == "bf16":
@@ -187,5 +187,5 @@ def test_the_first_actor_may_say_what_the_learner_does_not(inproc_lab: Lab) -> N
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="DRIFTING", weights={"wire_dtype": "bf16", "level": 0})
     agent.wait_version(0, 20.0)
-    assert agent._io.policy is not None
-    assert not (agent._io.policy.snapshot.flat.view(np.uint32) & np.uint32(0xFFFF)).any()
+    assert agent._io.weight_subscriber.policy is not None
+    assert not (agent._io.weight_subscriber.policy.snapshot.flat.view(np.uint32) & np.uint32(0xFFFF)).any()

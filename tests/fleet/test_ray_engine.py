@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.fleet import ray_engine
 from rl4sys_zmq.fleet.engine import ActorHandle
 from rl4sys_zmq.fleet.ray_engine import RayActorEngine
-from rl4sys_zmq.fleet.ray_worker import RayWorker
+from rl4sys_zmq.fleet.ray_worker import RayFleetActor
 from rl4sys_zmq.version import package_version
 
 from .test_process import REPORT, REPORTS, SLEEP, WAIT_FOR_DRAIN
@@ -121,12 +121,12 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayWorker]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFleetActor]:
     util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")
     context = SimpleNamespace(get_node_id=lambda: "abc")
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(util=util, get_runtime_context=lambda: context))
     monkeypatch.chdir(os.getcwd())
-    yield (worker := RayWorker())
+    yield (worker := RayFleetActor())
     found: ActorHandle | None = worker._process
     if found is not None and found.alive:
         worker.follow(0.0)
@@ -134,7 +134,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayWorker]:
             pass
 
 
-def test_a_ray_actor_runs_drains_and_reports(worker: RayWorker) -> None:
+def test_a_ray_actor_runs_drains_and_reports(worker: RayFleetActor) -> None:
     found = worker.start(["-c", REPORTS + WAIT_FOR_DRAIN], "/does/not/exist", package_version())
     assert found == {"node": "abc", "host": "10.0.0.7", "error": ""}
     news = worker.follow(None)
@@ -149,7 +149,7 @@ def test_a_ray_actor_runs_drains_and_reports(worker: RayWorker) -> None:
     assert lines == [r"got 'drain\n'"] and news["exit_code"] == 0
 
 
-def test_a_ray_actor_kills_what_does_not_end(worker: RayWorker) -> None:
+def test_a_ray_actor_kills_what_does_not_end(worker: RayFleetActor) -> None:
     worker.start(["-c", REPORTS + SLEEP], os.getcwd(), package_version())
     while not worker.follow(None)["report"]:
         pass
@@ -159,5 +159,5 @@ def test_a_ray_actor_kills_what_does_not_end(worker: RayWorker) -> None:
     assert news["exit_code"] == -signal.SIGTERM
 
 
-def test_another_version_is_refused(worker: RayWorker) -> None:
+def test_another_version_is_refused(worker: RayFleetActor) -> None:
     assert "and the fleet has 0.0.0; install the same version" in worker.start(["-c", ""], ".", "0.0.0")["error"]

@@ -13,7 +13,7 @@ from rl4sys_zmq.fleet.sizing import (
     TARGET,
     FleetLoad,
     SizeLimits,
-    SizingState,
+    SizingMemory,
     next_size,
 )
 
@@ -47,7 +47,7 @@ def machine_of(cores: int, actor_steps_per_s: float = 100.0) -> Model:
 
 
 def sizes(model: Model, start: int, limits: SizeLimits, windows: int = 60) -> list[int]:
-    memory, size, seen = SizingState(), start, []
+    memory, size, seen = SizingMemory(), start, []
     for _ in range(windows):
         size, memory = next_size(model(size), memory, limits)
         seen.append(size)
@@ -92,7 +92,7 @@ def test_a_fleet_shrinks_by_half_at_most_in_one_window() -> None:
 
 def test_nothing_changes_between_the_thresholds() -> None:
     for waiting in (GROW_BELOW, 0.3, SHRINK_ABOVE):
-        assert next_size(FleetLoad(8, waiting, 1.0), SizingState(), WIDE)[0] == 8
+        assert next_size(FleetLoad(8, waiting, 1.0), SizingMemory(), WIDE)[0] == 8
 
 
 @given(
@@ -107,6 +107,6 @@ def test_nothing_changes_between_the_thresholds() -> None:
 def test_the_size_is_always_within_the_bounds(
     actors: int, waiting: float, rate: float, low: int, span: int, before: FleetLoad | None, ceiling: int | None
 ) -> None:
-    memory = SizingState(before, ceiling or 0, 5 if ceiling is not None else 0)
+    memory = SizingMemory(before, ceiling or 0, 5 if ceiling is not None else 0)
     size, _ = next_size(FleetLoad(actors, waiting, rate), memory, SizeLimits(low, low + span))
     assert low <= size <= low + span

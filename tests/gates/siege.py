@@ -15,15 +15,14 @@ from kit import segment_with, until
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.security.keys import UserKeys, curve_client
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import MonitorEvent, Poller, Socket, context
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
+from rl4sys_zmq.wire.frames import pack_frames, pack_header
 from rl4sys_zmq.wire.messages import Ack, AnyBytes, Hello, Message, Refused, Welcome
-from rl4sys_zmq.wire.prefix import pack_prefix, seal
 from rl4sys_zmq.wire.segments import HEAD
-from rl4sys_zmq.wire.values import pack_header
 
 from .conftest import PATIENCE_S, check_law, check_learner_law, drive, join
 
@@ -69,11 +68,10 @@ def submit(first_seq: int, *segments: Segment) -> list[Any]:
     return encode(join_submit(first_seq, 0, [pack_segment(s) for s in segments or (segment(),)]))
 
 
-def craft(kind: int, header: Any = b"\x80", body: Sequence[bytes] = (), **prefix: int) -> list[bytes]:
+def craft(kind: int, header: Any = b"\x80", body: Sequence[bytes] = (), **prefix: Any) -> list[Any]:
     """Return a message with a correct checksum and any header, as bytes or as a value."""
     raw = header if isinstance(header, bytes) else pack_header(header)
-    made = pack_prefix(kind, len(body), len(raw), sum(map(len, body)), **prefix)
-    return [seal(made, raw, body), *body]
+    return pack_frames(kind, raw, body, **prefix)
 
 
 def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from harness.keys import KeyRing
 from kit import play, segment_with, until
 
 from rl4sys_zmq.errors import RefusalReason
-from rl4sys_zmq.security import UserKeys
+from rl4sys_zmq.security.keys import UserKeys
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Message, Refused, Welcome

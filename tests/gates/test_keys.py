@@ -14,8 +14,8 @@ from kit import play, until
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable, WorkerDied
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.security import UserKeys, new_key_pair, write_user_keys
 from rl4sys_zmq.security.authenticator import AccessListWatcher
+from rl4sys_zmq.security.keys import UserKeys, new_key_pair, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.weights import WeightsHeader
@@ -445,7 +445,10 @@ def test_a_list_that_is_missing_or_wrong(tmp_path: Path) -> None:
     config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=keys.folder)
     with pytest.raises(ConfigError, match="--user NAME"):
         Learner(config).start()
-    keys.list_file.write_text("[good]\nkey = 'short'")
+    keys.list_file.write_text("[good]\nroles = []")
+    with pytest.raises(ConfigError, match=r"good\.key is missing"):
+        Learner(config).start()
+    keys.list_file.write_text(f"[good]\nkey = '{new_key_pair().public}'")
     with pytest.raises(ConfigError, match=r"good\.client_ids is missing"):
         Learner(config).start()
     with pytest.raises(ConfigError, match=r"learner\.secret"):

@@ -22,7 +22,7 @@ from kit import play, until
 from wire.conftest import build
 
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.security import UserKeys, new_key_pair
+from rl4sys_zmq.security.keys import UserKeys, new_key_pair
 from rl4sys_zmq.testing import fake_spec
 from rl4sys_zmq.transports import MonitorEvent, sockets
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json

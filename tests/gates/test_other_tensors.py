@@ -24,7 +24,7 @@ from .conftest import join
 
 TENSORS = (TensorSpec("bias", (2,)), TensorSpec("ids", (3,), "int64"), TensorSpec("half", (5,), "float16"))
 SPEC = PolicySpec(evil.SPEC.observation_space, evil.SPEC.action_space, "test-lies", {}, TENSORS, b"graph" * 100)
-WRITING = EncodingOptions(sizes=SPEC.sizes, others=SPEC.others)
+WRITING = EncodingOptions(tensors=TENSORS)
 
 
 class First:
@@ -150,7 +150,7 @@ def test_updates_that_lie_change_nothing(liar: evil.Evil) -> None:
         liar.weights = sound(1)
         liar.publish([b"W" + evil.TOPIC, *diff])
         until(lambda: agent.version == 1, "a sound diff")
-        policy: Any = agent._io.policy
+        policy: Any = agent._io.weight_subscriber.policy
         assert policy.blob == SPEC.blob and agent.digest == state(1).digest
         assert policy.tensors["ids"].tolist() == [1 << 40, (1 << 40) + 1, (1 << 40) + 2]
         assert policy.snapshot.others == state(1).others

@@ -40,7 +40,7 @@ def test_a_65th_client_is_admitted(tier: Tier, tmp_path: Path, stack: ExitStack,
         slowest_s = max(slowest_s, time.monotonic() - began)
     admitted = sum(isinstance(answer, Welcome) for answer in answers)
     status = siege.status()
-    threads = len(siege.learner._gateway.learner_threads())  # type: ignore[union-attr]
+    threads = len(siege.learner._gateway.core.registry.workers())  # type: ignore[union-attr]
     report(admitted=admitted, of=len(answers), slowest_s=round(slowest_s, 3), clients=len(status["clients"]), threads=threads)
     assert admitted == len(answers), [a for a in answers if isinstance(a, Refused)][:1]
     assert len(status["clients"]) == MAX_CLIENTS and "lab" in status["clients"]

@@ -90,11 +90,11 @@ def test_a_thousand_actors(busy: bool, tier: Tier, seed: int, report: Report, sp
     assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == client["rolled_back"] == 0
     if tier.long:
         assert each_kib - bare < BEYOND_KIB
-        assert grown_kib < GROWTH_KIB
     if busy:
         assert counters.get("sessions_lost.learner", 0) == 0, "the learner must not take its own delay for silence"
         assert counters.get("resent_messages", 0) < numbers["submitted"]
     elif tier.long:
+        assert grown_kib < GROWTH_KIB, "a leak; the busy run is too short to warm up"
         assert np.quantile(latencies, 0.99) < ACK_S
 
 

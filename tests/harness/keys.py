@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.security import KeyPair, UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security.keys import KeyPair, UserKeys, new_key_pair, write_server_keys, write_user_keys
 
 
 class KeyRing:

@@ -13,7 +13,8 @@ from typing import Any, assert_never
 
 from rl4sys_zmq.capacity.harness import SMALL, make_segment
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import (
+from rl4sys_zmq.delivery.incarnation import first_incarnation
+from rl4sys_zmq.delivery.session import (
     Action,
     ActorSession,
     Reconnect,
@@ -25,7 +26,6 @@ from rl4sys_zmq.delivery import (
     SessionTemporarilyRefused,
     StreamRestarted,
 )
-from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Socket, Source

@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers import LAYERS, Layer, LayerEntry, LayerList, NumpyLayer, read_layers, register_layer
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import MOST_COPIED, Dense
-from rl4sys_zmq.layers.layer import Array, Nodes, Shape, State, Step, TorchForm
+from rl4sys_zmq.layers.layer import Array, OnnxNodeWriter, RecurrentState, Shape, Step, TorchForm
 from rl4sys_zmq.layers.normalise import Normalise
 from rl4sys_zmq.policies.network import LayerNetwork
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, ObservationSpace
@@ -46,7 +46,7 @@ class Gain(Layer):
     def numpy_form(self, tensors: Sequence[Array]) -> NumpyLayer:
         return NumpyGain(tensors[0] * np.float32(self.first))
 
-    def onnx_form(self, graph: Nodes, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
+    def onnx_form(self, graph: OnnxNodeWriter, values: str, names: Sequence[str], features: str, inputs: Shape) -> str:
         scaled = graph.add("Mul", values, graph.constant(np.float32(self.first)))
         return graph.add("Mul", scaled, names[0])
 
@@ -60,10 +60,10 @@ class NumpyGain(NumpyLayer):
     def __init__(self, factor: Array) -> None:
         self._factor = factor
 
-    def batch(self, x: Array, state: State) -> Array:
+    def batch(self, x: Array, state: RecurrentState) -> Array:
         return x * self._factor
 
-    def step(self, buffer: Array, state: State) -> Step:
+    def step(self, buffer: Array, state: RecurrentState) -> Step:
         return lambda x, out: np.multiply(x, self._factor, out)
 
 
@@ -115,8 +115,8 @@ def test_numpy_torch_and_onnx_compute_the_same(name: str, space: str) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxruntime")
     from rl4sys_zmq.algorithms.networks.inputs import encode_observations
-    from rl4sys_zmq.layers.layer import LayerBatch
-    from rl4sys_zmq.policies.graphs.layers import onnx_network
+    from rl4sys_zmq.layers.layer import LayerContext
+    from rl4sys_zmq.policies.graphs.session import network_of_layers
 
     layers, observed = read_layers(LISTS[name].plain(), 6), SPACES[space]
     assert layers == LISTS[name]
@@ -128,11 +128,11 @@ def test_numpy_torch_and_onnx_compute_the_same(name: str, space: str) -> None:
         one = row(observations, index)
         np.testing.assert_allclose(forward(one), outputs, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(network.single(one), outputs, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(onnx_network(observed, layers, tensors).batch(observations), found, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(network_of_layers(observed, layers, tensors).batch(observations), found, rtol=1e-4, atol=1e-4)
     if "normalised" not in name:
         x = features = encode_observations(observed, observations)
         for layer, own, inputs in zip(layers.layers, layers.divided(list(tensors.values())), layers.shapes, strict=False):
-            x = layer.torch_form(inputs)(x, [torch.from_numpy(tensor) for tensor in own], LayerBatch(features))
+            x = layer.torch_form(inputs)(x, [torch.from_numpy(tensor) for tensor in own], LayerContext(features))
         np.testing.assert_allclose(x.numpy(), found, rtol=1e-4, atol=1e-4)
 
 

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal
+from rl4sys_zmq.delivery.journal import JournalEntry, JournalPage, MemoryJournal
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
+from rl4sys_zmq.interfaces import Journal
 from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, RESTART, SET
 from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.learner.training.reporting import GatewaySender
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
@@ -136,13 +137,14 @@ class Rig:
         self._sent: list[tuple[bytes, Message]] = []
         self.sink = Events()
         callbacks = CoreCallbacks(
-            clock=Clock(monotonic=lambda: self.now, unix=lambda: 1e9 + self.now),
+            monotonic=lambda: self.now,
+            unix=lambda: 1e9 + self.now,
             send=self._send,
             publish=lambda topic, frames: self.published.append(topic if topic[:1] == b"W" else decode(frames)),
             start_worker=self._start,
             poll_workers=lambda: None,
             abandon_checkpoints=lambda *_: pytest.fail("nothing has checkpoints here"),
-            offer_policy=lambda client_id, spec, snapshot: False,
+            offer_policy=lambda client: False,
             forget_policy=self.forgotten.append,
             status=lambda: self.core.report(self.now),
         )
@@ -460,7 +462,7 @@ def test_a_checkpoint_is_asked_for_and_answered(rig: Rig) -> None:
     assert isinstance(asked, SaveCheckpoint)
     assert asked.partial
     rig.words(CheckpointResult(asked.token, 0, 0, [], 0.0, "no space"))
-    assert saved.result(0) == {"lab": "no space"}
+    assert saved["lab"].result(0) == "no space"
 
 
 @pytest.mark.parametrize("words", [ThreadFailed("ValueError: no", ""), Hello("lab", "a", 1, 0, 0, 0), DataDemand(1, 99, 0)])

@@ -35,7 +35,7 @@ WAIT_S = 60.0
 def policy(version: int = 0, size: int = 4, steps: int = 0) -> StoredPolicy:
     """Return a random policy for CartPole, or for observations of another size."""
     spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(2), "categorical", (4,))
-    flat = np.random.default_rng(version).normal(size=sum(spec.sizes)).astype(np.float32)
+    flat = np.random.default_rng(version).normal(size=spec.size).astype(np.float32)
     origin = PolicyOrigin(client_id="pole", algorithm_name="PPO", updates=version, steps=steps, saved_unix_s=0.0)
     return StoredPolicy(spec, PolicySnapshot(7, version, digest(flat, b""), flat, b""), origin)
 
@@ -177,11 +177,11 @@ class Results:
         self.replies: list[Any] = []
         self.ready = threading.Semaphore(0)
 
-    def on_result(self, found: EvaluationRecord, kept: bool) -> None:
+    def on_result(self, client_id: str, found: EvaluationRecord, kept: bool) -> None:
         self.records.append((found.version, found.mean_return, kept))
         self.arrived.release()
 
-    def on_failure(self, text: str) -> None:
+    def on_failure(self, client_id: str, text: str) -> None:
         self.failures.append(text)
         self.arrived.release()
 
@@ -230,7 +230,7 @@ def start(results: Results, tmp_path: Path) -> Iterator[Callable[[], PolicyEvalu
 
     def make() -> PolicyEvaluator:
         options = EvaluationConfig(env="CartPole-v1", every_versions=1, episodes=2)
-        made = PolicyEvaluator("pole", options, (), tmp_path, results.on_result, results.on_failure)
+        made = PolicyEvaluator("pole", options, LearnerConfig(run_dir=tmp_path), results.on_result, results.on_failure)
         made.start()
         started.append(made)
         return made
@@ -244,8 +244,8 @@ def start(results: Results, tmp_path: Path) -> Iterator[Callable[[], PolicyEvalu
 
 def test_versions_that_become_due_meanwhile_are_skipped(start: Callable[[], PolicyEvaluator], results: Results) -> None:
     evaluator = start()
-    assert evaluator.is_due(0, 0) and not evaluator.is_due(0, 0)
-    evaluator.offer(policy(0))
+    for _ in range(2):
+        evaluator.offer(policy(0))  # a version is due once
     assert results.asked.acquire(timeout=WAIT_S)
     for version in (1, 2, 3):
         evaluator.offer(policy(version, steps=10 * version))
@@ -266,13 +266,14 @@ def test_failures_in_a_row_end_the_evaluation(start: Callable[[], PolicyEvaluato
     results.reply({"error": "no such environment"}, returns(1.0, 1.0), ConnectionError("its process has ended"), not_finite)
     results.reply(returns(1.0) | {"not_finite": 3})
     for version in range(5):
-        assert evaluator.is_due(version, 0)
         evaluator.offer(policy(version))
         results.wait()
+        assert results.asked.acquire(timeout=WAIT_S)
     assert len(results.failures) == 4 and results.records == [(1, 1.0, True)]
     assert "no further version is evaluated" in results.failures[MAX_FAILURES]
     assert evaluator.report()["error"] == results.failures[-1]
-    assert not evaluator.is_due(9, 0)
+    evaluator.offer(policy(9))
+    assert not results.asked.acquire(timeout=0.05)
 
 
 def test_an_unexpected_exception_is_a_failure_and_the_thread_goes_on(
@@ -288,7 +289,6 @@ def test_an_unexpected_exception_is_a_failure_and_the_thread_goes_on(
         assert results.failures[0].startswith("PermissionError: ") and "best" in results.failures[0]
     results.reply(TypeError("not of JSON"), returns(1.0, 1.0))
     for version in range(2):
-        assert evaluator.is_due(version, 0)
         evaluator.offer(policy(version))
         results.wait()
     assert results.failures[1:] == ["TypeError: not of JSON"] and results.records == [(1, 1.0, True)]

@@ -8,7 +8,7 @@ import pytest
 
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines import thread as engine
-from rl4sys_zmq.learner.training.inbox import LearnerThreadInbox
+from rl4sys_zmq.learner.training.train_loop import LearnerThreadInbox
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import DeliverSegments, SaveCheckpoint, StopThread
@@ -17,24 +17,9 @@ UP = "inproc://up-of-inbox"
 DELIVERY = DeliverSegments("a", 1, 0, 0, (b"frame",))
 
 
-class _IdleThread:
-    """A learner thread that does not run: the test reads its inbox."""
-
-    alive = False
-
-    def __init__(self, name: str, key: bytes, down: str, up: str, *, queue: Any) -> None:
-        self.down, self.queue = down, queue
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-
 @pytest.fixture
 def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(engine, "LearnerThread", _IdleThread)
+    monkeypatch.setattr(engine.InProcessLearnerThread, "start", lambda thread: None)
     assignment: Any = type("Assignment", (), {"key": b"k", "client_id": "lab"})
     made = engine.InProcessLearnerThread(assignment, UP)
     yield made
@@ -42,8 +27,8 @@ def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_segments_keep_what_was_read_and_their_place(handle: Any) -> None:
-    with Socket.pull(connect=handle._thread.down) as pull:
-        inbox = LearnerThreadInbox(pull, handle._thread.queue)
+    with Socket.pull(connect=handle._down) as pull:
+        inbox = LearnerThreadInbox(pull, handle.queue, threading.Event())
         assert inbox.read() is None
         for message in (encode(SaveCheckpoint(3, partial=False)), DELIVERY, encode(SaveCheckpoint(4, partial=True))):
             assert handle.send(message)
@@ -60,8 +45,8 @@ def test_a_thread_that_waits_is_woken_by_each_first_message(handle: Any) -> None
     waits, done = threading.Event(), threading.Event()
 
     def listen() -> None:
-        with Socket.pull(connect=handle._thread.down) as pull:
-            inbox = LearnerThreadInbox(pull, handle._thread.queue)
+        with Socket.pull(connect=handle._down) as pull:
+            inbox = LearnerThreadInbox(pull, handle.queue, threading.Event())
             waits.set()
             while len(read) < 1000:
                 inbox.wait(60.0)
@@ -82,5 +67,5 @@ def test_a_thread_that_waits_is_woken_by_each_first_message(handle: Any) -> None
 def test_a_full_queue_takes_no_more(handle: Any) -> None:
     assert all(handle.send(DELIVERY) for _ in range(QUEUE_MESSAGES))
     assert not handle.send(DELIVERY)
-    handle._thread.queue.messages.popleft()
+    handle.queue.messages.popleft()
     assert handle.send(DELIVERY)

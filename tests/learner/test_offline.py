@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import ClientRow
+from rl4sys_zmq.delivery.journal import ClientRow
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.gateway.admission import resolve_configuration
 from rl4sys_zmq.learner.gateway.offline import command_on_directory

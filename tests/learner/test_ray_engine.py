@@ -21,7 +21,7 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.remote import ray_connection
-from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
+from rl4sys_zmq.remote.ray_connection import RayDriverThread, RayProcess
 from rl4sys_zmq.remote.ray_process import ENDED, KILL, PLACE, PLACED, WAITING, placement_problem, ray_amounts
 
 from .test_remote_workers import start
@@ -315,9 +315,9 @@ PATIENCE_S = 30.0
 
 
 @pytest.fixture
-def connection(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[RayConnectionThread]:
+def connection(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[RayDriverThread]:
     monkeypatch.setattr(ray_connection, "_PROGRAM", getattr(request, "param", DRIVER))
-    thread = RayConnectionThread("h:1")
+    thread = RayDriverThread("h:1")
     thread.start()
     yield thread
     thread.stop()
@@ -328,7 +328,7 @@ def worker(number: int, client_id: str) -> RayProcess:
     return RayProcess(number, client_id, {"CPU": 1.0}, replace(START, client_id=client_id), waits=True)
 
 
-def test_workers_are_placed_and_told_the_learners_address_in_the_cluster(connection: RayConnectionThread) -> None:
+def test_workers_are_placed_and_told_the_learners_address_in_the_cluster(connection: RayDriverThread) -> None:
     connection.wait_connected()
     good, slow, bad = worker(1, "good"), worker(2, "slow"), worker(3, "bad")
     for each in (good, slow, bad):
@@ -342,7 +342,7 @@ def test_workers_are_placed_and_told_the_learners_address_in_the_cluster(connect
     assert good.wait(PATIENCE_S) == "" and slow.wait(0.0) is None
 
 
-def test_all_workers_of_a_driver_end_with_it_and_others_get_another_driver(connection: RayConnectionThread) -> None:
+def test_all_workers_of_a_driver_end_with_it_and_others_get_another_driver(connection: RayDriverThread) -> None:
     good, deadly = worker(1, "good"), worker(2, "deadly")
     connection.add(good)
     until(lambda: good.node == "n1")
@@ -355,7 +355,7 @@ def test_all_workers_of_a_driver_end_with_it_and_others_get_another_driver(conne
 
 
 @pytest.mark.parametrize("connection", ["raise SystemExit(3)"], indirect=True)
-def test_a_first_driver_that_cannot_connect_is_the_last(connection: RayConnectionThread) -> None:
+def test_a_first_driver_that_cannot_connect_is_the_last(connection: RayDriverThread) -> None:
     early = worker(1, "good")
     connection.add(early)
     with pytest.raises(
@@ -369,7 +369,7 @@ def test_a_first_driver_that_cannot_connect_is_the_last(connection: RayConnectio
     assert late.wait(0.0) == "the driver process ended with exit status 3"
 
 
-def test_a_packet_that_cannot_be_read_costs_the_driver_and_not_the_connection(connection: RayConnectionThread) -> None:
+def test_a_packet_that_cannot_be_read_costs_the_driver_and_not_the_connection(connection: RayDriverThread) -> None:
     garbled = worker(1, "garbled")
     connection.add(garbled)
     end = garbled.wait(PATIENCE_S)
@@ -379,7 +379,7 @@ def test_a_packet_that_cannot_be_read_costs_the_driver_and_not_the_connection(co
     until(lambda: later.node == "n1")
 
 
-def test_a_worker_whose_start_data_are_too_long_is_refused_and_the_others_run(connection: RayConnectionThread) -> None:
+def test_a_worker_whose_start_data_are_too_long_is_refused_and_the_others_run(connection: RayDriverThread) -> None:
     long = worker(1, "good")
     long.start = replace(START, plugins=("x" * MAX_PACKET_BYTES,))
     good = worker(2, "good")

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.run.log_files import EventFileFormat, JsonLineFormat, event_series, log_series, read_log
-from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RecordSeries, list_parts, thin
+from rl4sys_zmq.learner.run.log_files import JsonLineFormat, TensorBoardFileFormat, event_series, log_series, read_log
+from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RotatingFileWriter, list_parts, thin
 
 BOUND = 1 << 20
 WORDS = "x" * 400
@@ -26,7 +26,7 @@ def line(n: int, event: str = "metrics", client: str = "luna") -> bytes:
     return json.dumps({"t": float(n), "event": event, "client_id": client, "step": n, "words": WORDS}).encode() + b"\n"
 
 
-def fill(series: RecordSeries, numbers: Iterable[int], **options: Any) -> None:
+def fill(series: RotatingFileWriter, numbers: Iterable[int], **options: Any) -> None:
     for n in numbers:
         assert series.write(line(n, **options), float(n))
 
@@ -71,7 +71,7 @@ def test_a_flood_of_one_kind_leaves_the_others_where_they_are() -> None:
 
 
 def test_many_short_lives_lose_nothing_while_there_is_room(tmp_path: Path) -> None:
-    form = EventFileFormat()
+    form = TensorBoardFileFormat()
     for life in range(60):
         series = event_series(tmp_path, "luna", form, BOUND)
         series.write(form.record(float(life), life, {"a": 1.0}), float(life))

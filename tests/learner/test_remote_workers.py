@@ -17,16 +17,15 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CheckpointError, ConfigError
 from rl4sys_zmq.learner.engines import checkpoint_thread
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
-from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, WorkerFiles
+from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, RemoteWorkerFiles, StorageAnswer
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
+from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLinks
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, encode_checkpoint
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, read_mark
-from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
-from rl4sys_zmq.remote import gateway_storage
-from rl4sys_zmq.remote.gateway_storage import GatewayStorage
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
+from rl4sys_zmq.remote import worker_side_storage
 from rl4sys_zmq.remote.worker import run_remote_worker
+from rl4sys_zmq.remote.worker_side_storage import WorkerSideStorage
 from rl4sys_zmq.replay.pieces import make_piece
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.transports.network import curve
@@ -40,7 +39,7 @@ from rl4sys_zmq.wire.thread_messages import (
     FetchCheckpointPart,
     FindCheckpoint,
     QuarantinedSegment,
-    RecordTraining,
+    RecordSegmentsInTraining,
 )
 
 GENERATION = 7
@@ -58,9 +57,9 @@ class Wire:
 
     def __init__(self, folder: Path, generation: int = GENERATION) -> None:
         self.assign = assigned(folder, generation)
-        self.storage = GatewayStorage(self.post)
+        self.storage = WorkerSideStorage(self.post)
         self.answers: queue.SimpleQueue[StorageAnswer] = queue.SimpleQueue()
-        self.files = WorkerFiles(self.assign, self.deliver)
+        self.files = RemoteWorkerFiles(self.assign, self.deliver)
         self.thread = CheckpointThread(self.woken)
         self.sent: list[Any] = []
         self.thread.start()
@@ -117,7 +116,7 @@ def test_a_checkpoint_goes_to_the_gateway_and_comes_back(
     part_bytes: int, wire: Wire, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_thread, "PART_BYTES", part_bytes + 7)
-    monkeypatch.setattr(gateway_storage, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(worker_side_storage, "PART_BYTES", part_bytes)
     store = wire.storage.checkpoints(wire.assign)
     assert store.load() is None
     assert store.write(MANIFEST, STATE).number == 1
@@ -160,7 +159,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_named(wire: Wire, folder: Path) -
 
 def test_a_fenced_worker_stores_nothing(wire: Wire, folder: Path) -> None:
     store = wire.storage.checkpoints(wire.assign)
-    wire.files.fence()
+    wire.files.fenced = True
     with pytest.raises(CheckpointError, match="replaced"):
         store.write(MANIFEST, STATE)
     assert names(folder) == []
@@ -251,7 +250,7 @@ def test_a_checkpoint_thread_that_cannot_be_started_is_tried_again(folder: Path,
         raise RuntimeError("can't start new thread")
 
     with Poller() as poller:
-        links = WorkerLinks(Counters(), poller, lambda: None)
+        links = RemoteWorkerLinks(Counters(), poller, lambda: None)
         task = WorkerAssignment(client_id="lab", key=bytes(8), engine="e", assign=assigned(folder), ended=lambda: None)
         with monkeypatch.context() as patch, pytest.raises(RuntimeError):
             patch.setattr(threading.Thread, "start", full)
@@ -267,7 +266,7 @@ def test_a_dead_letter_with_many_frames_passes(folder: Path) -> None:
     """A segment with many large columns has a frame for each. A message that is not counted would end its worker."""
     counters = Counters()
     with Poller() as poller:
-        links = WorkerLinks(counters, poller, lambda: None)
+        links = RemoteWorkerLinks(counters, poller, lambda: None)
         task = WorkerAssignment(client_id="lab", key=b"the key!", engine="e", assign=assigned(folder), ended=lambda: None)
         start = links.open(task, "tcp://127.0.0.1:0").start
         letter = encode(QuarantinedSegment("a", 9, 0, "why", tuple(bytes([n]) for n in range(200))))
@@ -282,15 +281,15 @@ def test_a_dead_letter_with_many_frames_passes(folder: Path) -> None:
 
 def test_the_queue_of_one_worker_is_bounded(folder: Path) -> None:
     """The thread is not started, so every request waits."""
-    files = WorkerFiles(assigned(folder), lambda answer: None)
+    files = RemoteWorkerFiles(assigned(folder), lambda answer: None)
     thread = CheckpointThread(lambda: None)
     assert [thread.request(files, FindCheckpoint()) for _ in range(MAX_WAITING + 1)] == [True] * MAX_WAITING + [False]
-    assert all(thread.request(files, RecordTraining(n, (b"", b""))) for n in range(1, 5000))
+    assert all(thread.request(files, RecordSegmentsInTraining(n, (b"", b""))) for n in range(1, 5000))
     assert len(files.records) <= checkpoint_thread.MAX_RECORDS
 
 
 def test_a_lost_gateway_fails_the_request_that_waits_and_all_later_ones(folder: Path) -> None:
-    storage = GatewayStorage(lambda message: None)
+    storage = WorkerSideStorage(lambda message: None)
     waiting = threading.Timer(0.05, storage.give_up, ("no gateway",))
     waiting.start()
     for _ in range(2):
@@ -311,7 +310,7 @@ def suspects_of(wire: Wire) -> CrashSuspectRecord:
 def test_the_segments_in_training_reach_the_next_worker_and_also_a_local_one(wire: Wire, folder: Path) -> None:
     record = suspects_of(wire)
     record.note(KEY, 1, 3)  # the storage is not careful, so it sends no message
-    assert not [m for m in wire.sent if isinstance(m, RecordTraining)]
+    assert not [m for m in wire.sent if isinstance(m, RecordSegmentsInTraining)]
     record.record(held(3, 4))
     wire.close()
     later = Wire(folder, GENERATION + 1)
@@ -338,8 +337,8 @@ def test_a_worker_that_was_asked_to_end_is_excused(wire: Wire, folder: Path) -> 
 
 def test_only_the_newest_of_many_records_is_stored(folder: Path) -> None:
     folder.mkdir(parents=True)
-    files = WorkerFiles(assigned(folder), lambda answer: None)
-    files.records = deque([RecordTraining(1, (b"suspects", b"one")), RecordTraining(2, (b"", b"two"))])
+    files = RemoteWorkerFiles(assigned(folder), lambda answer: None)
+    files.records = deque([RecordSegmentsInTraining(1, (b"suspects", b"one")), RecordSegmentsInTraining(2, (b"", b"two"))])
     answer = files.record()
     assert answer is not None and answer.count == 2 and files.record() is None
     assert (folder / "training.mark").read_bytes() == b"two" and (folder / "suspects.json").read_bytes() == b"suspects"

@@ -8,7 +8,6 @@ import pytest
 
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.training import reporting
-from rl4sys_zmq.learner.training.progress import ObservedDataCounts
 from rl4sys_zmq.learner.training.reporting import (
     GATEWAY_TIMEOUT_S,
     GATHER_BYTES,
@@ -16,6 +15,7 @@ from rl4sys_zmq.learner.training.reporting import (
     GATHER_S,
     GatewaySender,
     LearnerThreadReporter,
+    ObservedDataCounts,
 )
 from rl4sys_zmq.wire.messages import Verdict
 from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, TrainingMetrics

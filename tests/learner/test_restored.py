@@ -107,7 +107,7 @@ def test_only_the_configuration_names_a_class(name: str, monkeypatch: pytest.Mon
 def test_an_actor_can_choose_a_class_that_the_configuration_names(options: dict[str, Any]) -> None:
     import_entry = pytest.importorskip("rl4sys_zmq.algorithms.libraries.sb3_entries")
     settings = resolve_configuration(LearnerConfig(engine="process", **options), hello(algorithm_name="sb3:own_module:Class"))
-    assert settings.kind.parameters is import_entry.OwnClassParameters
+    assert settings.kind.parameters is import_entry.UserClassParameters
 
 
 def test_a_client_that_is_like_a_library_continues_with_its_values() -> None:

@@ -18,7 +18,6 @@ pytest.importorskip("safetensors")
 from rl4sys_zmq.algorithms import make_algorithm  # noqa: E402
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore  # noqa: E402
 from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints  # noqa: E402
-from rl4sys_zmq.learner.training.progress import CheckpointProgress  # noqa: E402
 from rl4sys_zmq.learner.training.publishing import PolicyPublisher  # noqa: E402
 
 OBS = BoxSpace((3,))
@@ -71,17 +70,17 @@ def test_a_checkpoint_is_loaded_with_another_exploration(name: str, tmp_path: Pa
     actions, given, changed = CHANGES[name]
     old = trained(name, actions, given)
     writes = checkpoints(tmp_path, name, actions, old)
-    written = writes.save(1, CheckpointProgress(), asked=True)
+    written = writes.save(1, asked=True)
     assert written is not None and written.number == 1, written
     new: Any = make_algorithm(name, OBS, actions, {**given, **changed}, 3)
-    assert checkpoints(tmp_path, name, actions, new).load() is not None
+    assert checkpoints(tmp_path, name, actions, new).load()
     before, after = old.snapshot(), new.snapshot()
     assert {key for key in before if not np.array_equal(before[key], after[key])} <= {"epsilon", "noise_std", "scale"}
 
 
 def test_a_checkpoint_that_gives_other_weights_is_refused(tmp_path: Path) -> None:
     algorithm = trained("DQN", DISCRETE, OFF)
-    checkpoints(tmp_path, "DQN", DISCRETE, algorithm).save(1, CheckpointProgress(), asked=True)
+    checkpoints(tmp_path, "DQN", DISCRETE, algorithm).save(1, asked=True)
     other: Any = make_algorithm("DQN", OBS, DISCRETE, OFF, 3)
     load = other.load
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles
-from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspectRecord
+from rl4sys_zmq.learner.training.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspectRecord, SegmentInTraining
 
 KEY = ("actor \u00e9", 7)
 
@@ -76,7 +75,7 @@ def test_an_end_by_chance_condemns_nothing_and_training_well_acquits(tmp_path: P
         with pytest.raises(Dead):
             life(tmp_path, held(1, 2), lambda part: True)
         suspects, left = life(tmp_path, held(1, 2), lambda part: False)
-        assert left == [1, 2] and suspects.finding and not suspects.may_contain_suspects(KEY, 0, 100)
+        assert left == [1, 2] and suspects.finding and not suspects.contains_suspects(KEY, 0, 100)
         suspects.close()
 
 
@@ -116,7 +115,7 @@ def test_a_damaged_mark_or_memory_is_no_obstacle(damage: bytes, tmp_path: Path) 
     suspects = CrashSuspectRecord(SuspectFiles(tmp_path))
     suspects.record(held(1, 2, 3))
     again = CrashSuspectRecord(SuspectFiles(tmp_path))
-    assert again.suspects(KEY, 2) and again.may_contain_suspects(KEY, 3, 4) and not again.may_contain_suspects(KEY, 4, 9)
+    assert again.suspects(KEY, 2) and again.contains_suspects(KEY, 3, 4) and not again.contains_suspects(KEY, 4, 9)
     suspects.close()
     again.close()
 

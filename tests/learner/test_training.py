@@ -9,9 +9,8 @@ from kit import OneSegmentMessage, assert_same_state, random_segment
 
 from rl4sys_zmq.errors import RankLost, TrainingDiverged
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles
-from rl4sys_zmq.learner.training.held_segments import RecentSegments
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
-from rl4sys_zmq.learner.training.training import MAX_DIVERGED, UpdateRunner
+from rl4sys_zmq.learner.training.training import MAX_DIVERGED, RecentSegments, UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment

@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Re
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.report import client_rows
 from rl4sys_zmq.ops.requests import handshake_error, request_status
-from rl4sys_zmq.security import UserKeys, new_key_pair, read_user_keys
+from rl4sys_zmq.security.keys import UserKeys, new_key_pair, read_user_keys
 from rl4sys_zmq.transports import MonitorEvent
 
 from .test_report import client

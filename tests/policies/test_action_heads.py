@@ -16,7 +16,7 @@ from rl4sys_zmq.values.spaces import ActionSpace
 
 torch = pytest.importorskip("torch")
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions  # noqa: E402
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder  # noqa: E402
 
 SPACES: dict[str, ActionSpace] = {
     "discrete": DiscreteSpace(5, start=-2),
@@ -84,7 +84,7 @@ def test_log_probabilities_and_entropies_equal_the_slow_twins(name: str, masked:
     raw, _, log_probs = head.choose_batch(outputs, masks, RandomSource(1), True)
     rng = RandomSource(2)
     singles = [head.choose(row, None if masks is None else masks[k], rng, True) for k, row in enumerate(outputs)]
-    distributions = ActionDistributions(space)
+    distributions = ActionDistributionBuilder(space)
     layout = distributions.layout
     forbidden = None if masks is None else torch.from_numpy(~masks)
     extras = None if log_std is None else torch.from_numpy(log_std)
@@ -108,11 +108,15 @@ def test_the_greedy_action_is_the_mode_and_the_same_for_one_and_for_many(name: s
     rng = RandomSource(1)
     raw, env, _ = head.choose_batch(outputs, masks, rng, False)
     singles = [head.choose(row, None if masks is None else masks[k], rng, False) for k, row in enumerate(outputs)]
-    distributions = ActionDistributions(space)
+    distributions = ActionDistributionBuilder(space)
     forbidden = None if masks is None else torch.from_numpy(~masks)
     extras = None if log_std is None else torch.from_numpy(log_std)
-    mode = distributions(torch.from_numpy(outputs), extras, forbidden).mode()
-    assert torch.equal(distributions.encode(raw), mode)
+    twin = distributions(torch.from_numpy(outputs), extras, forbidden)
+    encoded, layout = distributions.encode(raw), distributions.layout
+    others = [distributions.encode(head.choose_batch(outputs, masks, rng, True)[0]) for _ in range(50)]
+    assert all((twin.log_probs(other) <= twin.log_probs(encoded)).all() for other in others)
+    if layout.numbers:
+        assert torch.equal(encoded[:, encoded.shape[1] - layout.numbers :], torch.from_numpy(outputs[:, layout.logits :]))
     for many, one in ((raw, 0), (env, 1)):
         for ours, theirs in zip(
             distributions.layout.leaves.flatten(many),
@@ -187,7 +191,7 @@ def test_the_number_of_standard_deviations_is_checked() -> None:
 def test_the_gradient_of_a_log_probability_equals_finite_differences(name: str) -> None:
     space, outputs, log_std, masks, head = make(name, rows=3)
     raw, _, _ = head.choose_batch(outputs, masks, RandomSource(1), True)
-    distributions = ActionDistributions(space)
+    distributions = ActionDistributionBuilder(space)
     encoded, forbidden = distributions.encode(raw).double(), torch.from_numpy(~masks)
     extras = None if log_std is None else torch.from_numpy(log_std).double()
 

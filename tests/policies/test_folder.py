@@ -187,14 +187,11 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = stored(SPEC_OF_MLP)
     folder = written(tmp_path / "p", policy)
-    rename = os.rename
 
     def fails(source: Path, target: Path) -> None:
-        if ".new-" in str(source):
-            raise OSError(28, "No space left on device", str(target))
-        rename(source, target)
+        raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr(os, "rename", fails)
+    monkeypatch.setattr("rl4sys_zmq.policies.folder.exchange_paths", fails)
     with pytest.raises(PolicyFolderError, match="No space left"):
         write_policy(folder, encode_policy(stored(SPEC_OF_MLP, seed=1)), force=True)
     assert same(read_policy(folder), policy)

@@ -9,8 +9,8 @@ import pytest
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.relay.core import RelayCallbacks, RelayCore
-from rl4sys_zmq.security import AccessList, Authorizer, User
-from rl4sys_zmq.security.access import Quota
+from rl4sys_zmq.security.access import AccessList, Quota, User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, division_of, encode_update, round_to
@@ -28,7 +28,7 @@ class Upstream:
     """A learner's side for a relay: it publishes versions and replies to requests as a learner does."""
 
     tensors: ClassVar[list[Any]] = TENSORS
-    writing: ClassVar[EncodingOptions] = EncodingOptions(sizes=SIZES)
+    writing: ClassVar[EncodingOptions] = EncodingOptions()
 
     def __init__(self, generation: int = 7, topic: bytes = b"up-topic", client_id: str = "lab", policy: bytes = POLICY) -> None:
         self.topic, self.client_id, self.policy = topic, client_id, policy
@@ -40,7 +40,7 @@ class Upstream:
     def publish(self) -> list[Frame]:
         version, writing = len(self.states), self.writing
         flat = np.random.default_rng([self.history.generation, version]).normal(0.0, 0.1, sum(SIZES)).astype(np.float32)
-        parts = division_of(writing.dtype, SIZES, writing.exact)
+        parts = division_of(writing.dtype, writing.tensors)
         flat = parts.joined(round_to(writing.dtype, parts.rounded(flat)), parts.exact(flat))
         new = PolicySnapshot(self.history.generation, version, digest(flat), flat)
         base = self.states[-1] if self.states else None

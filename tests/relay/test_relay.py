@@ -31,7 +31,7 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.requests import request_status
 from rl4sys_zmq.relay import Relay
 from rl4sys_zmq.relay.relay import RelayThread
-from rl4sys_zmq.security import read_learner_public, read_user_keys
+from rl4sys_zmq.security.keys import read_learner_public, read_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import MAX_FRAMES, Address, SendResult, Socket, subscribed_topics
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot

@@ -13,7 +13,7 @@ from kit import random_segment
 from rl4sys_zmq.algorithms import FolderAlgorithm, MemoryAlgorithm, make_algorithm
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
-from rl4sys_zmq.replay.folder import ScratchArrays
+from rl4sys_zmq.replay.folder import ScratchArrayFactory
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
@@ -51,8 +51,8 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from rl4sys_zmq.replay.layout import ArraySpec
-from rl4sys_zmq.replay.folder import ScratchArrays
-array = ScratchArrays(Path(sys.argv[1]), 0)(ArraySpec((1 << 20,), np.dtype("u1")))
+from rl4sys_zmq.replay.folder import ScratchArrayFactory
+array = ScratchArrayFactory(Path(sys.argv[1]), 0)(ArraySpec((1 << 20,), np.dtype("u1")))
 assert array.flags.writeable and not array.any()
 maps = [line.split() for line in open("/proc/self/maps") if sys.argv[1] in line]
 links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
@@ -81,7 +81,7 @@ def test_a_replay_that_is_larger_than_the_disk_is_refused_with_both_numbers(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigError, match=r"400 bytes of the replay cannot be written.*No space left"):
-        ScratchArrays(tmp_path, 400)(ArraySpec((100,), np.dtype("<f4")))
+        ScratchArrayFactory(tmp_path, 400)(ArraySpec((100,), np.dtype("<f4")))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="the replay cannot use"):
         make_replay(IMAGE).use_folder(tmp_path / "file")

@@ -128,7 +128,7 @@ def test_lanes_take_turns_by_who_came_first() -> None:
     for now in (0.3, 0.4, 0.5, 0.6):
         job = call_queue.next_job(now)
         assert job is not None
-        order.append(job.concurrency_group)
+        order.append(job.method.concurrency_group)
         call_queue.finish(job, [[]], now)
         ask("first", now)
     assert order == ["first", "first", "second", "first"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError, ProtocolError, RefusalReason
-from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
+from rl4sys_zmq.wire.frames import PREFIX_BYTES, pack_frames, read_prefix
 from rl4sys_zmq.wire.rpc import Call, Publication, Reply, check_size, decode_call, encode_call, encode_publication, encode_reply
 
 from .strategies import TREES, assert_same
@@ -69,10 +69,8 @@ def read(frames: Any) -> str:
 
 def forged(frames: Any, fields: bytes) -> list[Any]:
     """Return the same message with other fields and a correct checksum."""
-    kind, _, _, _, number, *_ = read_prefix(frames)
-    body = frames[1:]
-    size = sum(len(f) for f in body)
-    return [seal(pack_prefix(kind, len(body), len(fields), size, number), fields, body), *body]
+    kind, number, *_ = read_prefix(frames)
+    return pack_frames(kind, fields, frames[1:], number)
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

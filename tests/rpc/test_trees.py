@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
+from rl4sys_zmq.wire.frames import unpack_plain
 from rl4sys_zmq.wire.rpc import Reply, decode_call, encode_reply
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, OWN_FRAME_BYTES, pack_tree, unpack_tree
-from rl4sys_zmq.wire.values import unpack_plain
 
 from .strategies import TREES, arrays, assert_same
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.security import AccessList, authenticator, load_access, new_key_pair
+from rl4sys_zmq.security import authenticator
+from rl4sys_zmq.security.access import AccessList, load_access
 from rl4sys_zmq.security.authenticator import AccessListWatcher
+from rl4sys_zmq.security.keys import new_key_pair
 
 
 def write(path: Path, *names: str) -> None:

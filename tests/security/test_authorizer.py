@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.security import AccessList, Authorizer, User
-from rl4sys_zmq.security.access import Quota
+from rl4sys_zmq.security.access import AccessList, Quota, User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.wire.messages import Hello
 
 NOW = 100.0

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.security import (
+from rl4sys_zmq.security.keys import (
     KeyPair,
     UserKeys,
+    curve_server,
     new_key_pair,
     read_learner_public,
     read_server_keys,
@@ -18,7 +19,6 @@ from rl4sys_zmq.security import (
     write_server_keys,
     write_user_keys,
 )
-from rl4sys_zmq.security.keys import curve_server
 
 
 @pytest.fixture

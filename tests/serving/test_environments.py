@@ -167,7 +167,7 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
     with GymEnvServer(Counting, 3, bind="inproc://envs-three") as server:
         assert server.count == 3
     for env, count, words in [
-        (counting, 2, "count is 2"),
+        (counting, 2, "count: 2, and one"),
         ("CartPole-v1", 0, "count: expected an integer"),
         ("CartPoll-v1", 1, "CartPole"),
         ("CartPole-v77", 1, "v1"),
@@ -220,7 +220,7 @@ class Closing(Counting):
 
 def test_environments_of_one_server_are_alike() -> None:
     kinds = iter([Counting, Room])
-    with pytest.raises(ConfigError, match="environment 1 has the observation_space Dict"):
+    with pytest.raises(ConfigError, match="observation_space: environment 1 has Dict"):
         GymEnvServer(lambda: next(kinds)(), 2, bind="inproc://envs-none")
 
 

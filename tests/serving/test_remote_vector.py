@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError, PayloadError  # noqa: E402
 from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
-from rl4sys_zmq.serving.remote_env import EnvLease  # noqa: E402
+from rl4sys_zmq.serving.remote_env import LeasedEnvClient  # noqa: E402
 
 from .trees import same  # noqa: E402
 from .worlds import ROOM, Counting, Trouble  # noqa: E402
@@ -78,7 +78,7 @@ def test_all_servers_reset_at_the_same_time(serve: Any) -> None:
     barrier = threading.Barrier(2, timeout=10.0)
     meet: list[Callable[[], object]] = [barrier.wait]
 
-    def lose(*parts: EnvLease) -> None:
+    def lose(*parts: LeasedEnvClient) -> None:
         for part in parts:
             part.client.call("give", {"token": part._renewer.token})  # as if the server had ended the lease
 

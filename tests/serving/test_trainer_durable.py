@@ -39,7 +39,7 @@ from rl4sys_zmq.serving import (
     TrainerServer,
 )
 from rl4sys_zmq.serving import store_ingest as shelf_module
-from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreInserter
+from rl4sys_zmq.serving.store_ingest import StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.testing.check_transport import TransportUnderTest
 
@@ -167,7 +167,8 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
             store = store if kept else ListStore(refuse_sevens)
             store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as in a store that was reopened
             with StoreJournal(tmp_path / str(history), "normal") as journal:
-                ingest = StoreInserter("a", store, journal, 1 << 20)
+                hear = lambda _, news, to=heard: to.extend(news["data"])  # noqa: E731
+                ingest = StoreInserter("a", store, journal, 1 << 20, hear)
                 try:
                     ingest.refill(journal.streams)
                 except StoreFileError:
@@ -176,15 +177,13 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                 for _ in range(rng.randrange(6)):
                     first, count = end + rng.choice((0, 0, 0, 2)), rng.randrange(12)
                     try:
-                        arrivals = [ingest.insert_waiting()]
+                        ingest.insert_waiting()
                     except CallRefusedByCallback:
                         assert store.full
                     else:
                         store.full = rng.random() < 0.3
-                        arrivals.append(
-                            ingest.insert(InsertRequest(stream, end - 1, -1, first, list(range(first, first + count)))).arrival
-                        )
-                        heard += [item for arrival in arrivals if arrival is not None for item in arrival.items]
+                        items = list(range(first, first + count))
+                        ingest.report(ingest.insert(stream, items, after=end - 1, known=-1, first=first))
                         accepted.update(range(first, first + count))
                         end = first + count
                     store.full = rng.random() < 0.3

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import simulation.sim_thread as sim_thread
-from rl4sys_zmq.delivery import CreditAllocator, Key, SessionState
+from rl4sys_zmq.delivery.credit import CreditAllocator
+from rl4sys_zmq.delivery.session import SessionState
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.wire.messages import Verdict
 from simulation.schedule import Schedule
 from simulation.sim_actor import QUEUE_ITEMS, SimActor, packed_segment

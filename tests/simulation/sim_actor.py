@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import (
+from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
+from rl4sys_zmq.delivery.session import (
     Action,
     ActorSession,
-    Key,
     Reconnect,
     ReplaceSockets,
     SendMessage,
@@ -23,7 +23,7 @@ from rl4sys_zmq.delivery import (
     SessionState,
     StreamRestarted,
 )
-from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, encode, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Frame, Hello, Message, Verdict, Welcome

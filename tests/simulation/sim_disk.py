@@ -4,19 +4,25 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalHealth, JournalPage, Key, MemoryJournal, StreamRow
-from rl4sys_zmq.delivery.journal_cache import (
+from rl4sys_zmq.delivery.disk_journal import JournalQueue
+from rl4sys_zmq.delivery.journal import (
+    ClientRow,
     CountSegmentsLostByJournal,
     DeleteCoveredEntries,
     DropClient,
-    DropClientEntries,
     DropStream,
-    JournalQueue,
+    JournalBase,
+    JournalEntry,
+    JournalHealth,
+    JournalPage,
+    MemoryJournal,
     Operation,
     PageRequest,
     RetireActorStreams,
+    StreamRow,
     Write,
 )
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.learner.run.checkpoints import CheckpointedStreamProgress
 
 KEEP = 3
@@ -97,9 +103,9 @@ class SimDisk:
                 expired = max(client.expired, operation.origin) if operation.expires else client.expired
                 self.clients[client.client_id] = replace(client, expired=expired)
             case DropClient():
-                self.clients, self.streams, self.entries = {}, {}, []
-            case DropClientEntries():
                 self.entries = []
+                if not operation.entries_only:
+                    self.clients, self.streams = {}, {}
             case RetireActorStreams():
                 for key, row in self.streams.items():
                     if key[0] == operation.actor_id:
@@ -145,7 +151,7 @@ class SlowJournal(MemoryJournal):
         return done
 
 
-class SimJournal:
+class SimJournal(JournalBase):
     """A journal on a `SimDisk`. A call writes the operations queued at the call before, or a part of them.
 
     The learner may die between two parts.
@@ -166,33 +172,11 @@ class SimJournal:
     def append(self, batch: Sequence[JournalEntry]) -> None:
         self._backlog.extend(batch)
 
-    def put_client(self, row: ClientRow) -> None:
-        self._backlog.extend([row])
-
-    def put_stream(self, row: StreamRow) -> None:
-        self._backlog.extend([row])
-
-    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        self._backlog.extend([DropStream(client_id, actor_id, origin, expires)])
-
-    def drop_client(self, client_id: str) -> None:
-        self._backlog.extend([DropClient(client_id)])
-
-    def drop_entries(self, client_id: str) -> None:
-        self._backlog.extend([DropClientEntries(client_id)])
-
-    def retire_actor(self, client_id: str, actor_id: str) -> None:
-        self._backlog.extend([RetireActorStreams(client_id, actor_id)])
-
-    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        self._backlog.extend([CountSegmentsLostByJournal(client_id, count, stream)])
-
-    def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
-        self._backlog.extend([DeleteCoveredEntries(client_id, tuple(marks.items()))])
-
-    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Queue a read, with a random size of the page."""
-        self._backlog.extend([PageRequest(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
+    def _enqueue(self, operation: Operation) -> None:
+        """Queue an operation. The page of a read gets a random size."""
+        if isinstance(operation, PageRequest):
+            operation = replace(operation, max_bytes=min(operation.max_bytes, self._rng.choice(PAGE_BYTES)))
+        self._backlog.extend([operation])
 
     def waiting(self) -> list[JournalEntry]:
         return [item for item in self._backlog if isinstance(item, JournalEntry)]

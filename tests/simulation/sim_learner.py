@@ -18,33 +18,30 @@ import rl4sys_zmq.learner.gateway.client_registry as registry_module
 import rl4sys_zmq.learner.gateway.core as core_module
 import rl4sys_zmq.learner.gateway.dispatcher as dispatcher_module
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import (
-    CreditAllocator,
-    DataAmount,
-    Journal,
+from rl4sys_zmq.delivery.credit import CreditAllocator, DataAmount, StallTimer, stall_reason
+from rl4sys_zmq.delivery.journal import (
+    CountSegmentsLostByJournal,
+    DropStream,
     JournalContent,
     JournalEntry,
     JournalPage,
-    Key,
-    SegmentStream,
-    StallTimer,
     StreamRow,
-    StreamTable,
-    stall_reason,
+    Write,
 )
-from rl4sys_zmq.delivery.journal_cache import CountSegmentsLostByJournal, DropStream, Write
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
+from rl4sys_zmq.delivery.table import StreamTable
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.interfaces import WorkerHandle
+from rl4sys_zmq.interfaces import Journal, WorkerHandle
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core import LearnerCore
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.gateway.operator import RESTART, OperatorCommandExecutor
 from rl4sys_zmq.learner.run.recorder import NullEventSink
-from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads
@@ -100,6 +97,7 @@ def planted(parts: LearnerParts) -> Iterator[None]:
         (registry_module, "ClientState", parts.client),
         (registry_module, "StreamTable", parts.table),
         (client_module, "CreditAllocator", parts.pool),
+        (registry_module, "CreditAllocator", parts.pool),
         (credit_module, "CREDIT_ITEMS", CREDIT_ITEMS),
         (client_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
         (sessions_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
@@ -177,15 +175,15 @@ class SimLearner:
         self._disk_journal = parts.disk_journal(disk, random.Random(rng.random()), self._written) if disk is not None else None
         self._journal: Journal = self._disk_journal or parts.journal()
         self._watch_journal()
-        clock = Clock(monotonic=lambda: self.now, unix=lambda: BEGAN_S + self.now)
         callbacks = CoreCallbacks(
-            clock=clock,
+            monotonic=lambda: self.now,
+            unix=lambda: BEGAN_S + self.now,
             send=self._send,
             publish=lambda topic, frames: None,
             start_worker=self._start_thread,
             poll_workers=self._hear,
             abandon_checkpoints=_never,
-            offer_policy=lambda client_id, spec, snapshot: False,
+            offer_policy=lambda client: False,
             forget_policy=lambda client_id: None,
             status=dict,
         )

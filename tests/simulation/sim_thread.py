@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.delivery import DataAmount, Key
-from rl4sys_zmq.learner.training.progress import CheckpointProgress
+from rl4sys_zmq.delivery.credit import DataAmount
+from rl4sys_zmq.delivery.stream import Key
+from rl4sys_zmq.learner.training.checkpointing import CheckpointMarks
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
@@ -81,7 +82,7 @@ class SimThread:
     ) -> None:
         self.inbox: deque[ThreadMessage | Given] = deque()
         self.words: list[list[Frame]] = []
-        self.progress = CheckpointProgress()
+        self.progress = CheckpointMarks()
         self.judged = list(judged or ())
         self.taken_messages = 0
         self.is_ready = False
@@ -124,7 +125,7 @@ class SimThread:
         if disk.checkpoints:
             saved = disk.checkpoints[-1]
             number = saved.number
-            self.judged, self.progress = list(saved.judged), CheckpointProgress(saved.marks, saved.verdicts)
+            self.judged, self.progress = list(saved.judged), CheckpointMarks(saved.marks, saved.verdicts)
         self._history.begin_thread(segment for segment, _ in self.judged)
         return self._ready(number)
 

@@ -14,7 +14,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from rl4sys_zmq.delivery import SessionState
+from rl4sys_zmq.delivery.session import SessionState
 from rl4sys_zmq.wire.messages import Frame
 from simulation.history import History
 from simulation.schedule import CRASH_POINTS, Schedule

@@ -28,8 +28,9 @@ def claim_room(original: Any, self: Any, frames: Any) -> Any:
 
 
 def any_thread(original: Any, self: Any) -> None:
-    self.owner = threading.get_ident()
+    owner, self.owner = self.owner, threading.get_ident()
     original(self)
+    self.owner = owner
 
 
 @pytest.mark.parametrize(

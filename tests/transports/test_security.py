@@ -14,9 +14,9 @@ import pytest
 from kit import until
 
 from rl4sys_zmq.errors import ConfigError, TransportError, WorkerDied
-from rl4sys_zmq.security import UserKeys, curve_client, new_key_pair, zap
-from rl4sys_zmq.security.keys import curve_server
-from rl4sys_zmq.security.zap import Denied, register_domain
+from rl4sys_zmq.security import zap
+from rl4sys_zmq.security.keys import UserKeys, curve_client, curve_server, new_key_pair
+from rl4sys_zmq.security.zap import Denial, register_domain
 from rl4sys_zmq.testing import TransportUnderTest
 from rl4sys_zmq.transports import MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
 
@@ -43,7 +43,7 @@ class House:
 
     def check(self, shown: Any) -> Any:
         assert len(shown) == 40
-        answer = self.users.get(shown, Denied("unlisted"))
+        answer = self.users.get(shown, Denial("unlisted"))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -126,11 +126,11 @@ CASES = {
     ),
 }
 ANSWERS = {
-    "expired": Denied("expired"),
+    "expired": Denial("expired"),
     "raises": RuntimeError("a check that fails"),
     "bad id": "x" * 256,
     "empty id": "",
-    "bad reason": Denied("Not A Name"),
+    "bad reason": Denial("Not A Name"),
 }
 
 
@@ -379,8 +379,7 @@ def test_a_socket_without_keys_in_our_domain_is_denied(house: Any) -> None:
 def test_a_forked_child_makes_its_own_handler() -> None:
     code = """
         import os, sys
-        from rl4sys_zmq.security import *
-        from rl4sys_zmq.security.keys import curve_server
+        from rl4sys_zmq.security.keys import UserKeys, curve_client, curve_server, new_key_pair
         from rl4sys_zmq.security.zap import register_domain
         from rl4sys_zmq.transports import *
         def serve(domain):

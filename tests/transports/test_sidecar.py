@@ -21,7 +21,7 @@ from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
 from rl4sys_zmq.transports.network import SocketFactory
 from rl4sys_zmq.transports.sidecar import SidecarSocketFactory
-from rl4sys_zmq.transports.sidecar_pipe import SEND_WINDOW_BYTES, SidecarCommandKind, SidecarCommandQueue, SidecarCommandReader
+from rl4sys_zmq.transports.sidecar_pipe import SEND_WINDOW_BYTES, SidecarCommandKind, SidecarPipe
 
 DEADLINE_S = 20.0
 NETWORKS = pytest.mark.parametrize("make", [SocketFactory, SidecarSocketFactory])
@@ -262,8 +262,8 @@ def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: 
 
 
 def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, router: Any) -> None:
-    for name, value in (("sidecar.PING_S", 0.05), ("sidecar_handles.PING_S", 0.05), ("sidecar.PING_TIMEOUT_S", 1.0)):
-        monkeypatch.setattr(f"rl4sys_zmq.transports.{name}", value)
+    monkeypatch.setattr("rl4sys_zmq.transports.sidecar.PING_S", 0.05)
+    monkeypatch.setattr("rl4sys_zmq.transports.sidecar.PING_TIMEOUT_S", 1.0)
     with SidecarSocketFactory() as factory:
         dealer, _ = met(factory, router)
         with factory.poller() as poller:
@@ -290,7 +290,7 @@ HOLDERS = {
     "nobody": "time.sleep(60)",
     "a forked child": "import os; child = os.fork(); child and print(child, flush=True); time.sleep(60)",
     "a program": """import subprocess
-    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.fileno(),))
+    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.pipe.fileno(),))
     print(held.pid, flush=True)
     time.sleep(60)""",
 }
@@ -479,14 +479,14 @@ def test_framing_survives_any_cut(step: int) -> None:
 
     large = 70_000 if step < 100 else 3_000_000
     messages = [[], [b""], [b"a", bytes(large), b"b"], [bytes(65_536)], [b"x"] * 1024, [b"y" * 65_535] * 3]
-    pair: Any = Cut()
-    outlet, inlet = SidecarCommandQueue(), SidecarCommandReader()
+    cut: Any = Cut()
+    pipe = SidecarPipe(cut)
     for number, frames in enumerate(messages):
-        outlet.put(SidecarCommandKind.MESSAGE, number, frames)
-    outlet.flush(pair)
-    assert not outlet.nbytes
+        pipe.put(SidecarCommandKind.MESSAGE, number, frames)
+    pipe.flush()
+    assert not pipe.unsent_bytes
     got = []
-    while (said := inlet.read(pair)) is not None:
+    while (said := pipe.read()) is not None:
         got += said
     assert [(s.kind, s.line, s.frames) for s in got] == [(SidecarCommandKind.MESSAGE, n, f) for n, f in enumerate(messages)]
 

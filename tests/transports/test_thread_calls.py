@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from rl4sys_zmq.errors import Closed
-from rl4sys_zmq.transports import Poller, ThreadCalls
+from rl4sys_zmq.transports import Poller, ThreadCallQueue
 
 
 def test_functions_run_in_the_thread_and_their_results_and_exceptions_reach_the_caller() -> None:
-    queue = ThreadCalls("lab")
+    queue = ThreadCallQueue("lab")
 
     def serve() -> None:
         with Poller() as poller:
@@ -33,7 +33,7 @@ def test_functions_run_in_the_thread_and_their_results_and_exceptions_reach_the_
 
 
 def test_what_waits_at_the_end_and_what_comes_later_is_refused() -> None:
-    queue = ThreadCalls("lab")
+    queue = ThreadCallQueue("lab")
     waiting = queue.call(lambda: 1)
     queue.stop()
     with pytest.raises(Closed, match="the lab is closed"):
@@ -45,7 +45,7 @@ def test_what_waits_at_the_end_and_what_comes_later_is_refused() -> None:
 
 
 def test_a_thread_that_outlives_the_wait_for_it_closes_the_descriptor_at_its_end() -> None:
-    queue = ThreadCalls("lab")
+    queue = ThreadCallQueue("lab")
     queue.stop()
     queue.release(alive=True)
     assert queue.wakeup.fileno() >= 0

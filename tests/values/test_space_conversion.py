@@ -41,8 +41,8 @@ from rl4sys_zmq.values.spaces import (
     TextSpace,
     TupleSpace,
 )
+from rl4sys_zmq.wire.frames import unpack_plain
 from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
-from rl4sys_zmq.wire.values import unpack_plain
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 INTEGERS = [d for d in DTYPES if d[1] in "iu"]

@@ -88,11 +88,11 @@ class Publisher:
     """Both sides of an update. It rounds the float32 tensors, encodes updates, and applies them."""
 
     def __init__(self, spec: PolicySpec, dtype: WireDtype, level: int) -> None:
-        self.spec, self.writing = spec, EncodingOptions(dtype, level, spec.sizes, spec.others, spec.exact)
+        self.spec, self.writing = spec, EncodingOptions(dtype, level, spec.tensors)
 
     def snapshot(self, tensors: dict[str, Any], version: int) -> PolicySnapshot:
         flat, others = self.spec.flatten(tensors)
-        dtype, parts = self.writing.dtype, division_of(self.writing.dtype, self.spec.sizes, self.spec.exact)
+        dtype, parts = self.writing.dtype, division_of(self.writing.dtype, self.spec.tensors)
         weights = parts.rounded(flat)
         steps = choose_steps(weights, None, (), parts.sizes, noise=2.0) if dtype is WireDtype.GRID else ()
         wire = parts.joined(round_to(dtype, weights, steps, parts.sizes), parts.exact(flat))
@@ -102,9 +102,7 @@ class Publisher:
         return encode_update(POLICY, base, new, self.writing, before=before)
 
     def apply(self, update: Any, held: PolicySnapshot | None, before: PolicySnapshot | None = None) -> PolicySnapshot:
-        header, payload = update
-        spec = self.spec
-        return apply_update(header, payload, held, spec.sizes, others=spec.others, exact=spec.exact, before=before)
+        return apply_update(WeightsHeader.unpack(update[0]), update[1], held, self.spec.tensors, before=before)
 
 
 SPECS = st.one_of(
@@ -134,7 +132,7 @@ def test_all_dtypes_come_through_snapshots_and_diffs(tensors: Any, dtype: Any, l
         now = moved(now, kind, seed + version)
         versions.append(publisher.snapshot(now, version))
         update = publisher.encode(versions[-2], versions[-1], versions[-3] if version > 1 else None)
-        kept = division_of(dtype, publisher.spec.sizes, publisher.spec.exact).kept
+        kept = division_of(dtype, publisher.spec.tensors).kept
         words = len(held.others) + 4 * kept
         assert len(update[1]) <= dtype.itemsize * (publisher.spec.size - kept) + words + TRAILER_BYTES * bool(words)
         held, before = publisher.apply(update, held, before), held

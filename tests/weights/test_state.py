@@ -10,8 +10,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.errors import ProtocolError, WeightsError
+from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.weights import (
     HEADER_BYTES,
     EncodingOptions,
@@ -36,6 +36,10 @@ def snapshot(flat: Any, version: Any, generation: Any = GENERATION) -> Any:
     return PolicySnapshot(generation, version, digest(flat), flat)
 
 
+def tensors_of(*sizes: int) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(f"t{number}", (size,)) for number, size in enumerate(sizes))
+
+
 def chain(size: Any, count: Any, scale: float = 1e-4, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     flat = rng.standard_normal(size).astype(np.float32)
@@ -46,9 +50,13 @@ def chain(size: Any, count: Any, scale: float = 1e-4, seed: int = 0) -> Any:
     return out
 
 
+def applied(header: Any, *args: Any, **known: Any) -> PolicySnapshot:
+    return apply_update(WeightsHeader.unpack(header), *args, **known)
+
+
 def reason_of(*args: Any) -> Any:
     with pytest.raises(WeightsError) as caught:
-        apply_update(*args)
+        applied(*args)
     return caught.value.reason
 
 
@@ -58,13 +66,13 @@ def resealed(header: Any, payload: Any, **changes: Any) -> Any:
     return dataclasses.replace(WeightsHeader.unpack(header), **fields).pack()
 
 
-@given(st.one_of(st.integers(0, 5), st.integers(1, 5000)), st.sampled_from([0.0, 1e-7, 1e-3, 1.0]), st.booleans())
-def test_diffs_and_snapshots_lead_to_the_same_state(size: Any, scale: Any, parsed: bool) -> None:
+@given(st.one_of(st.integers(0, 5), st.integers(1, 5000)), st.sampled_from([0.0, 1e-7, 1e-3, 1.0]))
+def test_diffs_and_snapshots_lead_to_the_same_state(size: Any, scale: Any) -> None:
     old, new = chain(size, 2, scale)
     for base in (old, None):
         header, payload = encode_update(POLICY, base, new)
         assert len(header) == HEADER_BYTES and len(payload) <= 4 * size
-        got = apply_update(WeightsHeader.unpack(header) if parsed else header, memoryview(payload), base, [size])
+        got = applied(header, memoryview(payload), base, tensors_of(size))
         assert (got.generation, got.version, got.digest) == (GENERATION, 1, new.digest)
         assert np.array_equal(got.flat.view(np.uint32), new.flat.view(np.uint32))
         assert not got.flat.flags.writeable and not np.shares_memory(got.flat, old.flat)
@@ -75,7 +83,7 @@ def test_another_generation_travels_as_a_snapshot() -> None:
     old, new = chain(50, 2)
     header, payload = encode_update(POLICY, dataclasses.replace(old, generation=3), new)
     assert not WeightsHeader.unpack(header).codec.is_diff
-    assert apply_update(header, payload, None, [50]).digest == new.digest
+    assert applied(header, payload, None, tensors_of(50)).digest == new.digest
 
 
 def test_snapshots_are_compressed_when_it_pays() -> None:
@@ -83,7 +91,7 @@ def test_snapshots_are_compressed_when_it_pays() -> None:
     sparse[::50] = 1.5
     header, payload = encode_update(POLICY, None, snapshot(sparse, 3))
     assert WeightsHeader.unpack(header).codec == PayloadEncoding.SNAPSHOT_PLANES and len(payload) < 2000
-    assert np.array_equal(apply_update(header, payload, None, [5000]).flat, sparse)
+    assert np.array_equal(applied(header, payload, None, tensors_of(5000)).flat, sparse)
     noise = np.random.default_rng(0).integers(0, 0x7F000000, 5000, dtype=np.uint32).view(np.float32)
     assert WeightsHeader.unpack(encode_update(POLICY, None, snapshot(noise, 3))[0]).codec == PayloadEncoding.SNAPSHOT
 
@@ -91,10 +99,10 @@ def test_snapshots_are_compressed_when_it_pays() -> None:
 def test_gaps() -> None:
     v0, v1, v2 = chain(30, 3)
     header, payload = encode_update(POLICY, v1, v2)
-    assert reason_of(header, payload, None, [30]) == "gap"
-    assert reason_of(header, payload, v0, [30]) == "gap"
-    assert reason_of(header, payload, v2, [30]) == "gap"
-    assert reason_of(header, payload, dataclasses.replace(v1, generation=1), [30]) == "gap"
+    assert reason_of(header, payload, None, tensors_of(30)) == "gap"
+    assert reason_of(header, payload, v0, tensors_of(30)) == "gap"
+    assert reason_of(header, payload, v2, tensors_of(30)) == "gap"
+    assert reason_of(header, payload, dataclasses.replace(v1, generation=1), tensors_of(30)) == "gap"
     with pytest.raises(WeightsError, match="does not follow"):
         encode_update(POLICY, v2, v1)
 
@@ -102,20 +110,20 @@ def test_gaps() -> None:
 def test_sizes() -> None:
     v0, v1 = chain(30, 2)
     header, payload = encode_update(POLICY, v0, v1)
-    assert reason_of(header, payload, v0, [31]) == "size"
+    assert reason_of(header, payload, v0, tensors_of(31)) == "size"
     with pytest.raises(WeightsError) as caught:
         encode_update(POLICY, v0, snapshot(np.zeros(29), 1))
     assert caught.value.reason == "size"
-    assert reason_of(resealed(header, payload, elements=2**30), payload, v0, [30]) == "size"
-    assert reason_of(header, payload, snapshot(np.zeros(29), 0), [30]) == "size"
+    assert reason_of(resealed(header, payload, elements=2**30), payload, v0, tensors_of(30)) == "size"
+    assert reason_of(header, payload, snapshot(np.zeros(29), 0), tensors_of(30)) == "size"
 
 
 def test_the_result_must_be_the_learners_state() -> None:
     v0, v1 = chain(30, 2)
     header, payload = encode_update(POLICY, v0, v1)
     drifted = snapshot(v0.flat + 1, 0)
-    assert reason_of(header, payload, drifted, [30]) == "digest"
-    assert reason_of(resealed(header, payload, state_hash=v1.digest ^ 1), payload, v0, [30]) == "digest"
+    assert reason_of(header, payload, drifted, tensors_of(30)) == "digest"
+    assert reason_of(resealed(header, payload, state_hash=v1.digest ^ 1), payload, v0, tensors_of(30)) == "digest"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -130,7 +138,7 @@ def test_weights_that_are_not_finite_are_refused_on_both_sides(bad: Any) -> None
     raw = flat.tobytes()
     header, _ = encode_update(POLICY, None, v0)
     header = resealed(header, raw, codec=PayloadEncoding.SNAPSHOT, state_hash=digest(flat))
-    assert reason_of(header, raw, None, [30]) == "finite"
+    assert reason_of(header, raw, None, tensors_of(30)) == "finite"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -150,7 +158,7 @@ def test_a_diff_that_writes_what_is_not_finite_is_refused(bad: Any, codec: Any, 
     header = resealed(
         encode_update(POLICY, v0, snapshot(v0.flat.copy(), 1))[0], diff.payload, codec=codec, state_hash=digest(changed)
     )
-    assert reason_of(header, diff.payload, v0, [5000]) == "finite"
+    assert reason_of(header, diff.payload, v0, tensors_of(5000)) == "finite"
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -162,8 +170,8 @@ def test_every_corrupted_byte_is_detected(whole: bool) -> None:
         for flip in (0x01, 0x80, 0xFF):
             broken = bytearray(message)
             broken[index] ^= flip
-            with pytest.raises(WeightsError):
-                apply_update(bytes(broken[:HEADER_BYTES]), bytes(broken[HEADER_BYTES:]), v0, [60])
+            with pytest.raises((WeightsError, ProtocolError)):
+                applied(bytes(broken[:HEADER_BYTES]), bytes(broken[HEADER_BYTES:]), v0, tensors_of(60))
 
 
 @given(st.data())
@@ -174,14 +182,16 @@ def test_truncated_and_lengthened_payloads_are_refused(data: Any) -> None:
     cut = payload[: data.draw(st.integers(0, len(payload) - 1))]
     longer = payload + data.draw(st.binary(min_size=1, max_size=20))
     for other in (cut, longer):
-        assert reason_of(header, other, v0, [200]) == "payload"
+        assert reason_of(header, other, v0, tensors_of(200)) == "payload"
         if len(other) <= 800:
-            assert reason_of(resealed(header, other), other, v0, [200]) in ("payload", "digest")
-    assert reason_of(header[:-1], payload, v0, [200]) == "payload"
-    assert reason_of(resealed(header, payload, chunks=2), payload, v0, [200]) == "payload"
+            assert reason_of(resealed(header, other), other, v0, tensors_of(200)) in ("payload", "digest")
+    assert reason_of(resealed(header, payload, chunks=2), payload, v0, tensors_of(200)) == "payload"
+    with pytest.raises(ProtocolError):
+        WeightsHeader.unpack(header[:-1])
 
 
 SIZES = (1, 0, 40, 700, 2500)
+TENSORS = tensors_of(*SIZES)
 DTYPES = pytest.mark.parametrize("dtype", list(WireDtype))
 
 
@@ -202,16 +212,16 @@ def published(dtype: Any, count: Any, scale: float = 1e-3, seed: int = 0) -> tup
 def test_whatever_an_actor_received_it_holds_the_same(dtype: Any, count: int, scale: Any, data: Any) -> None:
     """One actor applies every diff, predicted or not, one skips versions, and one begins with a snapshot."""
     versions, _ = published(dtype, count, scale)
-    writing = EncodingOptions(dtype, sizes=SIZES)
-    held, before = apply_update(*encode_update(POLICY, None, versions[0], writing), None, SIZES), None
+    writing = EncodingOptions(dtype, tensors=TENSORS)
+    held, before = applied(*encode_update(POLICY, None, versions[0], writing), None, TENSORS), None
     for base, new in itertools.pairwise(versions):
         known = versions[base.version - 1] if base.version else None
         header, payload = encode_update(POLICY, base, new, writing, before=known)
         assert len(payload) <= dtype.itemsize * sum(SIZES)
-        held, before = apply_update(header, payload, held, SIZES, before=before), held
+        held, before = applied(header, payload, held, TENSORS, before=before), held
     start = data.draw(st.integers(0, count - 2))
-    jumped = apply_update(*encode_update(POLICY, versions[start], versions[-1], writing), versions[start], SIZES)
-    late = apply_update(*encode_update(POLICY, None, versions[-1], writing), None, SIZES)
+    jumped = applied(*encode_update(POLICY, versions[start], versions[-1], writing), versions[start], TENSORS)
+    late = applied(*encode_update(POLICY, None, versions[-1], writing), None, TENSORS)
     for one in (held, jumped, late):
         assert one.flat.tobytes() == versions[-1].flat.tobytes() and one.digest == versions[-1].digest
 
@@ -222,10 +232,10 @@ def test_a_diff_that_needs_the_version_before_says_so() -> None:
     v0, v1, v2 = (snapshot(start + k * move, k) for k in range(3))
     header, payload = encode_update(POLICY, v1, v2, before=v0)
     assert WeightsHeader.unpack(header).predicted
-    assert apply_update(header, payload, v1, [3000], before=v0).digest == v2.digest
+    assert applied(header, payload, v1, tensors_of(3000), before=v0).digest == v2.digest
     for before in (None, v1, dataclasses.replace(v0, generation=1)):
         with pytest.raises(WeightsError) as caught:
-            apply_update(header, payload, v1, [3000], before=before)
+            applied(header, payload, v1, tensors_of(3000), before=before)
         assert caught.value.reason == "gap"
     assert not WeightsHeader.unpack(encode_update(POLICY, v1, v2, before=v1)[0]).predicted
 
@@ -234,15 +244,15 @@ def test_a_diff_that_needs_the_version_before_says_so() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_every_corrupted_byte_of_every_dtype_is_detected(dtype: Any, whole: bool) -> None:
     versions, _ = published(dtype, 2)
-    header, payload = encode_update(POLICY, None if whole else versions[0], versions[1], EncodingOptions(dtype, sizes=SIZES))
+    header, payload = encode_update(POLICY, None if whole else versions[0], versions[1], EncodingOptions(dtype, tensors=TENSORS))
     for index in range(0, len(payload), 7):
         broken = bytearray(payload)
         broken[index] ^= 1 << index % 8
         with pytest.raises(WeightsError) as caught:
-            apply_update(header, bytes(broken), versions[0], SIZES)
+            applied(header, bytes(broken), versions[0], TENSORS)
         assert caught.value.reason == "payload"
         try:  # a malicious sender: an update is accepted only if it leads to the learner's state
-            got = apply_update(resealed(header, bytes(broken)), bytes(broken), versions[0], SIZES)
+            got = applied(resealed(header, bytes(broken)), bytes(broken), versions[0], TENSORS)
         except WeightsError as exc:
             assert exc.reason in ("payload", "digest")
         else:
@@ -296,5 +306,5 @@ def test_what_is_on_no_grid_is_refused() -> None:
     tiny = snapshot(np.full(30, 1e-45), 1)
     for new, sizes in ((tiny, (30,)), (v1, (29,))):
         with pytest.raises(WeightsError) as caught:
-            encode_update(POLICY, v0, new, EncodingOptions(WireDtype.GRID, sizes=sizes))
+            encode_update(POLICY, v0, new, EncodingOptions(WireDtype.GRID, tensors=tensors_of(*sizes)))
         assert caught.value.reason == "dtype"

@@ -169,7 +169,7 @@ def build() -> dict[str, m.Message | t.ThreadMessage]:
         t.QuarantinedSegment("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
         t.OperatorAlarm("update_undone", "1 segment is quarantined", 2),
         t.GatewayAlive(41, 97),
-        t.ReplaceWorker(),
+        t.EndRemoteWorker(),
         t.CheckpointFound(12, 14, {"manifest.json": 700, "state.safetensors": 9000}, ["00000013"], True, "", (b"{}", b"R4TM")),
         t.CheckpointPartReply(12, "state.safetensors", 8 << 20, (b"part",)),
         t.CheckpointStored(14, True, ""),
@@ -178,7 +178,7 @@ def build() -> dict[str, m.Message | t.ThreadMessage]:
         t.WorkerLog("rl4sys_zmq.learner", 30, "client cart: a line"),
         t.FindCheckpoint(),
         t.FetchCheckpointPart(12, "state.safetensors", 8 << 20),
-        t.RecordTraining(3, (b"", b"R4TM")),
+        t.RecordSegmentsInTraining(3, (b"", b"R4TM")),
         t.CheckpointPart(14, "state.safetensors", 4 << 20, False, (b"part",)),
     ]
     return {type(message).__name__: message for message in found}

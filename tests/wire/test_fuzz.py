@@ -17,12 +17,11 @@ import pytest
 import rl4sys_zmq.wire
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.wire import SegmentSchema, encode, read_submit, spec_from_document
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, encode, read_submit, spec_from_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t
 from rl4sys_zmq.wire.codec import decode_as, kinds_of
-from rl4sys_zmq.wire.prefix import PREFIX_BYTES, checksum, pack_prefix, read_prefix, seal
-from rl4sys_zmq.wire.values import HEADER, unpack_header
+from rl4sys_zmq.wire.frames import PREFIX_BYTES, checksum, pack_frames, read_prefix, unpack_header
 
 MUTATIONS = int(os.environ.get("RL4SYS_MUTATIONS") or (1_000_000 if os.environ.get("RL4SYS_SOAK") else 20_000))
 CLASSES = kinds_of(m.Message) | kinds_of(t.ThreadMessage)
@@ -40,11 +39,10 @@ ODD: list[Any] = [
 
 def read(frames: Any) -> None:
     """Decode and check frames as a receiver does before it uses them."""
-    message = decode_as(CLASSES, frames, MAX_BYTES, True, HEADER)
+    message = decode_as(CLASSES, frames, MAX_BYTES, True)
     if isinstance(message, m.Submit):
-        for segment in read_submit(message):
-            error = segment if isinstance(segment, ProtocolError) else SCHEMA.check(segment)
-            if error is not None:
+        for error in (*read_submit(message), *SegmentBatchReader(message).errors(SCHEMA).values()):
+            if isinstance(error, ProtocolError):
                 raise error
     if isinstance(message, m.Welcome | t.ThreadReady):
         spec_from_document(message.spec, message.body)
@@ -79,15 +77,13 @@ class Mutator:
             body = [self.scramble(f) if rng.random() < 0.5 else f for f in body]
         if rng.random() < 0.05:
             body = rng.choice([body[1:], [*body, b"more"], body * 2, body[::-1]])
-        kind, _, _, _, seq, count, _, _ = read_prefix(frames)
+        kind, seq, count, _ = read_prefix(frames)
         if rng.random() < 0.05:
             kind = rng.randrange(60)
         if rng.random() < 0.05:
             seq, count = rng.choice([0, 1, 2**63, 2**64 - 1]), rng.choice([0, 1, 3, 2**32 - 1])
         flags = rng.choice([1, 0x8000, 0x10000, 2**32 - 1]) if rng.random() < 0.02 else 0
-        minor = rng.choice([0, 0, 0, 1])
-        prefix = pack_prefix(kind, len(body), len(data), sum(map(len, body)), seq, count, flags, minor)
-        return [seal(prefix, data, body), *body]
+        return pack_frames(kind, data, body, seq, count, (), flags, rng.choice([0, 0, 0, 1]))  # type: ignore[return-value]
 
     def break_prefix(self, frames: list[bytes]) -> list[bytes]:
         rng = self.rng

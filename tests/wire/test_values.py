@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.trees import MAX_DEPTH
-from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
+from rl4sys_zmq.wire.frames import MAX_HEADER_BYTES, pack_header, unpack_header
 
 from .conftest import refusal
 

@@ -26,7 +26,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,19 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.actor.io.host_link import SessionParameters
+from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RL4SysError, WeightsError
+from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import fixed_path, make_private, sync_folder
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
-from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
+from rl4sys_zmq.wire.frames import MAX_HEADER_BYTES, pack_header, unpack_header
 
 log = get_logger(__name__)
 
@@ -53,28 +54,33 @@ CLOCK_SLACK_S = 60.0
 """A cached policy that was saved at most this many seconds in the future has the age 0."""
 
 
+PROBE_S = 0.2
+"""Longest time for one check of the learner's address by the I/O thread. The thread does nothing else meanwhile."""
+
+
 class ActorPolicyCache:
     """The policy cache of one actor, with the parameters of the last session. The I/O thread uses it."""
 
-    def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
-        self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
-        self._cache = PolicyCacheFile(path)
+    def __init__(
+        self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, host: ActorSharedState, counters: Counters
+    ) -> None:
+        self._config, self._weight_subscriber, self._host, self._counters = config, weight_subscriber, host, counters
+        self._file = PolicyCacheFile(path)
         self._saved = (0, 0)
+        self._report_absence_at = math.inf
 
-    def take_up(self) -> tuple[SessionParameters, float] | None:
-        """Use the cached policy. Return the session parameters and the age of the policy in seconds; None if it is unusable."""
-        cached = self._cache.load()
+    def take_up(self) -> None:
+        """Start with the policy and the session parameters in the cache, if both can be used."""
+        cached = self._file.load()
         if cached is None:
-            return None
+            return
         config = self._config
         try:
             if cached.extras["client_id"] != config.client_id:
                 raise ConfigError(f"it belongs to client {cached.extras['client_id']!r}", key="policy_cache")
             session_parameters = SessionParameters(**cached.extras["session_parameters"])
-            for ours, theirs in (
-                (config.observation_space, cached.spec.observation_space),
-                (config.action_space, cached.spec.action_space),
-            ):
+            for name in ("observation_space", "action_space"):
+                ours, theirs = getattr(config, name), getattr(cached.spec, name)
                 if ours is not None and ours != theirs:
                     raise ConfigError(f"its space is {theirs}, this actor's is {ours}", key="policy_cache")
             self._weight_subscriber.take_up(cached.spec, cached.snapshot)
@@ -82,19 +88,40 @@ class ActorPolicyCache:
             self._counters.add("policy_cache.refused")
             text = "%s: the policy in %s is not used: %s: %s"
             log.warning(text, config.client_id, config.cache_file, type(exc).__name__, exc)
-            return None
-        age_s = time.time() - cached.saved_unix_s
-        return session_parameters, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf
+            return
+        age_s, now = time.time() - cached.saved_unix_s, time.monotonic()
+        self._host.session_parameters = session_parameters
+        self._host.current_at = now - max(0.0, age_s) if age_s > -CLOCK_SLACK_S else -math.inf
+        self._report_absence_at = now + (config.connect_timeout_s or SILENCE_S)
 
-    def save(self, session_parameters: SessionParameters | None, *, force: bool = False) -> None:
+    def report_absence(self, now: float, explain: Callable[[str, float, float], LearnerUnavailable]) -> None:
+        """Log once that the learner does not answer, if the actor acts by its cached policy. `explain` gives the reason."""
+        if now < self._report_absence_at:
+            return
+        host, timeout_s = self._host, self._config.connect_timeout_s or SILENCE_S
+        starting_until = host.starting_at + max(SILENCE_S, timeout_s)
+        if now < starting_until:  # the learner answers, but is not ready
+            self._report_absence_at = starting_until
+            return
+        self._report_absence_at = math.inf
+        policy = self._weight_subscriber.policy
+        if host.joined or host.error is not None or policy is None:
+            return
+        error = explain(host.stage, timeout_s, PROBE_S)
+        message = "%s: %s; the actor acts by its cached policy, version %d, and keeps asking"
+        log.warning(message, self._config.client_id, error, policy.version)
+        host.set_absence(error)
+
+    def save(self, *, force: bool = False) -> None:
         """Save the current policy and the session parameters. `force` skips the limit on how often the file is written."""
         policy, spec = self._weight_subscriber.policy, self._weight_subscriber.spec
+        session_parameters = self._host.session_parameters
         if policy is None or spec is None or session_parameters is None:
             return
         if force and (policy.generation, policy.version) == self._saved:
             return
         extras = {"client_id": self._config.client_id, "session_parameters": asdict(session_parameters)}
-        if self._cache.save(spec, policy.snapshot, extras, force=force):
+        if self._file.save(spec, policy.snapshot, extras, force=force):
             self._saved = policy.generation, policy.version
 
 
@@ -170,8 +197,7 @@ class PolicyCacheFile:
     def load(self) -> CachedPolicy | None:
         """Return the saved policy; None if there is no usable file. An invalid file is renamed to ``*.refused``."""
         try:
-            data = self._read()
-            cached = _decode(data) if data is not None else None
+            cached = self._read()
         except _InvalidCacheFile as exc:
             self._refuse(str(exc), aside=True)
             return None
@@ -182,7 +208,7 @@ class PolicyCacheFile:
             self.counters.add("policy_cache.loads")
         return cached
 
-    def _read(self) -> bytes | None:
+    def _read(self) -> CachedPolicy | None:
         try:
             file = open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
         except FileNotFoundError:
@@ -192,8 +218,7 @@ class PolicyCacheFile:
             if not _FIXED <= size <= MAX_BYTES:
                 raise _InvalidCacheFile(f"its size is {size} bytes, out of range")
             fixed = file.read(_FIXED)
-            _check_lengths(fixed, size)
-            return fixed + file.read(size - _FIXED)
+            return _decode(fixed, [file.read(length) for length in _lengths(fixed, size)])
 
     def _encode(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any]) -> list[bytes | memoryview]:
         header = pack_header(
@@ -248,8 +273,8 @@ def _checksum(*parts: bytes | memoryview) -> int:
     return hasher.intdigest()
 
 
-def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
-    """Return the lengths of the header, the weights, the other tensors and the blob, in bytes."""
+def _lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
+    """Return the sizes in bytes of the parts of a file: header, weights, tensors that are not float32, and blob of the spec."""
     if len(fixed) != _FIXED:
         raise _InvalidCacheFile("it is cut off in its fixed fields")
     magic, form, header, elements, others, blob = _FIELDS.unpack_from(fixed)
@@ -262,16 +287,9 @@ def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
     return header, 4 * elements, others, blob
 
 
-def _decode(data: bytes) -> CachedPolicy:
-    view = memoryview(data)
-    parts = []
-    start = _FIXED
-    for nbytes in _check_lengths(data[:_FIXED], len(data)):
-        parts.append(view[start : start + nbytes])
-        start += nbytes
-    header, weights, blob = parts[0], parts[1], parts[3]
-    others = bytes(parts[2])
-    if _CHECKSUM.unpack_from(view, _FIELDS.size)[0] != _checksum(view[: _FIELDS.size], *parts):
+def _decode(fixed: bytes, parts: Sequence[bytes]) -> CachedPolicy:
+    header, weights, others, blob = parts
+    if _CHECKSUM.unpack_from(fixed, _FIELDS.size)[0] != _checksum(fixed[: _FIELDS.size], *parts):
         raise _InvalidCacheFile("its checksum does not match")
     try:
         form = unpack_header(header)

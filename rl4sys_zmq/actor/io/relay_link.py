@@ -123,7 +123,7 @@ class RelayLink:
         return decode(frames) if frames is not None else None
 
     def received(self, messages: int, now: float) -> None:
-        """Count messages of the relay that brought no new version. A negative number undoes the count of messages that did."""
+        """Count messages of the relay. A call with -1 takes back the count of a message that brought a new version."""
         if now - self._second_began >= 1.0:
             self._second_began, self._idle_messages = now, 0
         self._idle_messages += messages
@@ -147,7 +147,7 @@ class RelayLink:
             self._owed = version, now
 
     def fault(self, now: float) -> tuple[str, str] | None:
-        """Return the reason why the actor must leave the relay, as a word and a sentence; None if it can stay."""
+        """Return the reason why the actor must leave the relay, as a word and a sentence; None if there is no reason."""
         if self._dealer is None:
             return None
         if self._silence.expired(now):
@@ -159,7 +159,7 @@ class RelayLink:
         return None
 
     def leave(self, reason: str, now: float) -> None:
-        """Close the connection to the relay. `reason` is the word from `fault`."""
+        """Close the connection to the relay. `reason` is the word that `fault` returned."""
         # After a relay that has served well, all others can be tried at once, and the next pauses are short again.
         if self._used_since is not None and now - self._used_since >= RELAY_PROVEN_S and reason not in LIES:
             self._rounds = 0

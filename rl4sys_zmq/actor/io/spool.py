@@ -1,4 +1,4 @@
-"""The spool: a queue on disk that keeps finished segments until the learner has recorded them.
+"""The spool: a queue on disk that keeps finished segments until the learner has recorded them. The module imports sqlite.
 
 The spool survives the end of the process, also by ``kill -9``, but not a loss of power. Its file is ``DIR/spool.db`` (sqlite,
 WAL). While the disk fails, new segments wait in memory.
@@ -21,12 +21,11 @@ import random
 import sqlite3
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.actor.io.spool_file import (
     FLUSH_BYTES,
     SpoolDamagedError,
@@ -36,6 +35,7 @@ from rl4sys_zmq.actor.io.spool_file import (
     is_damage,
     placeholder,
 )
+from rl4sys_zmq.actor.segments import QueuedSegmentInfo
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
@@ -126,8 +126,6 @@ class Spool(Resource):
             raise
         self.actor_id, self.origin, self.incarnation = self._meta.actor_id, self._meta.origin, self._meta.incarnation
 
-    # ---- contents
-
     def __len__(self) -> int:
         return len(self._taken) + len(self._untaken)
 
@@ -141,7 +139,7 @@ class Spool(Resource):
 
     @property
     def untaken_items(self) -> int:
-        """The number of segments that are not taken. Before `reconcile`, the learner can have received some of them."""
+        """The number of segments that `take` can still return. Before `reconcile`, the learner can have some of them."""
         return len(self._untaken)
 
     @property
@@ -154,26 +152,24 @@ class Spool(Resource):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped since the spool was created, by reason. `reconcile` can decrease it."""
+        """The number of segments dropped since the spool was created, by reason. `reconcile` subtracts what the learner has."""
         return dict(self._meta.dropped)
 
     def peek(self) -> QueuedSegmentInfo | None:
         return self._untaken[0].head if self._untaken else None
 
-    # ---- changes
-
     def put(self, segments: Sequence[PackedSegment]) -> None:
         """Add segments, and write about `FLUSH_BYTES` bytes of them to the file. `tick` writes the remaining segments."""
-        put_at, next_id = self._clock(), self._meta.next_id
-        for p in segments:
+        put_at, first_id = self._clock(), self._meta.next_id
+        for row_id, p in enumerate(segments, first_id):
             head = QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes)
-            entry = SpoolEntry(next_id, head, put_at, p)
-            next_id += 1
+            entry = SpoolEntry(row_id, head, put_at, p)
             self._untaken.append(entry)
             self._memory.append(entry)
             self.nbytes += p.nbytes
             self.untaken_steps += p.steps
-        self._meta = replace(self._meta, next_id=next_id, submitted=self._meta.submitted + len(segments))
+        count = len(segments)
+        self._meta = replace(self._meta, next_id=first_id + count, submitted=self._meta.submitted + count)
         self._dirty = True
         if self.error is None or self._monotonic() >= self._retry_at:
             self._sync()
@@ -201,9 +197,7 @@ class Spool(Resource):
     def drop_head(self, count: int, reason: str) -> int:
         """Drop the oldest `count` untaken segments for `reason`. Return the number dropped, 0 if the disk fails."""
         count = min(count, len(self._untaken))
-        if not count or self.error is not None or not self._sync([(reason, count)]):
-            return 0
-        return count
+        return count if count and self.error is None and self._sync([(reason, count)]) else 0
 
     def untake(self) -> None:
         """Put all taken segments back into the queue, without a sequence number, for a new session."""
@@ -227,7 +221,10 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Find out which segments the learner has received, from the learner's marks `received` and `durable`."""
+        """Find out which segments the learner has, from its marks `received` and `durable`, once after the start of the actor.
+
+        Return the segments that it has received and that are not durable. Return None if the disk fails.
+        """
         if self.reconciled or not self._file.is_open:
             return []
         base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
@@ -267,15 +264,15 @@ class Spool(Resource):
 
     def set_journal(self, journal_id: int) -> None:
         if journal_id != self._meta.journal_id:
-            self._meta = replace(self._meta, journal_id=journal_id)
-            self._dirty = True
-            self._sync()
+            self._record(replace(self._meta, journal_id=journal_id))
 
     def set_incarnation(self, incarnation: int) -> None:
         """Give this start a higher number, because the learner knows a later start."""
         self.incarnation = incarnation
-        self._meta = replace(self._meta, incarnation=incarnation)
-        self._dirty = True
+        self._record(replace(self._meta, incarnation=incarnation))
+
+    def _record(self, meta: SpoolMeta) -> None:
+        self._meta, self._dirty = meta, True
         self._sync()
 
     def tick(self) -> None:
@@ -304,8 +301,6 @@ class Spool(Resource):
             if self._memory:
                 log.error("%s: %d segments in memory are lost: %s", self._file.path, len(self._memory), self.error)
         self._file.close()
-
-    # ---- the file
 
     def _open(self, client_id: str, actor_id: str | None) -> SpoolMeta:
         """Read the file, or create it, and record this start of the actor under a new incarnation."""
@@ -348,23 +343,23 @@ class Spool(Resource):
         self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
-        """Update the file in one transaction: delete unneeded rows, and insert the segments in memory."""
+        """Update the file in one transaction: delete dropped segments, insert those in memory. Return False if it fails."""
         if not self._file.is_open:
             return False
         drops = drops or self._over_limits()
         count = sum(n for _, n in drops)
         dropped = list(itertools.islice(self._untaken, count))
-        lost = set(map(id, dropped))
+        lost = set(dropped)
+        waiting = [entry for entry in self._memory if entry not in lost]
         inserted: list[SpoolEntry] = []
         size = 0
-        for entry in self._memory:
-            if id(entry) not in lost:
-                if inserted and size > FLUSH_BYTES:
-                    break
-                inserted.append(entry)
-                size += entry.head.nbytes
+        for entry in waiting:
+            if inserted and size > FLUSH_BYTES:
+                break
+            inserted.append(entry)
+            size += entry.head.nbytes
         meta = self._counted(drops)
-        left = sum(id(e) not in lost for e in self._memory) - len(inserted)
+        left = len(waiting) - len(inserted)
         rows = len(self) - count - left
         if not self._try(replace(meta, rows=rows, submitted=meta.submitted - left), dropped, inserted):
             return False
@@ -422,14 +417,12 @@ class Spool(Resource):
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
-        """Read the segments of consecutive entries, with None for each damaged one. Return None if the disk fails."""
+        """Read the segments of consecutive entries; None in place of a damaged segment. Return None alone if the disk fails."""
         try:
             return self._file.read_segments(entries)
         except sqlite3.Error as exc:
             self._refused(exc)
             return None
-
-    # ---- helpers
 
     def _over_limits(self) -> list[tuple[str, int]]:
         """Return how many of the oldest untaken segments exceed the limits on age and size, by reason."""
@@ -447,20 +440,20 @@ class Spool(Resource):
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
-        """Return the document with these drops added. Segments that the learner can have received also count as evicted."""
-        dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._possibly_received
+        """Return the spool's counts with `drops` added. `evicted` counts drops that the learner can have received."""
+        evicted, unsure = list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
-            dropped[reason] = dropped.get(reason, 0) + count
             perhaps = min(count, unsure)
             unsure -= perhaps
             if perhaps and evicted and evicted[-1][0] == reason:
                 evicted[-1] = (reason, evicted[-1][1] + perhaps)
             elif perhaps:
                 evicted.append((reason, perhaps))
-        return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
+        dropped = Counter(self._meta.dropped) + Counter(dict(drops))
+        return replace(self._meta, dropped=dict(dropped), evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """Drop the oldest untaken segments in memory, while the disk fails and they exceed the limits."""
+        """Drop segments if the disk fails and those in memory exceed the limits: the oldest that `take` has not returned."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory
@@ -473,9 +466,7 @@ class Spool(Resource):
             size -= entry.head.nbytes
             del self._memory[at]
             self.nbytes -= entry.head.nbytes
-            self._meta = replace(
-                self._meta, dropped={**self._meta.dropped, "overflow": self._meta.dropped.get("overflow", 0) + 1}
-            )
+            self._meta = replace(self._meta, dropped=dict(Counter(self._meta.dropped) + Counter(overflow=1)))
 
     def _first_id(self, meta: SpoolMeta) -> int:
         """Return the row id of the oldest segment, or of the next row if the spool is empty."""
@@ -489,7 +480,7 @@ class Spool(Resource):
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """Return the counts of drops without the first `count` evicted segments, which the learner has received after all."""
+    """Return the counts of drops by reason without the first `count` evicted segments, which the learner has after all."""
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import xxhash
 
-from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.segments import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import call_in_child
 from rl4sys_zmq.wire import PackedSegment
+from rl4sys_zmq.wire.frames import pack_header, unpack_header
 from rl4sys_zmq.wire.segments import head_struct
-from rl4sys_zmq.wire.values import pack_header, unpack_header
 
 log = get_logger(__name__)
 
@@ -95,12 +95,22 @@ class SpoolFile:
         return self._connection is not None
 
     def open(self) -> SpoolMeta | None:
-        """Open the database and return its document; create a missing database and return None."""
-        self._connection, meta = _connect(self.path)
+        """Open the database, and return the names and counts that it stores (`SpoolMeta`). If it is new, return None."""
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        try:
+            pragmas = ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}")
+            for pragma in (*pragmas, "temp_store=MEMORY"):  # a machine can have no folder for temporary files
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+            meta = _read_meta(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
-        """Return an entry for each row of the file, oldest first, without the contents of the segments."""
+        """Return an entry for each row of the file, oldest first. The segments themselves stay in the file."""
         query = "SELECT id, steps, generation, oldest_version, nbytes, put_at FROM rows"
         entries = []
         # All at once: an open cursor would prevent the file from being closed.
@@ -124,10 +134,18 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document and the rows in one transaction, with all arguments applied or none."""
+        """Change the file in one transaction. The file has one row for each segment.
+
+        Args:
+            meta: The names and counts to store.
+            first_id: Rows with lower ids are deleted.
+            deleted: Consecutive rows to delete.
+            inserted: Rows to add or replace.
+            shift: ``(id, count)``: the ids of all rows above `id` become larger by `count`.
+        """
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
-        try:
+        with connection:  # commits, or rolls back after an error
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DELETE FROM rows WHERE id < ?", (first_id,))
             if deleted:
@@ -138,11 +156,6 @@ class SpoolFile:
             if inserted:
                 connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, inserted))
             connection.execute("INSERT OR REPLACE INTO meta VALUES (1, ?, ?)", (document, _checksum(document)))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
 
     def read_segments(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
         """Return the segments of consecutive entries, with None in place of each damaged segment."""
@@ -159,7 +172,7 @@ class SpoolFile:
         return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
 
     def move_aside(self, stamp: int) -> str:
-        """Close and rename the damaged file, and return the new name. The newest `KEEP_DAMAGED` are kept."""
+        """Close the damaged file, rename it, and return its new name. Only the newest `KEEP_DAMAGED` damaged files are kept."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -230,20 +243,6 @@ def _lock(folder: Path) -> int:
     return descriptor
 
 
-def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
-    """Open or create the database. Return the connection and the document, None for a new database."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-    try:
-        pragmas = ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}")
-        for pragma in (*pragmas, "temp_store=MEMORY"):  # a machine can have no folder for temporary files
-            connection.execute(f"PRAGMA {pragma}").fetchall()
-        return connection, _read_meta(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-
-
 def _read_meta(connection: sqlite3.Connection, path: Path) -> SpoolMeta | None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -277,9 +276,6 @@ def _checksum(document: bytes) -> bytes:
 def is_damage(exc: Exception) -> bool:
     """Return True if an error means that the file is damaged, False if it means that the disk fails."""
     return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
-
-
-# ---- rows
 
 
 def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, float, bytes]:
@@ -321,6 +317,6 @@ def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return an empty segment that takes the sequence number of a lost one. The learner recognizes the flags and refuses it."""
+    """Return an empty segment that takes the sequence number of a lost one. Its flags make the learner refuse it."""
     head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
     return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

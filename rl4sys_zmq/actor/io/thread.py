@@ -1,7 +1,7 @@
 """The actor's I/O thread. Only this thread uses the network sockets, the session, the spool and the policy cache.
 
-Host threads put segments into the outbox and wake this thread. They read `policy` and `host`, whose immutable objects this thread
-replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
+Host threads put segments into the outbox and wake this thread. They read the policy and `host`, whose immutable objects this
+thread replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.actor.io.host_link import REST_S, HostLink, IOThrottle, SessionParameters
-from rl4sys_zmq.actor.io.segment_queue import BatchSender, Outbox, SegmentQueue
+from rl4sys_zmq.actor.io.shared_state import REST_S, ActorSharedState, IOThrottle, SessionParameters
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.segments import Outbox
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import (
+from rl4sys_zmq.delivery.session import (
     Action,
     ActorSession,
     Reconnect,
@@ -33,21 +33,18 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, LearnerUnavailable, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
-from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
+from rl4sys_zmq.liveness import IO_RESTART
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Wakeup, explain
 from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.transports.network import Keys, SocketFactory
-from rl4sys_zmq.values import PolicySpec
-from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire import PackedSegment, decode, encode
 from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
     from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
-    from rl4sys_zmq.actor.io.spool import Spool
-    from rl4sys_zmq.security import UserKeys
+    from rl4sys_zmq.security.keys import UserKeys
 
 log = get_logger(__name__)
 
@@ -57,27 +54,153 @@ EVENTS_S = 1.0
 """The interval at which an actor with a session reads the connection events of its DEALER socket."""
 MAX_WEIGHTS_READ_S = 0.05
 """The time after which a turn reads no further weights, so that a flood of them delays nothing else."""
-PROBE_S = 0.2
-"""Longest time for one check of an address by this thread. The thread does nothing else meanwhile."""
 SEND_HWM = 8192
 """In messages. Above what the learner permits, so that the socket drops none."""
+
+
+MAX_BATCH_STEPS = 16_384
+MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
+"""The limits of one message, beyond its first ``send_frequency`` segments.
+
+A message with one segment costs the learner nearly as much as a message with 16.
+"""
+MAX_BODY_FRAMES = 200
+ENTRY_BYTES = 65_536
+"""An upper limit on the size of a segment's header in a message, in bytes."""
+CREDIT_AHEAD_S = 0.5
+"""The time after a message during which the actor requests credit in advance, to save a round trip each."""
+
+
+class BatchSender:
+    """The sender that passes segments from the outbox to the session, in batches. The I/O thread uses it."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        outbox: Outbox,
+        session: ActorSession,
+        host: ActorSharedState,
+        yield_to_host: Callable[[], None],
+    ) -> None:
+        self.first_version = 0  # newest policy version when this actor first joined the learner thread that now trains
+        self._linger_s = config.linger_ms / 1000
+        self._min_batch_items = max(1, config.send_frequency)
+        self._config, self._outbox, self._session, self._host = config, outbox, session, host
+        self._yield_to_host = yield_to_host
+        self._oldest_since: float | None = None
+        self._shipped_at = float("-inf")
+        self._shipped_steps = 0
+
+    @property
+    def next_deadline(self) -> float:
+        """The monotonic time at which the oldest queued segment must be sent; infinity if none can be sent."""
+        if self._oldest_since is None or not self._session.can_take():
+            return float("inf")
+        return self._oldest_since + self._linger_s
+
+    @property
+    def assigned_steps(self) -> int:
+        """The number of steps in segments that have left the outbox, because they were sent or dropped."""
+        return self._outbox.put_steps - self._outbox.steps
+
+    def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
+        """Pass queued segments to the session, if it is time. The caller must carry out each yielded list at once.
+
+        Such a list has what the session wants to be done, for example to send a message. `held` is the (generation, version)
+        that the actor has; with `urgent`, a host thread waits.
+        """
+        outbox, session = self._outbox, self._session
+        if held is not None:
+            self._drop_stale(*held)
+        if not outbox.items:
+            self._oldest_since = None
+            return
+        if self._oldest_since is None:
+            self._oldest_since = now
+        due = (
+            urgent
+            or outbox.items >= self._min_batch_items
+            or now - self._oldest_since >= self._linger_s
+            or session.sent_steps + outbox.steps >= session.credit_steps
+        )
+        shipped = 0
+        while due and session.can_take() and (batch := self._take_batch()):
+            shipped += sum(packed.steps for packed in batch)
+            actions = session.take(now, batch, ahead_steps=self._ahead(now, shipped))
+            outbox.in_hand = 0
+            yield actions
+        if shipped:
+            self._shipped_at, self._shipped_steps = now, shipped
+        if not outbox.items:
+            self._oldest_since = None
+
+    def wanted_steps(self, now: float) -> int:
+        """Return the total number of steps for which the actor needs credit: all steps sent so far, and the next ones."""
+        asked_steps = self._host.want_steps - self.assigned_steps
+        return self._session.sent_steps + max(self._outbox.steps, asked_steps, self._ahead(now, self._shipped_steps))
+
+    def _ahead(self, now: float, steps: int) -> int:
+        return steps if now - self._shipped_at < CREDIT_AHEAD_S else 0
+
+    def _take_batch(self) -> list[PackedSegment]:
+        outbox = self._outbox
+        batch: list[PackedSegment] = []
+        steps = size = frames = 0
+        parameters = self._host.session_parameters
+        limit = parameters.max_message_bytes if parameters is not None else 0
+        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(self._min_batch_items, MAX_BATCH_ITEMS):
+            self._yield_to_host()
+            head = outbox.peek()
+            if head is None or (batch and (not self._session.has_room(len(batch), steps) or size + 2 * head.nbytes > limit)):
+                break
+            if len(batch) >= self._min_batch_items and size + head.nbytes > MAX_BATCH_BYTES:
+                break
+            if head.nbytes + ENTRY_BYTES > limit:
+                if not outbox.drop("too_large"):
+                    break
+                continue
+            outbox.in_hand = len(batch) + 1
+            packed = outbox.take()
+            if packed is None:
+                outbox.in_hand = len(batch)
+                break
+            batch.append(packed)
+            steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
+        return batch
+
+    def _drop_stale(self, generation: int, version: int) -> None:
+        """Drop segments of policy versions on which the learner would not train, or to which the credit does not apply."""
+        outbox, parameters = self._outbox, self._host.session_parameters
+        if outbox.spool is not None or not self._config.explore or parameters is None:
+            return
+        if parameters.max_policy_lag < 0 or parameters.on_lag != "drop":
+            return
+        lowest = version - parameters.max_policy_lag
+        room = self._session.credit_steps - self._session.sent_steps
+        # A host that collects faster than the learner trains sends its newest segments.
+        if self._config.overflow == "drop_oldest" and room > 0 and not self._session.leaving:
+            lowest = max(lowest, outbox.newest_version(room, generation))
+        while (head := outbox.peek()) is not None:
+            oldest = head.oldest_version
+            if head.generation != generation:  # no newer than the first version of the current generation
+                oldest = min(oldest, self.first_version)
+            if oldest >= lowest or not outbox.drop("lag"):
+                return
 
 
 class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
-    Host threads use `host`, and read `policy` and `spec`. Of the other attributes they only read states and counts.
+    Host threads use the shared state `host`. Of all other attributes, host threads only read states, counts and the policy.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
-        self.host = HostLink()
+        self.host = ActorSharedState()
         self.counters = Counters()
-        self._listens = True
         self._config = config
         self._hello = hello
-        self.segment_queue = SegmentQueue(outbox)
-        self._outbox = outbox
+        self.outbox = outbox
         self._address = Address.parse(config.address)
         self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None
         self._wakeup = Wakeup()
@@ -89,24 +212,18 @@ class ActorIOThread(Worker):
         self.weight_subscriber = WeightSubscriber(
             self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, config
         )
-        self._last_policy = _last_policy(config, self.weight_subscriber, self.counters)
-        self._joined = False
-        self._reconnect = False
-        self._version_errors = 0
-        self._seen_items = 0
+        self._policy_cache: ActorPolicyCache | None = None
+        self._joined = self._reconnect = self._stopping = False
+        self._version_errors = self._seen_items = 0
         self._events_at = 0.0
-        self._report_absence_at = float("inf")
         self._dealer: ConnectingSocket
         self._poller: Poller
-        self._stopping = False
-
-    # ---- for host threads
 
     def wake_now(self) -> None:
         self._wakeup.set()
 
     def wake_unless_resting(self) -> None:
-        """Wake the thread, unless it is in a short sleep, after which it reads the queue anyway."""
+        """Wake the thread, unless it is in a short sleep, after which it reads the outbox anyway."""
         if not self._throttle.resting:
             self._wakeup.set()
 
@@ -122,36 +239,13 @@ class ActorIOThread(Worker):
                 self._wakeup.close()
 
     @property
-    def session_parameters(self) -> SessionParameters | None:
-        """The session parameters that the learner last sent; before that, those saved by an earlier start, or None."""
-        return self._batch_sender.session_parameters
-
-    @property
-    def policy(self) -> Policy | None:
-        return self.weight_subscriber.policy
-
-    @property
-    def spec(self) -> PolicySpec | None:
-        return self.weight_subscriber.spec
-
-    @property
-    def spool(self) -> Spool | None:
-        return self.segment_queue.spool
-
-    @property
     def waiting_segments(self) -> int:
-        return self.segment_queue.items + self.segment_queue.in_hand
+        return self.outbox.items + self.outbox.in_hand
 
     @property
     def idle(self) -> bool:
         """True if all finished segments have been sent, and the learner has recorded all of them."""
         return not self.waiting_segments and not self.session.in_flight
-
-    def inherit(self, other: ActorIOThread) -> None:
-        """Use the policy of the parent's I/O thread `other`, in a forked child. Call this method before `start`."""
-        self._batch_sender.session_parameters = other.session_parameters
-        self.host.current_at = other.host.current_at
-        self.weight_subscriber.inherit(other.weight_subscriber)
 
     def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
         """Return the error for an unavailable learner. If it never answered, probe its address to find a reason and a remedy."""
@@ -161,8 +255,6 @@ class ActorIOThread(Worker):
             reason = explain_silence(config.address, has_keys=config.keys is not None, timeout_s=probe_s)
             hint = f"{reason}; `rl4sys-learner doctor {config.train_server_address}` tests each step" if reason else ""
         return LearnerUnavailable(config.address, stage, round(timeout_s, 3), hint, answers=joined)
-
-    # ---- the thread
 
     def run(self) -> None:
         """Run the loop of the thread until `stop` is called. After an exception, pause, and create new sockets."""
@@ -188,10 +280,10 @@ class ActorIOThread(Worker):
                     self.host.set_stage(f"its I/O thread to restart ({type(exc).__name__}: {exc})")
                     self._pause(IO_RESTART.pause_s(restarts))
                     restarts += 1
-            if self._last_policy is not None:
-                self._last_policy.save(self.session_parameters, force=True)
+            if self._policy_cache is not None:
+                self._policy_cache.save(force=True)
         finally:
-            self.segment_queue.close()
+            self.outbox.close()
             with self._release_lock:
                 self._ended = True
                 if self._released:
@@ -208,18 +300,16 @@ class ActorIOThread(Worker):
         config = self._config
         if config.spool is not None:
             from rl4sys_zmq.actor.io.spool import Spool, SpoolLimits
-            from rl4sys_zmq.actor.io.spooled_queue import SpooledSegmentQueue
 
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
             began_s = time.time() - time.monotonic()  # setting the clock later does not change the age of a segment
-            spool = Spool(
+            spool = self.outbox.spool = Spool(
                 config.spool,
                 config.client_id,
                 limits,
                 actor_id=config.actor_id,
                 clock=lambda: began_s + time.monotonic(),
             )
-            self.segment_queue = SpooledSegmentQueue(self._outbox, spool)
             self._hello = replace(
                 self._hello,
                 actor_id=spool.actor_id,
@@ -230,15 +320,16 @@ class ActorIOThread(Worker):
                 spooled=True,
             )
             self._new_session()
-        if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
-            self._batch_sender.session_parameters, age_s = taken
-            self.host.current_at = time.monotonic() - age_s
-            self._report_absence_at = time.monotonic() + (config.connect_timeout_s or SILENCE_S)
+        if config.cache_file is not None:
+            from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
+
+            self._policy_cache = ActorPolicyCache(config, config.cache_file, self.weight_subscriber, self.host, self.counters)
+            self._policy_cache.take_up()
 
     def _new_session(self) -> None:
         config, coded = self._config, self._config.compression == "zstd"
         self.session = ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
-        self._batch_sender = BatchSender(config, self.segment_queue, self.session, self._throttle.yield_to_host)
+        self._batch_sender = BatchSender(config, self.outbox, self.session, self.host, self._throttle.yield_to_host)
 
     def _serve(self, network: SocketFactory) -> None:
         """Send and receive with one set of sockets, until the sockets must be replaced or the thread stops."""
@@ -253,7 +344,7 @@ class ActorIOThread(Worker):
                 while not self._reconnect and not self._stopping:
                     self._turn()
                 if self._stopping:
-                    while self.segment_queue.fill():
+                    while self.outbox.fill_spool():
                         pass
                     self._perform(self.session.close(time.monotonic()))
             finally:
@@ -267,7 +358,7 @@ class ActorIOThread(Worker):
         else:
             ready, listened = self._wait()
         now = time.monotonic()
-        segments, self._seen_items = self._outbox.put_items != self._seen_items, self._outbox.put_items
+        segments, self._seen_items = self.outbox.put_items != self._seen_items, self.outbox.put_items
         throttle.turn(now, segments=segments)
         # Each read of a socket releases the GIL to a host thread and takes it back.
         if self._wakeup in ready:
@@ -280,40 +371,24 @@ class ActorIOThread(Worker):
         if now >= self._events_at or session.state is not SessionState.JOINED:
             self._events_at = now + EVENTS_S
             self._read_events()
-        spool = self.spool
+        spool = self.outbox.spool
         if spool is not None:
             spool.release(session.durable)
-        while self.segment_queue.fill():
+        while self.outbox.fill_spool():
             throttle.yield_to_host()
         self._reconcile()
         now = time.monotonic()
-        held = self.weight_subscriber.held
-        for actions in self._batch_sender.send_due(now, held if self.policy is not None else None, urgent=self.host.urgent):
+        held = self.weight_subscriber.held if self.weight_subscriber.policy is not None else None
+        for actions in self._batch_sender.send_due(now, held, urgent=self.host.urgent):
             self._perform(actions)
-        self._perform(session.want(now, self._batch_sender.wanted_steps(now, self.host.want_steps)))
+        self._perform(session.want(now, self._batch_sender.wanted_steps(now)))
         self._perform(session.tick(now, self.weight_subscriber.held))
         self.weight_subscriber.tick(now)
         if spool is not None:
             spool.tick()
         self._update_credit_gate()
-        if now >= self._report_absence_at:
-            self._report_absence(now)
-
-    def _report_absence(self, now: float) -> None:
-        """Log once that the learner does not answer, for an actor that acts by its cached policy."""
-        timeout_s = self._config.connect_timeout_s or SILENCE_S
-        starting_until = self.host.starting_at + max(SILENCE_S, timeout_s)
-        if now < starting_until:  # the learner answers, but is not ready
-            self._report_absence_at = starting_until
-            return
-        self._report_absence_at = float("inf")
-        policy = self.policy
-        if self.host.joined or self.host.error is not None or policy is None:
-            return
-        error = self.explain_absence(self.host.stage, timeout_s, PROBE_S)
-        message = "%s: %s; the actor acts by its cached policy, version %d, and keeps asking"
-        log.warning(message, self._config.client_id, error, policy.version)
-        self.host.set_absence(error)
+        if self._policy_cache is not None:
+            self._policy_cache.report_absence(now, self.explain_absence)
 
     def _rest(self) -> Collection[object]:
         """Sleep for at most `REST_S` seconds. New weights, and a host thread that begins to wait, end the sleep."""
@@ -329,8 +404,8 @@ class ActorIOThread(Worker):
         listens = self._must_listen()
         self._listen(listens)
         deadlines = [self.session.next_deadline(), self.weight_subscriber.next_deadline, self._batch_sender.next_deadline]
-        if self.spool is not None:
-            deadlines.append(self.spool.next_deadline())
+        if self.outbox.spool is not None:
+            deadlines.append(self.outbox.spool.next_deadline())
         left = min(deadlines) - time.monotonic()
         return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACK_READ_INTERVAL_S)), listens
 
@@ -340,7 +415,7 @@ class ActorIOThread(Worker):
         return (
             session.state is not SessionState.JOINED
             or not session.in_flight
-            or (self.segment_queue.items > 0 and not session.can_take())
+            or (self.outbox.items > 0 and not session.can_take())
             or self.weight_subscriber.fetching
             or self.host.urgent
         )
@@ -354,15 +429,13 @@ class ActorIOThread(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """Find out which segments of the spool the learner has received, after its first answer to this start."""
-        spool, session = self.spool, self.session
+        """Find out which segments of the spool the learner has received, once a session has begun."""
+        spool, session = self.outbox.spool, self.session
         if spool is None or spool.reconciled or session.state is not SessionState.JOINED:
             return
         kept = spool.reconcile(session.received, session.durable)
         if kept is not None:  # else the disk fails, and the next call tries again
             session.recover(kept)
-
-    # ---- messages from the learner
 
     def _read_dealer(self) -> None:
         while True:
@@ -459,10 +532,11 @@ class ActorIOThread(Worker):
         self._throttle.yield_to_host()
         if self.host.joined:
             log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
-        if self.session_parameters is None or self.session_parameters.generation != welcome.generation:
+        before = self.host.session_parameters
+        if before is None or before.generation != welcome.generation:
             self._batch_sender.first_version = welcome.version
-        self._batch_sender.session_parameters = SessionParameters.of(welcome)
-        if (spool := self.spool) is not None:
+        self.host.session_parameters = SessionParameters.of(welcome)
+        if (spool := self.outbox.spool) is not None:
             spool.set_journal(welcome.journal_id)
         self.host.error, self._joined = None, True
         self._update_credit_gate()  # before the first weights: a thread that waits for those must not see the old error
@@ -472,14 +546,14 @@ class ActorIOThread(Worker):
     def _on_new_policy(self) -> None:
         self.host.notify()
         self._throttle.yield_now()  # to the threads that waited for it
-        if self._last_policy is not None:
-            self._last_policy.save(self.session_parameters)
+        if self._policy_cache is not None:
+            self._policy_cache.save()
 
     def _on_raised(self, incarnation: int) -> None:
-        """Continue as a higher incarnation. New sockets make sure that no answer to the old HELLO arrives."""
+        """Continue under a higher incarnation. New sockets keep out answers to the handshake of the lower one."""
         message = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
         log.warning(message, self._config.client_id, self._hello.actor_id, incarnation)
-        if (spool := self.spool) is not None:
+        if (spool := self.outbox.spool) is not None:
             spool.set_incarnation(incarnation)
         self._reconnect = True
 
@@ -494,25 +568,16 @@ class ActorIOThread(Worker):
         session = self.session
         joined = session.state is SessionState.JOINED
         limit = self._batch_sender.assigned_steps + session.credit_steps - session.sent_steps if joined else 0
-        generation = self.session_parameters.generation if self.session_parameters is not None else 0
+        parameters = self.host.session_parameters
         stage = "credit or newer weights" if joined else self.host.stage
-        if joined and self.policy is None:
+        if joined and self.weight_subscriber.policy is None:
             stage = "the first weights"
-        self.host.open_gate(limit, generation, session.min_version, stage)
+        self.host.open_gate(limit, parameters.generation if parameters is not None else 0, session.min_version, stage)
 
     def _set_error(self, error: RL4SysError) -> None:
         if str(error) != str(self.host.error):
             log.warning("%s: %s", self._config.client_id, error)
         self.host.set_error(error)
-
-
-def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, counters: Counters) -> ActorPolicyCache | None:
-    path = config.cache_file
-    if path is None:
-        return None
-    from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
-
-    return ActorPolicyCache(config, path, weight_subscriber, counters)
 
 
 def _network(config: AgentConfig) -> SocketFactory:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.io.relay_link import RelayLink, relays_told
-from rl4sys_zmq.config import AgentConfig, RelayAddress
+from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     ConfigError,
@@ -39,6 +39,7 @@ from rl4sys_zmq.liveness import (
 )
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason, require_policy
+from rl4sys_zmq.policies.base import Mask
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame, Poller
 from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -64,7 +65,7 @@ class PlaceholderPolicy:
         self.snapshot = PolicySnapshot(generation, version, digest, np.empty(0, np.float32))
         self.generation, self.version = generation, version
 
-    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> Any:
+    def act(self, observation: NDArray[Any], mask: Mask, rng: RandomSource, explore: bool) -> Any:
         raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
 
     act_batch = act
@@ -206,18 +207,14 @@ class WeightSubscriber:
             self._note(welcome.generation, welcome.version, welcome.digest)
         self.leave()
         self._poller = poller
-        self._link.use(self._relays(welcome), welcome.generation)
+        relays = self._config.relays if self._config.relays is not None else relays_told(welcome.relays)
+        can_verify = self._acts and len(welcome.tag_key) == TAG_KEY_BYTES
+        self._link.use(relays if can_verify else (), welcome.generation)
         self._link.max_frame_bytes = min(MAX_FRAME_BYTES, spec.nbytes + RELAY_FRAME_SLACK_BYTES)
         now = time.monotonic()
         self._learner_at = now + RELAY_WAIT_S
         if not self._link.connect_next(self.network, poller, now):
             self._use_learner(always=True)
-
-    def _relays(self, welcome: Welcome) -> tuple[RelayAddress, ...]:
-        """Return the relays to use in this session, nearest first: the configured ones, or those that the learner names."""
-        if not self._acts or len(welcome.tag_key) != TAG_KEY_BYTES:
-            return ()
-        return self._config.relays if self._config.relays is not None else relays_told(welcome.relays)
 
     def _check_configuration(self, spec: PolicySpec) -> None:
         self._config.check_images(spec.observation_space)
@@ -225,7 +222,7 @@ class WeightSubscriber:
             raise ConfigError(f"inference is {self._config.inference!r}, but {reason}", key="inference")
 
     def _use_learner(self, *, always: bool) -> None:
-        """Take the weights from the learner. Fetch them `always`, or only if the actor has no weights of this generation."""
+        """Take the weights from the learner. Fetch them now if `always`, or if the actor has no weights of this generation."""
         assert self._welcome is not None and self._pub is not None
         self._subscribe(self._pub, self._welcome.topic, self._keys)
         current = not self._whole and self.policy is not None and self.policy.generation == self._generation
@@ -286,7 +283,7 @@ class WeightSubscriber:
             self._on_beacon(frames[1:])
 
     def on_fetched(self, message: WeightsReply, *, relayed: bool = False) -> None:
-        """Process the answer to a fetch: one or more updates of the weights."""
+        """Process the answer to a fetch, one or more updates of the weights. With `relayed`, a relay has sent it."""
         if len(message.body) % 2 or not message.body:
             raise ProtocolError(RefusalReason.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
         updates = zip(message.body[::2], message.body[1::2], strict=True)
@@ -295,8 +292,6 @@ class WeightSubscriber:
             self._on_update(header, payload, tag if isinstance(tag, bytes) else b"", relayed=relayed)
             if relayed and not self._link.in_use:
                 return  # the relay was left
-
-    # ---- relays
 
     def _on_relay_message(self, message: Message, now: float) -> None:
         if isinstance(message, WeightsSource):
@@ -307,7 +302,7 @@ class WeightSubscriber:
             self._leave_relay("refused", f"it refuses: {message.reason:.200}", now)
 
     def _on_source(self, source: WeightsSource, now: float) -> None:
-        """Take the weights from the relay that has answered, if the answer is about this policy and generation."""
+        """Take the weights from the relay that sent `source`, if the relay has this policy in this generation."""
         welcome, address = self._welcome, self._link.address
         if welcome is None or address is None or source.client_id != self._config.client_id:
             return
@@ -347,7 +342,7 @@ class WeightSubscriber:
 
     @property
     def _generation(self) -> int:
-        """The generation in the handshake; 0 before it."""
+        """The generation that the learner has named in the handshake; 0 before the handshake."""
         return self._welcome.generation if self._welcome is not None else 0
 
     def on_learner_beacon(self, beacon: Beacon) -> None:
@@ -364,7 +359,8 @@ class WeightSubscriber:
             self._whole = True
             self._leave_relay("digest", f"the weights of version {version} are not the learner's", now)
 
-    def _tick_relay(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        """Repeat an unanswered fetch, replace a silent PUB socket, and leave or retry relays."""
         self._link.tick(now)
         fault = self._link.fault(now)
         if fault is None and self._link.in_use and self._silence.expired(now):
@@ -375,10 +371,6 @@ class WeightSubscriber:
             self._link.connect_next(self.network, self._poller, now)
         if now >= self._learner_at:
             self._use_learner(always=False)
-
-    def tick(self, now: float) -> None:
-        """Repeat an unanswered fetch, replace a silent PUB socket, and leave or retry relays."""
-        self._tick_relay(now)
         if self._sub is not None and not self._link.in_use and self._silence.expired(now):
             self._counters.add("redials.weights")
             self._use_learner(always=True)
@@ -416,7 +408,7 @@ class WeightSubscriber:
             return
         try:
             spec, before = self.spec, self._newest[0] if len(self._newest) > 1 else None
-            new = apply_update(head, payload, held, spec.sizes, others=spec.others, exact=spec.exact, before=before)
+            new = apply_update(head, payload, held, spec.tensors, before=before)
             if relayed and not is_tag_of(tag, self._welcome.tag_key, head.policy_id, new):
                 self._on_wrong_tag(tag, new.version)
                 return
@@ -427,7 +419,7 @@ class WeightSubscriber:
                 self._fetch(whole=exc.reason != "gap")
 
     def _on_wrong_tag(self, tag: bytes, version: int) -> None:
-        """Refuse a version from a relay. A missing tag can still come, but the actor leaves a relay that sent a wrong tag."""
+        """Refuse a version from a relay. If its tag is wrong, leave the relay; if its tag is missing, fetch again."""
         self._counters.add("weights_refused.tag")
         if tag:
             self._whole = True
@@ -456,14 +448,14 @@ class WeightSubscriber:
             self.policy = PlaceholderPolicy(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
-        """Record the newest version that the learner announces, for an actor without weights."""
+        """Record the newest version that the learner announces, for an actor that acts without weights of its own."""
         assert self.spec is not None
         self.policy = PlaceholderPolicy(self.spec, generation, version, digest)
         self._swapped()
 
     @property
     def _base(self) -> PolicySnapshot | None:
-        """The newest weights that have arrived, even if they were rolled back: the learner's next diff applies to them."""
+        """The newest weights that have arrived, rolled back or not. The learner's next diff applies to them."""
         return self._newest[-1] if self._newest else None
 
     def _note_alarms(self, beacon: Beacon) -> None:

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.offpolicy.replay_training import ReplayTraining, check_replay_size
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.registry.algorithms import mask_refusal
-from rl4sys_zmq.replay import ReplayMemory
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.replay.pace import PaceRule
-from rl4sys_zmq.values import BoxSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space
 
 ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -41,18 +42,22 @@ ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedNetwork:
-    """The part of a library's network that is sent to actors, as a policy of the kind ``layers``.
+    """The part of a network of another library that is sent to actors, as a policy of the kind ``layers``.
 
     Attributes:
         layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
             them, so do not keep this object.
         extras: The tensors of the action head, such as ``log_std``.
+        beside: Layers with the same inputs as the last one. Their outputs follow its outputs.
+        quantiles: The number of quantiles that are estimated for each output. Actors get their mean.
     """
 
     head: str
     layers: Sequence[tuple[Tensor, Tensor]]
     activation: str
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    beside: Sequence[tuple[Tensor, Tensor]] = ()
+    quantiles: int = 1
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -60,9 +65,28 @@ class PublishedNetwork:
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         named = dict(self.extras)
-        for index, (weight, bias) in enumerate(self.layers):
-            named[f"layers.{index}.weight"], named[f"layers.{index}.bias"] = weight, bias
+        for name, parts, copies in self._named():
+            joined = torch.cat(parts)
+            named[name] = joined if copies == 1 else joined.unflatten(0, (copies, -1)).mean(0)  # the mean is linear
         return {name: np.array(tensor.detach().cpu().numpy(), np.float32) for name, tensor in named.items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Copy the weights of a policy into the network. All quantiles of an output get the same weights."""
+        weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
+        for name, tensor in self.extras.items():
+            tensor.copy_(weights[name])
+        for name, parts, copies in self._named():
+            for own, new in zip(parts, torch.cat([weights[name]] * copies).chunk(len(parts)), strict=True):
+                own.copy_(new)
+
+    def _named(self) -> Iterator[tuple[str, list[Tensor], int]]:
+        """For each tensor of the policy's layers, yield its name, the network's tensors in it, and the quantiles."""
+        for index, layer in enumerate(self.layers):
+            last = index == len(self.layers) - 1
+            parts = (layer, *self.beside) if last else (layer,)
+            for name, tensors in zip(("weight", "bias"), zip(*parts, strict=True), strict=True):
+                yield f"layers.{index}.{name}", list(tensors), self.quantiles if last else 1
 
 
 def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:
@@ -109,8 +133,8 @@ _DEFAULTS = frozenset(
 )
 
 
-class GlobalRandomState:
-    """A private state of the global random generators of Python, numpy and torch."""
+class PrivateRandomState:
+    """A state of the global random generators of Python, numpy and torch that only one algorithm uses."""
 
     def __init__(self, seed: int) -> None:
         before = _current()
@@ -148,26 +172,57 @@ def _set(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
 
 
+class LibraryAlgorithm:
+    """The base class of algorithms from other libraries: their spaces, their parameters and their policy."""
+
+    _spec: PolicySpec
+
+    def __init__(
+        self,
+        entry: AlgorithmEntry,
+        observation_space: ObservationSpace,
+        action_space: Space,
+        parameters: Mapping[str, object],
+        seed: int,
+    ) -> None:
+        assert entry.parameters is not None
+        self._name = entry.name
+        self._observation_space, self._action_space = observation_space, action_space
+        self.parameters: Any = read_parameters(entry.parameters, parameters, algorithm=entry.name)
+        self.rollout_length: int = self.parameters.rollout_length
+        self._random = PrivateRandomState(seed)
+
+    def _published(self) -> PublishedNetwork:
+        """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""
+        raise NotImplementedError
+
+    def spec(self) -> PolicySpec:
+        return self._spec
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        return self._published().tensors()
+
+
 STEPS_PER_VERSION = 256
 """The default number of steps from one published version to the next."""
 
 
-class LibraryReplayTraining(ReplayTraining):
-    """The part of an off-policy algorithm that is the same for all libraries. Subclasses call `use_replay` when built."""
+class LibraryReplayTraining(LibraryAlgorithm, ReplayTraining):
+    """The base class of off-policy algorithms from other libraries. A subclass calls `use_replay` in its constructor."""
 
     stored_returns: Mapping[str, float] = {}
     """The parameters with which the returns in the replay were computed, if they hold more than single rewards."""
+    _replay: ReplayMemory
 
-    def use_replay(self, name: str, memory: ReplayMemory, rule: PaceRule, seed: int) -> None:
-        self._use_replay(memory, rule, seed)
-        self._label, self._memory = name, memory
+    def use_replay(self, options: ReplayOptions, rule: PaceRule, seed: int) -> None:
+        self._use_replay(ReplayMemory(self._observation_space, self._action_space, options), rule, seed)
         self.publish_every_updates = max(1, round(STEPS_PER_VERSION / rule.train_frequency))
 
     def check_memory(self, available: int) -> None:
-        check_replay_size(self._memory.options.capacity, self._memory.nbytes, available)
+        check_replay_size(self._replay.options.capacity, self._replay.nbytes, available)
 
     def _stored(self, segment: Segment) -> Segment:
-        refuse_masks(segment, self._label)
+        refuse_masks(segment, self._name)
         return segment
 
     def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:
@@ -183,13 +238,13 @@ class LibraryReplayTraining(ReplayTraining):
 
 
 def refuse_masks(segment: Segment, name: str) -> None:
-    """Refuse a segment with action masks, for an algorithm that would ignore them."""
+    """Raise `ConfigError` if a segment has action masks, which the algorithm `name` would ignore."""
     if segment.masks is not None:
         raise ConfigError(mask_refusal(name) or f"{name} ignores action masks", key="algorithm_name")
 
 
 def scaled_actions(actions: NDArray[Any], space: Space) -> Tensor:
-    """Return actions in the form that a library's networks take, ``[B, n]``. Actions of a Box are scaled to -1 .. 1."""
+    """Return actions as a tensor ``[B, n]`` for the networks of another library. Actions of a Box are scaled to -1 .. 1."""
     if isinstance(space, BoxSpace):
         return ActionScale(space)(torch.from_numpy(actions.astype(np.float32, copy=False)))
     return torch.from_numpy(actions.reshape(len(actions), -1))

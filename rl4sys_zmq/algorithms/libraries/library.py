@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image
 from rl4sys_zmq.config.options import one_of, option, sizes, whole_number
@@ -29,14 +29,17 @@ TQC_REFERENCE = (
 
 
 def check_quantiles(dropped: int, quantiles: int) -> None:
-    """Check that TQC drops fewer quantiles of each network (`dropped`) than the network has (`quantiles`)."""
+    """Raise `ConfigError` unless the number of dropped quantiles of a network is below the number of its quantiles."""
     if dropped >= quantiles:
         raise parameter_error("top_quantiles_to_drop_per_net", f"{dropped} of {quantiles} quantiles leave none; drop fewer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryParameters:
-    """The parameters that the algorithms of all libraries have: those of the policy's network and of its segments."""
+    """The parameters of every algorithm from another library: those of the networks and of the segments."""
+
+    ours: ClassVar[frozenset[str]] = frozenset({"hidden_sizes", "activation", "rollout_length"})
+    """The parameters that are no arguments of the library's class."""
 
     hidden_sizes: tuple[int, ...] = option(
         sizes, (256, 256), names=("net_arch",), doc="widths of the hidden layers of each network"
@@ -44,17 +47,21 @@ class LibraryParameters:
     activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the parameters that are arguments of the class in the other library, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.ours}
+
 
 def library_entry(
     library: str, own_name: str, parameters: type[LibraryParameters], heads: Mapping[str, str], **described: Any
 ) -> AlgorithmEntry:
-    """Return the registry entry of an algorithm.
+    """Return the registry entry of an algorithm from another library.
 
     Args:
-        library: The short name of the library, which is that of its module here and of the optional dependency group.
+        library: The short name of the library, such as ``sb3``. Its module here and the extra to install have that name.
         own_name: The name of the algorithm in the library.
         parameters: The dataclass of the parameters.
-        heads: The head of the policy for each kind of action space.
+        heads: For each kind of action space, the name of the head, which is the meaning of the outputs of the policy.
         described: The other attributes of the entry.
     """
     kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
@@ -79,7 +86,7 @@ def count_values(
     action_space: Space,
     parameters: Mapping[str, object],
 ) -> int:
-    """Return the number of parameters of the perceptrons that estimate values, without target networks."""
+    """Return the number of weights and biases of all networks that estimate values, except of target networks."""
     p, actions = read_parameters(cls, parameters, algorithm=name), action_layout(action_space).outputs
     inputs, outputs = (actions, 1) if isinstance(action_space, BoxSpace) else (0, actions)
     widths = (feature_size(observation_space) + inputs, *p.hidden_sizes, outputs * getattr(p, "n_quantiles", 1))

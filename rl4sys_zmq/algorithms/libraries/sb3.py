@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import sb3_contrib
@@ -18,11 +18,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.libraries.adapter import LibraryReplayTraining, refuse_masks, scaled_actions
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations
-from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments, vtrace
+from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule
+from rl4sys_zmq.algorithms.onpolicy.rollout import OnPolicyTraining, RolloutBatch, vtrace
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.plugins import load_object
@@ -31,40 +32,27 @@ from rl4sys_zmq.replay.pace import PaceRule
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 
 
-class Sb3OnPolicy(Sb3Adapter):
+class Sb3OnPolicy(Sb3Adapter, OnPolicyTraining):
     """An on-policy algorithm of Stable-Baselines3. Each update trains on a batch of whole segments.
 
     The advantages and value targets are those of `vtrace`, with traces across the segments of an episode. A2C and its
-    subclasses ignore the probabilities of the actions, so the advantages of old segments are multiplied by V-trace's importance
-    weights ``ρ``.
+    subclasses ignore the probabilities of the actions. So they get advantages that are multiplied by V-trace's importance
+    weights ``ρ``, which are 1 except for segments over the limit on the lag.
     """
-
-    kind: ClassVar[str] = "onpolicy"
-    max_policy_lag: int | None = 4
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.rollout_length = min(self.rollout_length, self._model.n_steps)
         self._masked = hasattr(self._model.rollout_buffer, "action_masks")
         self._without_ratio = isinstance(self._model, A2C)
-        self._taken: list[tuple[Segment, bool]] = []
-        self._buffered = self._surplus = 0
+        self._use_batches(BatchCompletionRule(steps=self._model.n_steps), ActionDistributionBuilder(self._action_space))
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         if not self._masked:
             refuse_masks(segment, self._name)
-        self._taken.append((segment, correct))
-        self._buffered += segment.steps
+        super().observe(segment, correct=correct)
 
-    def demand(self) -> int:
-        missing: int = self._model.n_steps - self._surplus - self._buffered
-        return max(0, missing)
-
-    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        if not self._buffered or (self.demand() and not partial):
-            return None
-        rollout = join_segments(self._taken, self._observation_space, ActionDistributions(self._action_space))
-        self._clear()
+    def _train_batch(self, rollout: RolloutBatch) -> dict[str, float]:
         model, count = self._model, len(rollout.rewards)
         normalise = getattr(model, "normalize_advantage", False)
         self._advance(model.num_timesteps + count)
@@ -76,28 +64,21 @@ class Sb3OnPolicy(Sb3Adapter):
                 model.train()
             finally:
                 model.normalize_advantage = normalise
-        self._surplus = self._limited(self._surplus + count - model.n_steps)
         return self._metrics()
 
-    def _limited(self, surplus: int) -> int:
-        """Return the number of steps by which the next batch is smaller, because this batch has `surplus` steps too many."""
-        return int(min(max(0, surplus), self._model.n_steps // 2))
-
     def _fill(self, rollout: RolloutBatch) -> None:
-        """Write a batch into a new rollout buffer of the model."""
+        """Write the steps of a batch into a new rollout buffer, a class of Stable-Baselines3, and give it to the model."""
         model, policy = self._model, self._model.policy
         policy.set_training_mode(False)
         masks = None if rollout.forbidden is None else (~rollout.forbidden).numpy()
         features = rollout.features[rollout.rows]
         with torch.no_grad():
-            estimates = policy.predict_values(rollout.features).squeeze(1).numpy().astype(np.float64)
+            before, after = rollout.step_values(policy.predict_values(rollout.features))
             rhos = np.ones(len(rollout.rewards))
             if rollout.correct.any():
                 mask_argument = {} if masks is None else {"action_masks": masks}
                 current = policy.evaluate_actions(features, rollout.actions, **mask_argument)[1]
                 rhos[rollout.correct] = (current - rollout.log_probs).exp().numpy()[rollout.correct]
-        values = np.append(estimates, 0.0)
-        before, after = values[rollout.rows], values[rollout.rows + 1] * rollout.alive
         advantages, targets = vtrace(
             rollout.rewards, before, after, rollout.continues, rhos, gamma=model.gamma, lam=model.gae_lambda
         )
@@ -136,25 +117,14 @@ class Sb3OnPolicy(Sb3Adapter):
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._restore_model(state)
-        self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
-        self._clear()
-
-    def checkpoint(self) -> dict[str, Any]:
-        return self.state()
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        self.load(kept)
-
-    def discard(self) -> list[int]:
-        """Return an empty list: there is no replay from which to remove bad data."""
-        return []
-
-    def _clear(self) -> None:
-        self._taken, self._buffered = [], 0
+        self._restart(int(state["surplus"]))
 
 
 class _SegmentReplay(ReplayBuffer):
-    """The replay buffer of a library's model, a view of a `ReplayMemory`. If `rows` is set, the next samples are these rows."""
+    """A replay buffer for a model of Stable-Baselines3, which reads a `ReplayMemory`.
+
+    If `rows` is set, the next sample has these rows of the memory; otherwise it has random rows.
+    """
 
     memory: ReplayMemory
     rows: NDArray[np.int64] | None = None
@@ -165,7 +135,7 @@ class _SegmentReplay(ReplayBuffer):
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device="cpu")
 
     def connect(self, memory: ReplayMemory, draws: Draws, observation_space: ObservationSpace, action_space: Space) -> None:
-        """From now on, sample from this memory, whose actions are in the units of the environment."""
+        """Let `sample` draw from `memory`, whose actions are not scaled, with random numbers from `draws`."""
         self.memory, self._draws = memory, draws
         self._space, self._actions = observation_space, action_space
 
@@ -177,7 +147,10 @@ class _SegmentReplay(ReplayBuffer):
         raise NotImplementedError("transitions come from actors")
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
-        """Return random transitions. The discounts are those of n-step returns, and 0 after a terminal state."""
+        """Return `batch_size` random transitions as tensors, or those in `rows`.
+
+        The discounts are those of n-step returns, and 0 after a terminal state.
+        """
         rows = self.memory.draw(batch_size, self._draws) if self.rows is None else self.rows
         batch = self.memory.gather(rows)
         discounts = torch.from_numpy(batch.discounts).unsqueeze(1)
@@ -192,7 +165,9 @@ class _SegmentReplay(ReplayBuffer):
 
 
 class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
-    """An off-policy algorithm of Stable-Baselines3, with the pace and the target updates of the library."""
+    """An off-policy algorithm of Stable-Baselines3. It trains and updates target networks as often as in that library."""
+
+    more_arguments = {"replay_buffer_class": _SegmentReplay}
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -205,21 +180,9 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
             rollout_length=self.rollout_length,
         )
         n_steps: int = getattr(self.parameters, "n_steps", getattr(model, "n_steps", 1))  # the user's own class has its own
-        memory = ReplayMemory(
-            self._observation_space,
-            self._action_space,
-            ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps),
-        )
         self.stored_returns = {"gamma": model.gamma, "n_steps": n_steps}
-        self.use_replay(self._name, memory, rule, seed)
-        model.replay_buffer.connect(memory, self._draws, self._observation_space, self._action_space)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "replay_buffer_class": _SegmentReplay}
-
-    def _epsilon(self) -> float:
-        """The probability of a random action of actors: 1 until the training starts."""
-        return super()._epsilon() if self._model.num_timesteps else 1.0
+        self.use_replay(ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps), rule, seed)
+        model.replay_buffer.connect(self._replay, self._draws, self._observation_space, self._action_space)
 
     @property
     def _unit_gradient_steps(self) -> int:
@@ -227,7 +190,7 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
         return steps if steps >= 0 else self._pace.rule.train_frequency
 
     def _draw(self) -> NDArray[np.int64]:
-        return self._memory.draw(self._model.batch_size, self._draws)
+        return self._replay.draw(self._model.batch_size, self._draws)
 
     def _train_unit(self) -> dict[str, float]:
         seen = self._pace.next_unit_steps()
@@ -248,23 +211,16 @@ class Sb3OffPolicy(Sb3Adapter, LibraryReplayTraining):
             self._model.replay_buffer.rows = None
         return self._metrics()
 
-    def _training_state(self) -> dict[str, Any]:
-        return {**self._model_state(), **self._pace_state()}
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        self._restore_model(kept)
-        self._restore_pace(kept)
-
 
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Sb3Adapter:
-    """Build an algorithm of Stable-Baselines3, or one of the user's own classes."""
+    """Build the algorithm `name`, a class of Stable-Baselines3 or, as ``package.module:Class``, one of the user."""
     entry, cls = ALGORITHMS.get(f"sb3:{name}"), _find_class(name)
     if entry.plan is not None:
         entry.plan(observation_space, action_space, parameters)
     adapter: type[Sb3Adapter] = Sb3OnPolicy if issubclass(cls, OnPolicyAlgorithm) else Sb3OffPolicy
-    return adapter(entry, cls, observation_space, action_space, parameters, seed)
+    return adapter(cls, entry, observation_space, action_space, parameters, seed)
 
 
 def _find_class(name: str) -> type[BaseAlgorithm]:

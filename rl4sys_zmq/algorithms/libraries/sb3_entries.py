@@ -6,8 +6,8 @@ A parameter has the name and the default of the library, unless its description 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from rl4sys_zmq.algorithms.libraries.library import (
     count_values,
     library_entry,
 )
+from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters as OwnDQNParameters
 from rl4sys_zmq.config.options import (
     MAX_NUMBER,
     InvalidValue,
@@ -35,26 +36,26 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
     NamedFactory,
     Setting,
     Staleness,
+    inherited,
     with_settings,
 )
 
 
-def _entropy_weight(value: object) -> float | str:
-    if isinstance(value, str) and re.fullmatch(r"auto(_\d+(\.\d+)?)?", value):
-        return value
-    try:
-        return number(0.0, MAX_NUMBER)(value)
-    except InvalidValue as exc:
-        raise InvalidValue(f"{exc}, or auto, or auto_X with a number X") from exc
+def _number_or(low: float, pattern: str, texts: str) -> Callable[[object], float | str]:
+    """Return a function that checks the value of an option: a number of at least `low`, or a text that matches `pattern`.
 
+    `texts` describes the valid texts, for the error message.
+    """
 
-def _target_entropy(value: object) -> float | str:
-    if value == "auto":
-        return "auto"
-    try:
-        return number(-MAX_NUMBER, MAX_NUMBER)(value)
-    except InvalidValue as exc:
-        raise InvalidValue(f"{exc}, or auto") from exc
+    def check(value: object) -> float | str:
+        if isinstance(value, str) and re.fullmatch(pattern, value):
+            return value
+        try:
+            return number(low, MAX_NUMBER)(value)
+        except InvalidValue as exc:
+            raise InvalidValue(f"{exc}, or {texts}") from exc
+
+    return check
 
 
 @with_settings(hidden_sizes=(64, 64), activation=Setting("tanh", names=("activation_fn",)), rollout_length=128)
@@ -62,29 +63,13 @@ class Sb3Parameters(LibraryParameters):
     """The parameters that all algorithms of Stable-Baselines3 have. *Steps* are environment steps."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "learning_rate_final", "total_steps"})
-    ours: ClassVar[frozenset[str]] = frozenset(
-        {"learning_rate", "learning_rate_final", "total_steps", "hidden_sizes", "activation", "rollout_length"}
-    )
-    """The parameters that are no arguments of the library's class."""
+    ours: ClassVar[frozenset[str]] = LibraryParameters.ours | changeable
+    of_network: ClassVar[tuple[str, ...]] = ()
+    """The names of further arguments of the library's policy class."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="step size of the optimizer")
-    learning_rate_final: float | None = nullable(
-        number(0.0, 10.0), doc="learning rate at total_steps, reached linearly; null: constant"
-    )
-    total_steps: int = option(
-        whole_number(1),
-        1_000_000,
-        names=("total_timesteps",),
-        doc="length of the schedules in steps; training continues after it",
-    )
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's class, by name, without the learning rate."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.ours}
-
-    def network_arguments(self) -> dict[str, Any]:
-        """Return further arguments of the library's policy class, by name."""
-        return {}
+    learning_rate_final: float | None = inherited(OwnDQNParameters, "learning_rate_final", None)
+    total_steps: int = inherited(OwnDQNParameters, "total_steps", 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,15 +205,13 @@ class DQNParameters(OffPolicyParameters):
 class QRDQNParameters(DQNParameters):
     """The parameters of ``sb3:QRDQN``."""
 
-    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles"}
+    of_network: ClassVar[tuple[str, ...]] = ("n_quantiles",)
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {*of_network}
 
     max_grad_norm: float | None = nullable(  # type: ignore[assignment]
         number(0.0, MAX_NUMBER), doc="largest norm of the gradient; null: no limit"
     )
     n_quantiles: int = option(whole_number(1, 10_000), 200, doc="quantiles of the return that are estimated for each action")
-
-    def network_arguments(self) -> dict[str, Any]:
-        return {"n_quantiles": self.n_quantiles}
 
 
 @with_settings(hidden_sizes=(256, 256))
@@ -236,7 +219,10 @@ class SACParameters(OffPolicyParameters):
     """The parameters of ``sb3:SAC``."""
 
     ent_coef: float | str = option(
-        _entropy_weight, "auto", names=("alpha",), doc="weight of the entropy; auto or auto_X: learnt, from 1 or X"
+        _number_or(0.0, r"auto(_\d+(\.\d+)?)?", "auto, or auto_X with a number X"),
+        "auto",
+        names=("alpha",),
+        doc="weight of the entropy; auto or auto_X: learnt, from 1 or X",
     )
     target_update_interval: int = option(
         whole_number(1),
@@ -244,7 +230,9 @@ class SACParameters(OffPolicyParameters):
         doc="gradient steps from one update of the target network to the next, in each training, which begins with one",
     )
     target_entropy: float | str = option(
-        _target_entropy, "auto", doc="entropy that a learnt weight holds; auto: minus the number of an action's elements"
+        _number_or(-MAX_NUMBER, "auto", "auto"),
+        "auto",
+        doc="entropy that a learnt weight holds; auto: minus the number of an action's elements",
     )
 
 
@@ -252,7 +240,8 @@ class SACParameters(OffPolicyParameters):
 class TQCParameters(SACParameters):
     """The parameters of ``sb3:TQC``."""
 
-    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles", "n_critics"}
+    of_network: ClassVar[tuple[str, ...]] = ("n_quantiles", "n_critics")
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {*of_network}
 
     top_quantiles_to_drop_per_net: int = option(whole_number(0, 10_000), 2, doc="quantiles that are left out of the targets")
     n_quantiles: int = option(whole_number(1, 10_000), 25, doc="quantiles of the return that each critic estimates")
@@ -260,9 +249,6 @@ class TQCParameters(SACParameters):
 
     def __post_init__(self) -> None:
         check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
-
-    def network_arguments(self) -> dict[str, Any]:
-        return {"n_quantiles": self.n_quantiles, "n_critics": self.n_critics}
 
 
 @with_settings(learning_rate=1e-3, hidden_sizes=(400, 300))
@@ -299,8 +285,8 @@ def _class_arguments(value: object) -> Mapping[str, object]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnClassParameters(Sb3Parameters):
-    """The parameters of a user's own class, ``sb3:package.module:Class``."""
+class UserClassParameters(Sb3Parameters):
+    """The parameters of an algorithm whose class the user has written, ``sb3:package.module:Class``."""
 
     arguments_of_class: Mapping[str, object] = option(
         _class_arguments, {}, names=("arguments",), doc="arguments of the class by name, such as batch_size or gamma"
@@ -399,13 +385,13 @@ DDPG = _entry(
 
 
 def own_class(name: str) -> AlgorithmEntry:
-    """Return the registry entry of a user's own class, ``sb3:package.module:Class``. The class is not imported."""
+    """Return the registry entry of a class of the user, ``sb3:package.module:Class``. The class is not imported."""
     return AlgorithmEntry(
         name=name,
         factory=NamedFactory("rl4sys_zmq.algorithms.libraries.sb3:build", name.partition(":")[2]),
         summary="A class of yours that is derived from an algorithm of Stable-Baselines3.",
-        parameters=OwnClassParameters,
-        count=partial(count_values, name, OwnClassParameters),
+        parameters=UserClassParameters,
+        count=partial(count_values, name, UserClassParameters),
         extra="sb3",
         isolated=True,
     )

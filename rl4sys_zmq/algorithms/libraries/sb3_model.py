@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rl4sys_zmq.algorithms.libraries.adapter import ACTIVATION_LAYERS, GlobalRandomState, PublishedNetwork, network_layers
+from rl4sys_zmq.algorithms.libraries.adapter import ACTIVATION_LAYERS, LibraryAlgorithm, PublishedNetwork, network_layers
 from rl4sys_zmq.algorithms.libraries.sb3_entries import Sb3Parameters
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
+from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values import DiscreteSpace, feature_size
 from rl4sys_zmq.values.action_layout import action_layout
 
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate", "_current_progress_remaining")
@@ -34,7 +34,7 @@ ENTROPY_OPTIMIZER = "ent_coef_optimizer"
 
 
 class _SpacesOnly(VecEnv):
-    """A vectorised environment with the spaces that a model needs, which cannot be stepped."""
+    """An environment that has only spaces, as a model of Stable-Baselines3 needs them. It cannot be stepped."""
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise RL4SysError("this environment has only spaces; the steps come from actors")
@@ -56,48 +56,27 @@ class _SpacesOnly(VecEnv):
         return [False]
 
 
-class _RateSchedule:
-    """A learning rate that falls linearly, as a function of the share of steps that remain."""
+class Sb3Adapter(LibraryAlgorithm):
+    """The base class of algorithms that train with a *model*, an algorithm object of Stable-Baselines3.
 
-    def __init__(self, first: float, last: float) -> None:
-        self._first, self._last = first, last
-
-    def __call__(self, remaining: float) -> float:
-        return self._last + (self._first - self._last) * remaining
-
-
-class Sb3Adapter:
-    """The base class of the adapters of Stable-Baselines3's on-policy and off-policy algorithms.
-
-    The library's model sees flat float32 features instead of observations, and discrete actions from 0 or raw actions.
+    The model gets an observation as one float32 vector of features. Its discrete actions count from 0.
     """
 
-    rollout_length: int
-    publish_every_updates = 1
-    max_policy_lag: int | None = None
+    more_arguments: ClassVar[Mapping[str, Any]] = {}
+    """Further arguments of the library's class."""
 
-    def __init__(
-        self,
-        entry: AlgorithmEntry,
-        cls: type[BaseAlgorithm],
-        observation_space: ObservationSpace,
-        action_space: Space,
-        parameters: Mapping[str, object],
-        seed: int,
-    ) -> None:
-        self._name = entry.name
-        self._observation_space = observation_space
-        self._action_space = action_space
-        assert entry.parameters is not None
-        self.parameters: Sb3Parameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
-        self.rollout_length = self.parameters.rollout_length
-        self._random = GlobalRandomState(seed)
+    parameters: Sb3Parameters
+
+    def __init__(self, cls: type[BaseAlgorithm], *arguments: Any) -> None:
+        super().__init__(*arguments)
         with self._random.active(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # advice about environments and batch sizes
-            self._model: Any = self._make_model(cls, seed)
+            self._model: Any = self._make_model(cls, arguments[-1])
         self._model.set_logger(Logger(None, []))
         published = self._published()
-        self._spec = mlp_spec(self._observation_space, action_space, published.head, published.hidden_sizes, published.activation)
+        self._spec = mlp_spec(
+            self._observation_space, self._action_space, published.head, published.hidden_sizes, published.activation
+        )
         self._spec.flatten(self.snapshot())  # a network that does not fit the spaces is refused here
 
     def _make_model(self, cls: type[BaseAlgorithm], seed: int) -> BaseAlgorithm:
@@ -111,31 +90,20 @@ class Sb3Adapter:
         network = {
             "net_arch": list(p.hidden_sizes),
             "activation_fn": ACTIVATION_LAYERS[p.activation],
-            **p.network_arguments(),
+            **{name: getattr(p, name) for name in p.of_network},
         }
-        arguments = {"policy_kwargs": network, "device": "cpu", **self._arguments()}
+        arguments = {"policy_kwargs": network, "device": "cpu", **p.arguments(), **self.more_arguments}
         try:
             return cls("MlpPolicy", _SpacesOnly(1, features, actions), self._rate(), seed=seed % (1 << 32), **arguments)
         except (TypeError, ValueError, AssertionError) as exc:  # the library's checks of arguments
             raise ConfigError(f"{self._name} cannot be created: {exc}", key="algorithm_parameters") from exc
 
-    def _arguments(self) -> dict[str, Any]:
-        return self.parameters.arguments()
-
     def _rate(self) -> Any:
-        p = self.parameters
-        return p.learning_rate if p.learning_rate_final is None else _RateSchedule(p.learning_rate, p.learning_rate_final)
-
-    # ---- the policy
-
-    def spec(self) -> PolicySpec:
-        return self._spec
-
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        return self._published().tensors()
+        """Return the learning rate: a number, or a function of the share of `total_steps` that remains, from 1 to 0."""
+        first, last = self.parameters.learning_rate, self.parameters.learning_rate_final
+        return first if last is None else lambda remaining: last + (first - last) * remaining
 
     def _published(self) -> PublishedNetwork:
-        """Return the network to send to actors. Raise `ConfigError` if no policy of this package can compute it."""
         model, policy = self._model, self._model.policy
         if getattr(model, "use_sde", False):
             raise ConfigError(f"{self._name}: actors cannot explore with use_sde; leave it out", key="algorithm_parameters")
@@ -145,13 +113,13 @@ class Sb3Adapter:
             if log_std is None:
                 return PublishedNetwork("categorical", layers, activation)
             return PublishedNetwork("gaussian", layers, activation, {"log_std": log_std})
-        epsilon = {"epsilon": torch.tensor([self._epsilon()], dtype=torch.float32, device="cpu")}
+        rate = getattr(model, "exploration_rate", 0.0) if model.num_timesteps else 1.0  # 1 until the training starts
+        epsilon = {"epsilon": torch.tensor([rate], dtype=torch.float32, device="cpu")}
         if hasattr(policy, "actor"):
             return self._published_actor(policy.actor, epsilon)
         if hasattr(policy, "quantile_net"):
             layers, activation = network_layers(policy.quantile_net.quantile_net)
-            means = [tensor.unflatten(0, (model.n_quantiles, -1)).mean(0) for tensor in layers[-1]]  # the mean is linear
-            return PublishedNetwork("q_values", [*layers[:-1], (means[0], means[1])], activation, epsilon)
+            return PublishedNetwork("q_values", layers, activation, epsilon, quantiles=model.n_quantiles)
         if hasattr(policy, "q_net"):
             return PublishedNetwork("q_values", *network_layers(policy.q_net.q_net), epsilon)
         raise ConfigError(
@@ -166,45 +134,18 @@ class Sb3Adapter:
             noise = torch.tensor([getattr(self.parameters, "exploration_noise", 0.1)], dtype=torch.float32, device="cpu")
             return PublishedNetwork("deterministic", layers, activation, {"noise_std": noise, **epsilon})
         layers, activation = network_layers(actor.latent_pi, actor.mu)
-        network_layers(actor.log_std)
-        weight, bias = (torch.cat([getattr(actor.mu, name), getattr(actor.log_std, name)]) for name in ("weight", "bias"))
-        return PublishedNetwork("squashed_gaussian", [*layers[:-1], (weight, bias)], activation)
+        return PublishedNetwork("squashed_gaussian", layers, activation, beside=network_layers(actor.log_std)[0])
 
-    def _epsilon(self) -> float:
-        return float(getattr(self._model, "exploration_rate", 0.0))
-
-    @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Start the training from a policy. If the algorithm estimates quantiles of the return, all quantiles get the mean."""
-        model, policy, published = self._model, self._model.policy, self._published()
-        weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
-        last = len(published.layers) - 1
-        pairs = [(weights[f"layers.{index}.weight"], weights[f"layers.{index}.bias"]) for index in range(last + 1)]
-        targets = list(published.layers[:-1])
-        if published.head == "squashed_gaussian":
-            targets += [(layer.weight, layer.bias) for layer in (policy.actor.mu, policy.actor.log_std)]
-            means, log_stds = zip(*(tensor.chunk(2) for tensor in pairs.pop()), strict=True)
-            pairs += [means, log_stds]
-        elif hasattr(policy, "quantile_net"):
-            output = policy.quantile_net.quantile_net[-1]
-            targets.append((output.weight, output.bias))
-            weight, bias = pairs.pop()
-            pairs.append((weight.repeat(model.n_quantiles, 1), bias.repeat(model.n_quantiles)))
-        else:
-            targets.append(published.layers[-1])
-        if published.head == "gaussian":
-            published.extras["log_std"].copy_(weights["log_std"])
-        for target, source in zip(targets, pairs, strict=True):
-            for own, new in zip(target, source, strict=True):
-                own.copy_(new)
+        """Start the training from the weights of a policy. All quantiles of an output get the same weights."""
+        model = self._model
+        self._published().load(tensors)
         for name in ("q_net", "quantile_net", "actor"):
             if hasattr(model, f"{name}_target"):
                 getattr(model, f"{name}_target").load_state_dict(getattr(model, name).state_dict())
 
-    # ---- training
-
     def _advance(self, steps: int) -> None:
-        """Set the number of steps that the model's schedules have seen."""
+        """Set the number of environment steps on which the schedules of the model depend."""
         model, total = self._model, self.parameters.total_steps
         model.num_timesteps = steps
         model._update_current_progress_remaining(min(steps, total), total)
@@ -223,8 +164,6 @@ class Sb3Adapter:
         for name in p.changeable - p.ours:
             setattr(self._model, name, getattr(p, name))
 
-    # ---- the state
-
     def _model_state(self) -> dict[str, Any]:
         model = self._model
         variables = [name for name in model._get_torch_save_params()[1] if name != FIXED_ENTROPY_WEIGHT]
@@ -236,9 +175,10 @@ class Sb3Adapter:
         }
 
     def _restore_model(self, kept: Mapping[str, Any]) -> None:
-        """Restore a state of the model. An optimizer of another kind does not change, and optimizers keep their options.
+        """Restore a state that `_model_state` has returned. The options of the optimizers do not change.
 
-        If the parameters now begin or stop learning the entropy weight, it gets the value in the parameters.
+        The state of an optimizer is ignored if the parameters now choose another kind of optimizer. If the parameters now begin
+        or stop learning the entropy weight, it gets the value in the parameters.
         """
         model, states, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
         if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef

@@ -15,7 +15,6 @@ from torch import Tensor
 from torchrl.objectives import SoftUpdate
 
 from rl4sys_zmq.algorithms.libraries.adapter import (
-    GlobalRandomState,
     LibraryReplayTraining,
     PublishedNetwork,
     network_layers,
@@ -28,61 +27,44 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.policies.layer_policy import read_network
-from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
+from rl4sys_zmq.replay import ReplayOptions
 from rl4sys_zmq.replay.pace import PaceRule
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, Space, feature_size
 
 
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> TorchrlAlgorithm:
-    """Build an algorithm with one of TorchRL's losses."""
+    """Build the algorithm `name`, which trains with a loss class of TorchRL."""
     return TorchrlAlgorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space, action_space, parameters, seed)
 
 
 class TorchrlAlgorithm(LibraryReplayTraining):
-    """An algorithm with a loss of TorchRL.
+    """An off-policy algorithm with a loss class of TorchRL.
 
     A gradient step is one step of Adam for all networks, on the sum of the losses that the parameters select. Then the target
     networks move, unless the parameters delay that.
     """
 
-    def __init__(
-        self,
-        entry: AlgorithmEntry,
-        observation_space: ObservationSpace,
-        action_space: Space,
-        parameters: Mapping[str, object],
-        seed: int,
-    ) -> None:
-        assert entry.plan is not None and entry.parameters is not None
-        self._spec = entry.plan(observation_space, action_space, parameters)
+    parameters: TorchrlParameters
+
+    def __init__(self, entry: AlgorithmEntry, *arguments: Any) -> None:
+        super().__init__(entry, *arguments)
+        assert entry.plan is not None
+        self._spec = entry.plan(*arguments[:3])
         self._head = read_network(self._spec)[0].head
-        self.parameters: TorchrlParameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
         p = self.parameters
-        self._observation_space, self._action_space = observation_space, action_space
-        self.rollout_length = p.rollout_length
-        self._random = GlobalRandomState(seed)
         name = entry.name.partition(":")[2]
         with self._random.active(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about later versions of the library
-            made = make_loss(name, p, feature_size(self._observation_space), action_space)
-            self._loss, self._policy = made.loss, made.policy
+            self._loss, self._policy = make_loss(name, p, feature_size(self._observation_space), self._action_space)
             self._targets = SoftUpdate(self._loss, tau=p.tau) if isinstance(p, ValueParameters) else None
         self._gradient_steps = 0
         self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
         gamma = p.gamma if isinstance(p, ValueParameters) else 1.0
-        memory = ReplayMemory(self._observation_space, action_space, ReplayOptions(capacity=p.buffer_size, gamma=gamma))
-        rule = PaceRule(learning_starts=p.learning_starts, train_frequency=p.train_frequency, rollout_length=p.rollout_length)
-        self.use_replay(entry.name, memory, rule, seed)
+        self.use_replay(ReplayOptions(capacity=p.buffer_size, gamma=gamma), PaceRule.of(p), arguments[-1])
 
-    # ---- the policy
-
-    def spec(self) -> PolicySpec:
-        return self._spec
-
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the policy's weights, with the current amount of exploration."""
+    def _published(self) -> PublishedNetwork:
         layers, activation = network_layers(self._policy)
         started = self._gradient_steps > 0  # the count of updates changes without training if their rule changes (`settle`)
         extras: dict[str, Tensor] = {}
@@ -92,14 +74,12 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         if self._head == "deterministic":
             noise_std = getattr(self.parameters, "exploration_noise", 0.1)
             extras["noise_std"] = torch.tensor([noise_std], dtype=torch.float32, device="cpu")
-        return PublishedNetwork(self._head, layers, activation, extras).tensors()
+        return PublishedNetwork(self._head, layers, activation, extras)
 
     @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Start the training from a policy. The policy's target network gets the same weights."""
-        for index, pair in enumerate(network_layers(self._policy)[0]):
-            for name, tensor in zip(("weight", "bias"), pair, strict=True):
-                tensor.copy_(torch.from_numpy(np.array(tensors[f"layers.{index}.{name}"], np.float32)))
+        self._published().load(tensors)
         for own in ("actor_network", "value_network"):
             target = getattr(self._loss, f"target_{own}_params", None)
             if target is not None and self._targets is not None:
@@ -108,21 +88,12 @@ class TorchrlAlgorithm(LibraryReplayTraining):
                 ):
                     old.data.copy_(new.data)
 
-    # ---- training
-
-    @property
-    def _unit_gradient_steps(self) -> int:
-        return self.parameters.gradient_steps
-
-    def _draw(self) -> NDArray[np.int64]:
-        return self._memory.draw(self.parameters.batch_size, self._draws)
-
     def _train_unit(self) -> dict[str, float]:
         steps = [self._train_on(self._draw()) for _ in range(self.parameters.gradient_steps)]
         return {name: float(np.mean([losses[name] for losses in steps])) for name in steps[0]}
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        """Take one gradient step on these rows of the replay. Return all losses, also those on which it does not train."""
+        """Take one gradient step on these rows of the replay. Return all losses by name, also those that it did not reduce."""
         p = self.parameters
         with self._random.active():
             outputs = self._loss(self._batch(rows))
@@ -143,7 +114,7 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         return {**metrics, "charts/learning_rate": p.learning_rate}
 
     def _batch(self, rows: NDArray[np.int64]) -> TensorDict:
-        batch = self._memory.gather(rows)
+        batch = self._replay.gather(rows)
         ended = torch.from_numpy(batch.discounts == 0).unsqueeze(1)
         actions = scaled_actions(batch.actions, self._action_space)
         after = {
@@ -162,32 +133,29 @@ class TorchrlAlgorithm(LibraryReplayTraining):
         )
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._label)
+        self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._name)
         for group in self._optimizer.param_groups:
             group["lr"] = p.learning_rate
-
-    # ---- the state
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the trained weights and those of the target networks. All other buffers can be computed from the parameters."""
         targets = {name: buffer for name, buffer in self._loss.named_buffers() if "_params." in name}
         return {**dict(self._loss.named_parameters()), **targets}
 
-    def _training_state(self) -> dict[str, Any]:
+    def _model_state(self) -> dict[str, Any]:
         return {
             "weights": {name: tensor.detach().clone() for name, tensor in self._tensors().items()},
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "random": self._random.state(),
             "gradient_steps": self._gradient_steps,
-            **self._pace_state(),
         }
 
     @torch.no_grad()
-    def restore(self, kept: Mapping[str, Any]) -> None:
+    def _restore_model(self, kept: Mapping[str, Any]) -> None:
         own = self._tensors()
         weights = {name: torch.as_tensor(tensor, device="cpu") for name, tensor in kept["weights"].items()}
         if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in weights.items()}:
-            raise ConfigError(f"{self._label}: the state comes from networks of other sizes")
+            raise ConfigError(f"{self._name}: the state comes from networks of other sizes")
         for name, tensor in own.items():
             tensor.data.copy_(weights[name])
         rates = [group["lr"] for group in self._optimizer.param_groups]
@@ -196,7 +164,6 @@ class TorchrlAlgorithm(LibraryReplayTraining):
             group["lr"] = rate
         self._random.load(kept["random"])
         self._gradient_steps = int(kept["gradient_steps"])
-        self._restore_pace(kept)
 
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
         weights = [tensor.detach().reshape(-1).float() for tensor in self._tensors().values()]

@@ -5,7 +5,7 @@ A parameter of a loss has the name and the default of the library; those of netw
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.libraries.library import (
@@ -25,8 +25,9 @@ class TorchrlParameters(LibraryParameters):
     """The parameters that all algorithms of TorchRL have. *Steps* are environment steps."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "batch_size", "max_grad_norm"})
-    of_loss: ClassVar[tuple[str, ...]] = ()
-    """The names of the parameters that are arguments of the library's loss."""
+    ours: ClassVar[frozenset[str]] = LibraryParameters.ours | {
+        *("learning_rate", "batch_size", "buffer_size", "learning_starts", "train_frequency", "gradient_steps", "max_grad_norm"),
+    }
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="Adam's step size, for all networks")
     batch_size: int = option(whole_number(1, 1 << 20), 256, doc="transitions per gradient step")
@@ -38,13 +39,12 @@ class TorchrlParameters(LibraryParameters):
     gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps of each training")
     max_grad_norm: float | None = option(gradient_norm, None, doc="largest norm of the gradient; null, 0 or less: no limit")
 
-    def loss_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's loss, without those whose value is the library's default."""
-        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
-        return {name: value for name, value in arguments.items() if value is not None}
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of TorchRL's loss class by name, without those that have the default of TorchRL."""
+        return {name: value for name, value in LibraryParameters.arguments(self).items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the names of the losses on which gradient step `step`, counted from 1, does not train."""
+        """Return the names of the losses that gradient step `step` does not reduce. The first step has the number 1."""
         return ()
 
     def moves_targets(self, step: int) -> bool:
@@ -54,7 +54,9 @@ class TorchrlParameters(LibraryParameters):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueParameters(TorchrlParameters):
-    """The parameters that all algorithms of TorchRL with estimated values and target networks have."""
+    """The parameters of every algorithm of TorchRL that estimates values and has target networks."""
+
+    ours: ClassVar[frozenset[str]] = TorchrlParameters.ours | {"gamma", "tau"}
 
     gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
     tau: float = option(number(0.0, 1.0), 0.005, doc="share of the new weights in each update of the target networks")
@@ -77,8 +79,6 @@ class BCParameters(TorchrlParameters):
 class IQLParameters(ValueParameters):
     """The parameters of ``torchrl:IQL``."""
 
-    of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "loss_function", "temperature", "expectile")
-
     num_qvalue_nets: int = _networks(2)
     loss_function: str = _loss("smooth_l1")
     temperature: float = option(
@@ -91,10 +91,7 @@ class IQLParameters(ValueParameters):
 class CQLParameters(ValueParameters):
     """The parameters of ``torchrl:CQL``. For discrete actions, only `loss_function` and `epsilon` have an effect."""
 
-    of_loss: ClassVar[tuple[str, ...]] = (
-        *("loss_function", "alpha_init", "temperature", "min_q_weight", "max_q_backup", "deterministic_backup", "num_random"),
-        *("with_lagrange", "lagrange_thresh"),
-    )
+    ours: ClassVar[frozenset[str]] = ValueParameters.ours | {"policy_eval_start", "epsilon"}
 
     loss_function: str | None = nullable(
         one_of(*_LOSSES), doc="loss of the estimated values; null: l2 for discrete actions, else smooth_l1"
@@ -113,7 +110,7 @@ class CQLParameters(ValueParameters):
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the loss of the policy on which this gradient step does not train: each step uses one of two."""
+        """Return the name of the policy loss, one of two, that this gradient step does not reduce."""
         return ("loss_actor" if step <= self.policy_eval_start else "loss_actor_bc",)
 
 
@@ -122,7 +119,7 @@ class TD3BCParameters(ValueParameters):
     """The parameters of ``torchrl:TD3BC``."""
 
     changeable: ClassVar[frozenset[str]] = TorchrlParameters.changeable | {"exploration_noise"}
-    of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "loss_function", "policy_noise", "noise_clip", "alpha")
+    ours: ClassVar[frozenset[str]] = ValueParameters.ours | {"policy_delay", "exploration_noise"}
 
     num_qvalue_nets: int = _networks(2)
     loss_function: str = _loss("smooth_l1")
@@ -147,10 +144,6 @@ class TD3BCParameters(ValueParameters):
 class REDQParameters(ValueParameters):
     """The parameters of ``torchrl:REDQ``."""
 
-    of_loss: ClassVar[tuple[str, ...]] = (
-        *("num_qvalue_nets", "sub_sample_len", "loss_function", "alpha_init", "min_alpha", "max_alpha"),
-    )
-
     num_qvalue_nets: int = _networks(10)
     sub_sample_len: int = option(whole_number(1, 100), 2, doc="networks whose least value is a target; fewer than all")
     loss_function: str = _loss("smooth_l1")
@@ -173,7 +166,7 @@ class REDQParameters(ValueParameters):
 class TQCParameters(ValueParameters):
     """The parameters of ``torchrl:TQC``."""
 
-    of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "top_quantiles_to_drop_per_net", "alpha_init")
+    ours: ClassVar[frozenset[str]] = ValueParameters.ours | {"n_quantiles"}
 
     num_qvalue_nets: int = _networks(5)
     top_quantiles_to_drop_per_net: int = option(whole_number(0, 10_000), 2, doc="quantiles that are left out of the targets")

@@ -44,12 +44,8 @@ LARGEST_WEIGHT = 1_000_000.0
 """The limit of the learnt weight of CQL's penalty, as in the library."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LossNetworks:
-    """A loss module of TorchRL, which contains all trained weights, and the perceptron of the policy in it."""
-
-    loss: LossModule
-    policy: nn.Sequential
+LossNetworks = tuple[LossModule, nn.Sequential]
+"""A loss module of TorchRL, which contains all trained weights, and the perceptron of the policy in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ class _Sizes:
 
 
 class _GaussianOutputs(nn.Module):
-    """A module that computes the means and standard deviations of a squashed Gaussian by a perceptron."""
+    """A perceptron whose outputs are the means and the standard deviations of normal distributions over actions."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -72,7 +68,7 @@ class _GaussianOutputs(nn.Module):
 
 
 class _ActionValue(nn.Module):
-    """A module that computes the values of observations with continuous actions by a perceptron."""
+    """A perceptron that estimates the values of continuous actions."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -84,7 +80,7 @@ class _ActionValue(nn.Module):
 
 
 class _CQLLoss(CQLLoss):
-    """TorchRL's loss for CQL, corrected so that the weight of the penalty is learned as in Kumar et al. 2020.
+    """TorchRL's loss for CQL, in which the weight of CQL's penalty is learned as in Kumar et al. 2020.
 
     In TorchRL 0.14, the penalty is not multiplied by the learned weight, and the loss of the weight (minus the weight times
     half the penalty) also changes the critics. If the weight is above 2, the sum of both losses rewards what it must penalise.
@@ -101,13 +97,13 @@ class _CQLLoss(CQLLoss):
 
 
 def make_loss(name: str, parameters: TorchrlParameters, features: int, action_space: Space) -> LossNetworks:
-    """Build the networks and the loss of an algorithm. The initial weights come from torch's global random generator."""
+    """Build the networks and the loss of algorithm `name`. The initial weights come from torch's global random generator."""
     count = action_layout(action_space).outputs
-    networks = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
+    loss, policy = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
     if isinstance(parameters, ValueParameters):
-        networks.loss.make_value_estimator(ValueEstimators.TD0, gamma=parameters.gamma)
-    getattr(networks.loss, "target_entropy", None)  # the library adds this buffer when it is first read
-    return networks
+        loss.make_value_estimator(ValueEstimators.TD0, gamma=parameters.gamma)
+    getattr(loss, "target_entropy", None)  # the library adds this buffer when it is first read
+    return loss, policy
 
 
 def _perceptron(parameters: TorchrlParameters, inputs: int, outputs: int) -> nn.Sequential:
@@ -144,19 +140,19 @@ def _action_value(parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1
 def _bc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     if not sizes.discrete:
         network, actor = _stochastic_actor(parameters, sizes)
-        return LossNetworks(BCLoss(actor), network)
+        return BCLoss(actor), network
     network = _perceptron(parameters, sizes.features, sizes.actions)
-    return LossNetworks(BCLoss(TensorDictModule(network, in_keys=["observation"], out_keys=["action"])), network)
+    return BCLoss(TensorDictModule(network, in_keys=["observation"], out_keys=["action"])), network
 
 
 def _iql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     network, actor = _stochastic_actor(parameters, sizes)
     value = ValueOperator(_perceptron(parameters, sizes.features, 1), in_keys=["observation"])
-    arguments = parameters.loss_arguments()
+    arguments = parameters.arguments()
     action_value = _action_value(parameters, sizes)
     if sizes.discrete:
-        return LossNetworks(DiscreteIQLLoss(actor, action_value, value, action_space="categorical", **arguments), network)
-    return LossNetworks(IQLLoss(actor, action_value, value, **arguments), network)
+        return DiscreteIQLLoss(actor, action_value, value, action_space="categorical", **arguments), network
+    return IQLLoss(actor, action_value, value, **arguments), network
 
 
 def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
@@ -164,23 +160,27 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     if sizes.discrete:
         network = _perceptron(parameters, sizes.features, sizes.actions)
         actor = QValueActor(network, in_keys=["observation"], action_space="categorical")
-        arguments = {name: value for name, value in parameters.loss_arguments().items() if name == "loss_function"}
-        return LossNetworks(DiscreteCQLLoss(actor, action_space="categorical", **arguments), network)
+        arguments = {name: value for name, value in parameters.arguments().items() if name == "loss_function"}
+        return DiscreteCQLLoss(actor, action_space="categorical", **arguments), network
     return _soft(_CQLLoss, parameters, sizes)
 
 
 def _soft(loss: type[LossModule], parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1) -> LossNetworks:
-    """Return a loss of a squashed Gaussian and of networks that estimate action values, each with some outputs."""
+    """Create an object of the class `loss`, and its two networks: a policy for bounded actions, and an action-value network.
+
+    Each of the `outputs` outputs of the second network estimates the value of the same action. Return the loss and the policy's
+    network.
+    """
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes, outputs)
-    return LossNetworks(loss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
+    return loss(actor, action_value, action_spec=_bounds(sizes), **parameters.arguments()), network
 
 
 def _td3bc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     network = _perceptron(parameters, sizes.features, sizes.actions)
     actor = TensorDictModule(nn.Sequential(network, nn.Tanh()), in_keys=["observation"], out_keys=["action"])
     action_value = _action_value(parameters, sizes)
-    return LossNetworks(TD3BCLoss(actor, action_value, bounds=(-1.0, 1.0), **parameters.loss_arguments()), network)
+    return TD3BCLoss(actor, action_value, bounds=(-1.0, 1.0), **parameters.arguments()), network
 
 
 def _tqc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:

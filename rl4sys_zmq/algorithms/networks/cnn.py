@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import layer_network
-from rl4sys_zmq.config.options import check_fields, one_of, option, optional, sizes
-from rl4sys_zmq.errors import ConfigError, config_error
+from rl4sys_zmq.config.options import check_fields, nullable, one_of, option, sizes
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.concat import Concat
 from rl4sys_zmq.layers.conv import Conv
 from rl4sys_zmq.layers.image import Image
 from rl4sys_zmq.layers.layer import Layer
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan
 from rl4sys_zmq.policies.mlp import hidden_layers
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace
@@ -29,23 +30,19 @@ SMALL = ((16, 32), (3, 3), (1, 2))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CNNOptions:
-    """The options of a convolutional network. Other features than the image are joined to the last convolution's outputs.
+    """The options of a convolutional network. Features that are not of the image are joined to the last convolution's outputs.
 
     Raises:
         ConfigError: If only some of `channels`, `kernels` and `strides` are given, or their lengths differ.
     """
 
-    channels: tuple[int, ...] | None = option(
-        optional(sizes), None, doc="number of filters of each convolution; null: by the size of the image"
+    channels: tuple[int, ...] | None = nullable(
+        sizes, doc="number of filters of each convolution; null: by the size of the image"
     )
-    kernels: tuple[int, ...] | None = option(
-        optional(sizes),
-        None,
-        doc="width and height of the filters of each convolution, in pixels; null: by the size of the image",
+    kernels: tuple[int, ...] | None = nullable(
+        sizes, doc="width and height of the filters of each convolution, in pixels; null: by the size of the image"
     )
-    strides: tuple[int, ...] | None = option(
-        optional(sizes), None, doc="step of each convolution, in pixels; null: by the size of the image"
-    )
+    strides: tuple[int, ...] | None = nullable(sizes, doc="step of each convolution, in pixels; null: by the size of the image")
     hidden_sizes: tuple[int, ...] = option(sizes, (128,), doc="widths of the hidden layers after the convolutions")
     activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation function after each convolution and hidden layer")
     axes: str = option(
@@ -64,7 +61,10 @@ class CNNOptions:
 
 
 def planned(options: CNNOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers. Networks of a replay algorithm share the convolutions; policy and value network share all hidden layers.
+    """Return the layers of a convolutional network for observations of `space`.
+
+    The networks of an off-policy algorithm share the convolutions. The policy and the value network of an on-policy algorithm
+    share all hidden layers.
 
     Raises:
         ConfigError: If the space has no images, or an image is too small for the convolutions.
@@ -97,7 +97,7 @@ def planned(options: CNNOptions, space: ObservationSpace) -> LayerPlan:
 
 
 def _unfit(problem: str) -> ConfigError:
-    return config_error("algorithm_parameters.network", f"a network of kind 'cnn' {problem}")
+    return parameter_error("network", f"a network of kind 'cnn' {problem}")
 
 
 def _image_of(space: ObservationSpace) -> tuple[int, BoxSpace]:

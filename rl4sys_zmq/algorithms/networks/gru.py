@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl4sys_zmq.algorithms.networks.layer_kind import check_not_image, layer_network
-from rl4sys_zmq.config.options import flag, integer, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.errors import config_error
+from rl4sys_zmq.config.options import flag, integer, nullable, one_of, option, sizes, whole_number
 from rl4sys_zmq.layers.gru import GRU, MAX_UNITS
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan, PolicyRequirements
 from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
 from rl4sys_zmq.policies.mlp import hidden_layers
@@ -29,9 +29,8 @@ class GRUOptions:
     activation: str = option(
         one_of(*ACTIVATIONS), "tanh", doc="activation function after each hidden layer before the unit, and in the value network"
     )
-    sequence_length: int | None = option(
-        optional(whole_number(1, 1 << 20)),
-        None,
+    sequence_length: int | None = nullable(
+        whole_number(1, 1 << 20),
         doc="on-policy: most steps through which a gradient is computed; longer segments are cut; null: whole segments",
     )
     value_gradient: bool = option(
@@ -42,7 +41,7 @@ class GRUOptions:
 
 
 def planned(options: GRUOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers. All networks share the recurrent unit. The value network has a hidden layer after that unit."""
+    """Return the layers of a recurrent network: a unit that all networks share, then a hidden layer for values."""
     return LayerPlan(
         shared=[*hidden_layers(options.hidden_sizes, options.activation), GRU(units=options.units)],
         values=hidden_layers((options.units,), options.activation),
@@ -57,8 +56,8 @@ def _check(options: GRUOptions, requirements: PolicyRequirements) -> None:
     if r.head.head in VALUE_HEADS:
         for name, remedy in _ACTOR_CRITIC_OPTIONS.items():
             if getattr(options, name) != getattr(GRUOptions(), name):
-                key = f"algorithm_parameters.network.{name}"
-                raise config_error(key, f"on-policy algorithms have it; {remedy.format(algorithm=r.algorithm)}")
+                key = f"network.{name}"
+                raise parameter_error(key, f"on-policy algorithms have it; {remedy.format(algorithm=r.algorithm)}")
     check_not_image(r.observation_space, next(iter(options.hidden_sizes), 3 * options.units), r.algorithm)
 
 

@@ -68,7 +68,7 @@ class Sequences:
         return Sequences(lengths, torch.stack(states))
 
     def select(self, order: Sequence[int]) -> tuple[Sequences, Tensor]:
-        """Return some of the sequences in a given order, and their rows in this batch, int64 ``[b]`` on the CPU."""
+        """Return the sequences with the indices `order`, and their rows in this batch, int64 ``[b]`` on the CPU."""
         starts = np.cumsum(self.lengths) - self.lengths
         rows = np.concatenate([np.arange(starts[k], starts[k] + self.lengths[k]) for k in order])
         index = torch.as_tensor(order, device=self.states.device)
@@ -90,7 +90,7 @@ def encode_observations(space: ObservationSpace, observations: Tree) -> Tensor:
 
 
 def forbidden_actions(segments: Sequence[Segment], options: int) -> Tensor | None:
-    """Return True for each forbidden option of the steps of segments, bool ``[N, options]``; None if no segment has a mask."""
+    """Return True for each discrete action that a mask forbids, bool ``[N, options]``; None if no segment has a mask."""
     if all(segment.masks is None for segment in segments):
         return None
     everything = np.ones((max(segment.steps for segment in segments), options), dtype=np.bool_)

@@ -22,7 +22,7 @@ class FlatNetwork(Protocol):
     flat: Tensor
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set random orthogonal weights and zero biases. Extra parameters do not change.
+        """Set random orthogonal weights and zero biases. Parameters that belong to no layer do not change.
 
         Args:
             generator: The only source of random numbers.
@@ -30,7 +30,7 @@ class FlatNetwork(Protocol):
         """
 
     def initialise_uniform(self, generator: torch.Generator) -> None:
-        """Set uniform random weights and biases, as torch's layers do. Extra parameters do not change."""
+        """Set uniform random weights and biases, as torch's layers do. Parameters that belong to no layer do not change."""
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
         """Return the gradient of a scalar loss with respect to all parameters, or those of network `only`, float32 ``[size]``.
@@ -97,23 +97,6 @@ class ActorCriticNetwork(FlatNetwork, Protocol):
 
 
 @runtime_checkable
-class RecurrentNetwork(ActorCriticNetwork, Protocol):
-    """An `ActorCriticNetwork` whose outputs depend on a state that is carried from row to row of a sequence.
-
-    Attributes:
-        state_column: The name of the extra column (`PolicySpec.columns`, one value per segment) with the state before the first
-            step of a segment, as the actor had it.
-        sequence_length: Largest number of steps of a sequence in training; None for whole segments.
-    """
-
-    state_column: ClassVar[str]
-    sequence_length: int | None
-
-    def states(self, x: Tensor, sequences: Sequences | None = None) -> Tensor:
-        """Return the recurrent state after each row, ``[B, n]``. The arguments are those of `__call__`."""
-
-
-@runtime_checkable
 class SequenceNetwork(FlatNetwork, Protocol):
     """A network with a recurrent state, which a replay algorithm trains on sequences of consecutive steps.
 
@@ -134,3 +117,14 @@ class SequenceNetwork(FlatNetwork, Protocol):
 
     def states(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Return the recurrent state after each row, ``[B, n]``. The arguments are those of `__call__`."""
+
+
+@runtime_checkable
+class RecurrentNetwork(ActorCriticNetwork, SequenceNetwork, Protocol):
+    """An `ActorCriticNetwork` whose outputs depend on a state that is carried from row to row of a sequence.
+
+    Attributes:
+        sequence_length: Largest number of steps of a sequence in training; None for whole segments.
+    """
+
+    sequence_length: int | None

@@ -13,8 +13,8 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec
 from rl4sys_zmq.values.observations import leaves_of
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.algorithms.networks.layer_networks import LayerNetworks, RecurrentNetworks
-    from rl4sys_zmq.algorithms.networks.mlp_stack import MLPStack
+    from rl4sys_zmq.algorithms.networks.flat_networks import MLPGroup
+    from rl4sys_zmq.algorithms.networks.layer_networks import RecurrentNetworks, SharedLayerNetworks
 
 MAX_IMAGE_WEIGHTS = 1_000_000
 """The largest number of weights of a first layer that gets a flattened image."""
@@ -53,12 +53,12 @@ def layer_network(
         first = [Normalise()] if r.normalise_observations and layers.normalises else []
         return layers_spec(r.observation_space, r.action_space, r.head, [*first, *layers.shared, *layers.own])
 
-    def actor_critic(chosen: Any, spec: PolicySpec) -> LayerNetworks | MLPStack:
+    def actor_critic(chosen: Any, spec: PolicySpec) -> SharedLayerNetworks | MLPGroup:
         from rl4sys_zmq.algorithms.networks.layer_networks import actor_critic
 
         return actor_critic(planner(chosen, spec.observation_space), spec)
 
-    def replay(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> LayerNetworks | MLPStack:
+    def replay(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> SharedLayerNetworks | MLPGroup:
         from rl4sys_zmq.algorithms.networks.layer_networks import replay
 
         return replay(planner(chosen, space), space, shape)

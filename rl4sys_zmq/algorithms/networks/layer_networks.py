@@ -8,18 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
-from rl4sys_zmq.algorithms.networks.mlp_stack import MLPStack, input_change
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters, MLPGroup, input_change
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import Dense
-from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Layer, LayerBatch, Sequences
+from rl4sys_zmq.layers.layer import HIDDEN_GAIN, Layer, LayerContext, Sequences
 from rl4sys_zmq.layers.layer_list import LayerList
 from rl4sys_zmq.learner.registry.network_entry import LayerPlan, ReplayShape
 from rl4sys_zmq.policies.layer_policy import STATE, read_network
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, feature_size
 
 
-class LayerNetworks(FlatParameters):
+class SharedLayerNetworks(FlatParameters):
     """One or more networks that share their first layers. The class implements `ActorCriticNetwork` and `ReplayNetwork`.
 
     The shared layers belong to network 0. If all networks are trained together, the gradients of all losses reach the shared
@@ -48,7 +47,7 @@ class LayerNetworks(FlatParameters):
 
     def shared(self, x: Tensor, sequences: Sequences | None) -> Tensor:
         """Return the outputs of the shared layers, ``[B, n]``."""
-        return self._shared(x, self.leaves[0], LayerBatch(x, sequences)).flatten(1)
+        return self._shared(x, self.leaves[0], LayerContext(x, sequences)).flatten(1)
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
         for k, (views, gain) in enumerate(zip(self.views(self.flat), output_gains, strict=True)):
@@ -82,7 +81,7 @@ class LayerNetworks(FlatParameters):
         if actions is not None:
             values = torch.cat((values, actions), 1)
         tensors = self.leaves[k][len(self._shared.shapes) if k == 0 else 0 :]
-        return self._own[k](values, tensors, LayerBatch(values))
+        return self._own[k](values, tensors, LayerContext(values))
 
     def _placed(self, k: int, views: Sequence[Tensor]) -> list[tuple[Layer, Sequence[Tensor]]]:
         """Return each layer of network `k` that has tensors, together with its tensors in `views`."""
@@ -90,7 +89,7 @@ class LayerNetworks(FlatParameters):
         return shared + self._own[k].placed(views[len(self._shared.shapes) if k == 0 else 0 :])
 
 
-class RecurrentNetworks(LayerNetworks):
+class RecurrentNetworks(SharedLayerNetworks):
     """Networks that share a recurrent layer. The class implements `RecurrentNetwork` and `SequenceNetwork`.
 
     Attributes:
@@ -113,7 +112,7 @@ class _Layers:
         self._forms = [layer.torch_form(inputs) for layer, inputs in zip(layers.layers, layers.shapes, strict=False)]
         self.shapes: list[tuple[int, ...]] = [tensor.shape for tensor in layers.tensors()]
 
-    def __call__(self, x: Tensor, tensors: Sequence[Tensor], rows: LayerBatch) -> Tensor:
+    def __call__(self, x: Tensor, tensors: Sequence[Tensor], rows: LayerContext) -> Tensor:
         for form, own in zip(self._forms, self._layers.divided(tensors), strict=True):
             x = form(x, own, rows)
         return x
@@ -123,8 +122,8 @@ class _Layers:
         return [(layer, own) for layer, own in zip(self._layers.layers, self._layers.divided(tensors), strict=True) if own]
 
 
-def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPStack:
-    """Return the policy and the value network of an actor-critic."""
+def actor_critic(plan: LayerPlan, spec: PolicySpec) -> SharedLayerNetworks | MLPGroup:
+    """Build the policy and the value network of an on-policy algorithm, with the layers of `plan`."""
     head, layers = read_network(spec)
     outputs = Dense(units=layers.outputs)
     extras = sum(tensor.size for tensor in head.head_tensors(spec.action_space))
@@ -134,26 +133,31 @@ def actor_critic(plan: LayerPlan, spec: PolicySpec) -> LayerNetworks | MLPStack:
     shared = LayerList((*plan.shared, *plan.own), features)
     own = [LayerList((outputs,), shared.outputs), LayerList((*plan.values, Dense(units=1)), shared.outputs)]
     if not shared.state_size:
-        return LayerNetworks(shared, own, extras=extras)
+        return SharedLayerNetworks(shared, own, extras=extras)
     networks = RecurrentNetworks(shared, own, extras=extras, detached=not plan.value_gradient)
     networks.sequence_length = plan.sequence_length
     return networks
 
 
-def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> LayerNetworks | MLPStack:
-    """Return the networks of a replay algorithm, which share `LayerPlan.shared`."""
+def replay(plan: LayerPlan, space: ObservationSpace, shape: ReplayShape) -> SharedLayerNetworks | MLPGroup:
+    """Build the networks of an off-policy algorithm, which share the layers `LayerPlan.shared`."""
     features = feature_size(space)
     if not plan.shared:
         return separate(plan.own, features + shape.actions, shape.outputs, shape.extras)
     shared = LayerList(tuple(plan.shared), features)
     own = [LayerList((*plan.own, Dense(units=count)), shared.outputs + shape.actions) for count in shape.outputs]
-    return (RecurrentNetworks if shared.state_size else LayerNetworks)(shared, own, extras=shape.extras)
+    return (RecurrentNetworks if shared.state_size else SharedLayerNetworks)(shared, own, extras=shape.extras)
 
 
-def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> LayerNetworks | MLPStack:
-    """Return networks with equal hidden layers and no shared layer: an `MLPStack` if they are perceptrons with one activation."""
+def separate(hidden: Sequence[Layer], inputs: int, outputs: Sequence[int], extras: int) -> SharedLayerNetworks | MLPGroup:
+    """Return networks without shared layers: one network with the layers `hidden` for each number in `outputs`.
+
+    The result is an `MLPGroup` if `hidden` has only dense layers with the same activation.
+    """
     sizes = [layer.units for layer in hidden if isinstance(layer, Dense)]
     functions = {layer.function for layer in hidden if isinstance(layer, ActivationLayer)}
     if [layer.kind for layer in hidden] == ["dense", "activation"] * len(sizes) and len(functions) < 2:
-        return MLPStack(inputs, sizes, outputs, functions.pop() if functions else "identity", extras=extras)
-    return LayerNetworks(LayerList((), inputs), [LayerList((*hidden, Dense(units=n)), inputs) for n in outputs], extras=extras)
+        return MLPGroup(inputs, sizes, outputs, functions.pop() if functions else "identity", extras=extras)
+    return SharedLayerNetworks(
+        LayerList((), inputs), [LayerList((*hidden, Dense(units=n)), inputs) for n in outputs], extras=extras
+    )

@@ -15,14 +15,14 @@ __all__ = ["ENTRY", "MLPOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPOptions:
-    """The options of a multilayer perceptron. All networks of an algorithm are equal, except for their inputs and outputs."""
+    """The options of a multilayer perceptron. All networks of an algorithm have these hidden layers."""
 
     hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), doc="widths of the hidden layers")
     activation: str = option(one_of(*ACTIVATIONS), "tanh", doc="activation function after each hidden layer")
 
 
 def planned(options: MLPOptions, space: ObservationSpace) -> LayerPlan:
-    """Return the layers. No networks share any of them."""
+    """Return the layers of a multilayer perceptron. The networks of an algorithm share none of them."""
     return LayerPlan(own=hidden_layers(options.hidden_sizes, options.activation))
 
 

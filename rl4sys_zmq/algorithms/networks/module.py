@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.errors import config_error
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.onnx_policy import onnx_spec
@@ -28,7 +27,7 @@ def module_network(
 
     Args:
         name: The name of the kind, as users write it in ``network: {kind: NAME}``.
-        options: The dataclass of the kind's options. It is frozen, so that the exported graphs can be kept by their options.
+        options: The dataclass of the kind's options. It must be frozen, because exported graphs are cached by their options.
         build: The function that builds a module.
         summary: One line of documentation.
         reference: The source of the network.
@@ -39,33 +38,29 @@ def module_network(
 
         space = requirements.observation_space
         if not isinstance(space, BoxSpace):
-            raise config_error(
-                "algorithm_parameters.network", f"a network of kind {name!r} needs a Box of observations, not {space!s:.80}"
-            )
+            raise parameter_error("network", f"a network of kind {name!r} needs a Box of observations, not {space!s:.80}")
         head = requirements.head
         weights, model = export_module(name, build, chosen, space, head.outputs(requirements.action_space))
         return onnx_spec(space, requirements.action_space, head, weights, model)
 
-    def networks(chosen: Any, space: ObservationSpace, outputs: Sequence[int], actions: int, extras: int) -> ModuleNetworks:
+    def networks(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> ModuleNetworks:
         from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
 
         assert isinstance(space, BoxSpace)
-        return ModuleNetworks(build, chosen, space, outputs, actions=actions, extras=extras)
+        return ModuleNetworks(build, chosen, space, shape)
 
     def actor_critic(chosen: Any, spec: PolicySpec) -> ActorCriticNetwork:
         head = HeadParameters(**spec.document)
         extras = sum(tensor.size for tensor in head.head_tensors(spec.action_space))
-        return networks(chosen, spec.observation_space, (head.outputs(spec.action_space), 1), 0, extras)
-
-    def replay(chosen: Any, space: ObservationSpace, shape: ReplayShape) -> ModuleNetworks:
-        return networks(chosen, space, shape.outputs, shape.actions, shape.extras)
+        shape = ReplayShape(outputs=(head.outputs(spec.action_space), 1), extras=extras)
+        return networks(chosen, spec.observation_space, shape)
 
     return NetworkEntry(
         name=name,
         options=options,
         plan=plan,
         actor_critic=actor_critic,
-        replay=replay,
+        replay=networks,
         summary=summary,
         reference=reference,
         extra="learner",

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from rl4sys_zmq.errors import ConfigError, config_error
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder
 from rl4sys_zmq.policies.graphs.model import OPSET, OnnxValue, encode_model
 from rl4sys_zmq.policies.graphs.reader import decode_model
@@ -57,7 +58,7 @@ def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace,
     elif wrong := [key for key, tensor in parameters.items() if tensor.dtype != torch.float32 or not tensor.requires_grad]:
         problem = f"has the parameter {wrong[0]!r}, which is not a trainable float32 tensor"
     if problem:
-        raise config_error("algorithm_parameters.network", f"the torch module of kind {name!r} {problem}")
+        raise parameter_error("network", f"the torch module of kind {name!r} {problem}")
     return module.eval()
 
 
@@ -65,7 +66,7 @@ def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace,
 def export_module(
     name: str, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: int
 ) -> tuple[tuple[TensorSpec, ...], bytes]:
-    """Return the parameters of a module, and its ONNX graph with these parameters as inputs. `name` is that of its kind.
+    """Return the parameters of a module, and its ONNX graph with these parameters as inputs. `name` is the kind of network.
 
     Raises:
         ConfigError: If the package ``onnx`` is missing, torch cannot export the module, or actors would refuse the graph.
@@ -84,8 +85,8 @@ def export_module(
             )  # fmt: skip
     except Exception as exc:  # the module is foreign code, and the exporter has many errors of its own
         remedy = "pip install 'rl4sys-zmq[export]'" if "onnx is not installed" in str(exc) else "change the module"
-        raise config_error(
-            "algorithm_parameters.network", f"torch cannot export the module of kind {name!r} to ONNX ({exc!s:.300}): {remedy}"
+        raise parameter_error(
+            "network", f"torch cannot export the module of kind {name!r} to ONNX ({exc!s:.300}): {remedy}"
         ) from exc
     prefix = "module."
     inputs = [OnnxValue(INPUT, np.dtype(space.dtype).name, (None, *space.shape))]

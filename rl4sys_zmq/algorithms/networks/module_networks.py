@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatParameters
 from rl4sys_zmq.algorithms.networks.module_export import build_module
 from rl4sys_zmq.layers.layer import Sequences
-from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder
+from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, ReplayShape
 from rl4sys_zmq.values import BoxSpace
 
 JOINED_UNITS = 256
@@ -21,26 +21,26 @@ JOINED_UNITS = 256
 
 
 class ModuleNetworks(FlatParameters):
-    """Networks that are torch modules of the user and share no layers. It implements `ActorCriticNetwork` and `ReplayNetwork`.
+    """Networks that are torch modules of the user and share no layers.
+
+    The class implements `ActorCriticNetwork` and `ReplayNetwork`.
 
     The modules compute with views into one flat vector of all parameters. If the networks get actions, each module computes
     `JOINED_UNITS` features of the observation. A hidden layer with ReLU on the features and the action follows, and a linear
     output layer.
     """
 
-    def __init__(
-        self, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: Sequence[int], *, actions: int = 0, extras: int = 0
-    ) -> None:
+    def __init__(self, build: ModuleBuilder, options: Any, space: BoxSpace, shape: ReplayShape) -> None:
         def critic(chosen: Any, observed: BoxSpace, size: int) -> nn.Module:
-            return _ActionCritic(build(chosen, observed, JOINED_UNITS), actions, size)
+            return _ActionCritic(build(chosen, observed, JOINED_UNITS), shape.actions, size)
 
-        builder = critic if actions else build
-        self._builders = [partial(build_module, "network", builder, options, space, size) for size in outputs]
+        builder = critic if shape.actions else build
+        self._builders = [partial(build_module, "network", builder, options, space, size) for size in shape.outputs]
         self._space = space
         self._modules = [make(0) for make in self._builders]
         self._names = [[name for name, _ in module.named_parameters()] for module in self._modules]
         shapes = [[tuple(tensor.shape) for tensor in module.parameters()] for module in self._modules]
-        super().__init__(shapes, extras)
+        super().__init__(shapes, shape.extras)
 
     def __call__(self, x: Tensor, sequences: Sequences | None = None, actions: Tensor | None = None) -> list[Tensor]:
         return [self.one(k, x, sequences, actions) for k in range(len(self._modules))]
@@ -52,7 +52,7 @@ class ModuleNetworks(FlatParameters):
         return outputs
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set the initial values that the modules give themselves, from a seed. The gains are not used."""
+        """Set the weights to the initial values of the modules, with a seed from `generator`. `output_gains` has no effect."""
         seed = int(torch.randint(1 << 62, (), generator=generator, dtype=torch.int64, device="cpu"))
         modules = [build(seed + k) for k, build in enumerate(self._builders)]
         for views, module in zip(self.views(self.flat), modules, strict=True):

@@ -77,20 +77,17 @@ class SACParameters(CriticParameters):
         return self.learning_rate if self.temperature_learning_rate is None else self.temperature_learning_rate
 
 
+def _pendulum(**parameters: object) -> dict[str, TaskPreset]:
+    settings = {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "rollout_length": 16, **parameters}
+    return {"Pendulum-v1": TaskPreset(settings, num_envs=1, actors=1, pacing_lag=1, target_return=-250.0)}
+
+
 ENTRY = replay_entry(
     "SAC",
     SACParameters,
     "sac:make_sac",
     summary="Soft actor-critic, for bounded Box and for Discrete actions.",
-    presets={
-        "Pendulum-v1": TaskPreset(
-            parameters={"learning_rate": 1e-3, "learning_starts": 100, "hidden_sizes": [64, 64], "rollout_length": 16},
-            num_envs=1,
-            actors=1,
-            pacing_lag=1,
-            target_return=-250.0,
-        ),
-    },
+    presets=_pendulum(learning_starts=100),
     spaces="any observations; bounded Box or Discrete actions",
     reference="Haarnoja et al. 2018, Soft actor-critic algorithms and applications; Christodoulou 2019, Soft actor-critic for "
     "discrete action settings",
@@ -144,16 +141,7 @@ class DDPGParameters(TD3Parameters):
     libraries: ClassVar[Libraries] = tables.DDPG
 
 
-_PENDULUM = TaskPreset(
-    parameters={
-        "learning_rate": 1e-3, "gamma": 0.98, "learning_starts": 1000, "hidden_sizes": [64, 64], "rollout_length": 16,
-    },
-    num_envs=1,
-    actors=1,
-    pacing_lag=1,
-    target_return=-250.0,
-)  # fmt: skip
-
+_PENDULUM = _pendulum(gamma=0.98, learning_starts=1000)
 _SPACES = "any observations; bounded Box actions"
 
 TD3_ENTRY = replay_entry(
@@ -161,7 +149,7 @@ TD3_ENTRY = replay_entry(
     TD3Parameters,
     "td3:TD3",
     summary="Twin delayed deterministic policy gradient, for bounded Box actions.",
-    presets={"Pendulum-v1": _PENDULUM},
+    presets=_PENDULUM,
     spaces=_SPACES,
     reference="Fujimoto et al. 2018, Addressing function approximation error in actor-critic methods",
     takes_masks=False,
@@ -171,7 +159,7 @@ DDPG_ENTRY = replay_entry(
     DDPGParameters,
     "td3:DDPG",
     summary="Deep deterministic policy gradient: TD3 with one critic, no delay and no target noise.",
-    presets={"Pendulum-v1": _PENDULUM},
+    presets=_PENDULUM,
     spaces=_SPACES,
     reference="Lillicrap et al. 2016, Continuous control with deep reinforcement learning",
     takes_masks=False,

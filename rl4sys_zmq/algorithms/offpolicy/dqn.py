@@ -12,17 +12,15 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.algorithms.networks import ReplayShape
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
 from rl4sys_zmq.algorithms.networks.interface import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
-from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import GradientStepResult, ReplayAlgorithm
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns, sequence_outputs
 from rl4sys_zmq.algorithms.offpolicy.value_heads import make_value_head
 from rl4sys_zmq.errors import config_error
-from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
+from rl4sys_zmq.values import ObservationSpace, Segment, Space
 
 
 class DQN(ReplayAlgorithm[DQNParameters]):
@@ -41,24 +39,22 @@ class DQN(ReplayAlgorithm[DQNParameters]):
       the uniform ones of ``torch.nn.Linear``. So `initialisation` is uniform.
     """
 
-    _name: ClassVar[str] = "DQN"
-    _parameters: ClassVar[type[DQNParameters]] = DQNParameters
+    name: ClassVar[str] = "DQN"
+    parameters_type: ClassVar[type[DQNParameters]] = DQNParameters
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        p = read_parameters(self._parameters, parameters, algorithm=self._name)
-        super().__init__(p.policy(self._name, observation_space, action_space), p, self._name, seed)
-        assert isinstance(action_space, DiscreteSpace)
-        self._head = make_value_head(p, action_space.n)
+        super().__init__(observation_space, action_space, parameters, seed)
+        self._head = make_value_head(self.parameters, self._spec.outputs)
         self._online, self._target = (self._new_network() for _ in range(2))
-        if p.initialisation == "orthogonal":
+        if self.parameters.initialisation == "orthogonal":
             self._online.initialise(self._generator, [1.0])
         else:
             self._online.initialise_uniform(self._generator)
         self._target.flat.copy_(self._online.flat)
         self._target_steps = 0
-        self._use({"online": self._online, "target": self._target}, {"online": FlatAdam(self._online.flat, eps=p.adam_epsilon)})
+        self._use({"online": self._online, "target": self._target}, {"online": None})
 
     def _new_network(self) -> ReplayNetwork | SequenceNetwork:
         choice, space, outputs = self.parameters.chosen_network(), self._observation_space, self._head.outputs
@@ -81,11 +77,11 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         self._target.flat.lerp_(self._online.flat, self.parameters.target_share)
         self._target_steps = self._pace.next_unit_steps()  # other ranks than 0 have no steps, and are not asked
 
-    def _training_state(self) -> dict[str, Any]:
-        return {**super()._training_state(), "target_steps": self._target_steps}
+    def _model_state(self) -> dict[str, Any]:
+        return {**super()._model_state(), "target_steps": self._target_steps}
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        super().restore(kept)
+    def _restore_model(self, kept: Mapping[str, Any]) -> None:
+        super()._restore_model(kept)
         self._target_steps = int(kept.get("target_steps", 0))
 
     def _schedules(self) -> dict[str, float]:
@@ -97,7 +93,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         super().change(parameters)
         self._head = make_value_head(self.parameters, self._spec.outputs)
 
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         p, head = self.parameters, self._head
         targets = self._targets(batch)
         estimates = _of_actions(self._vectors(self._online, batch, "observations"), batch["actions"])
@@ -109,11 +105,11 @@ class DQN(ReplayAlgorithm[DQNParameters]):
             self._follow_target()
         estimates = estimates.detach()
         metrics = {"losses/td_loss": loss.detach(), "losses/q_values": head.values(estimates).mean()}
-        return StepResult(metrics, None if importance is None else head.errors(estimates, targets))
+        return GradientStepResult(metrics, None if importance is None else head.errors(estimates, targets))
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
-        """Return the target vectors for the actions of a batch, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
+        """Return the target vectors (`ValueHead`) of the chosen actions, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
         head = self._head
         estimates = self._vectors(self._target, batch, "successors")
         chooser = self._vectors(self._online, batch, "successors") if self.parameters.double_q else estimates
@@ -123,13 +119,16 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return head.targets(batch["returns"], batch["discounts"], _of_actions(estimates, values.argmax(1)))
 
     def _vectors(self, network: ReplayNetwork | SequenceNetwork, batch: Columns, of: str) -> Tensor:
-        """Return the estimated vectors of all actions, ``[B, n, W]``. For a recurrent network, `of` has the rows to return."""
+        """Return the vectors (`ValueHead`) of all actions, ``[B, n, W]``, for the observations in the column `of` of a batch.
+
+        For a recurrent network, that column has rows of the column ``features``.
+        """
         if isinstance(network, SequenceNetwork):
             return self._head.estimates(sequence_outputs(network, batch).index_select(0, batch[of]))
         return self._head.estimates(network(batch[of])[0])
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the weights of the policy: the online network with an output layer for action values, or for logits of atoms."""
+        """Return the weights of the policy: the trained network, with one output for each action value or logit."""
         parts = [self._online.flat.cpu().numpy()]
         if self._head.merges:
             weights, biases = self._output_layer(parts[0])
@@ -145,7 +144,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         if isinstance(network, SequenceNetwork):
             raise config_error(
                 "demonstrations.clone_steps",
-                f"{self._name} clones only policies without a recurrent state, not "
+                f"{self.name} clones only policies without a recurrent state, not "
                 f"{self.parameters.chosen_network().entry.name}; use another kind of network",
             )
         columns = cloned_columns(segments, self._observation_space, self._spec.action_space)
@@ -178,8 +177,8 @@ class DQN(ReplayAlgorithm[DQNParameters]):
 class C51(DQN):
     """DQN with a categorical distribution of the return (Bellemare et al. 2017)."""
 
-    _name = "C51"
-    _parameters = C51Parameters
+    name = "C51"
+    parameters_type = C51Parameters
 
 
 def _of_actions(estimates: Tensor, actions: Tensor) -> Tensor:

@@ -300,7 +300,7 @@ class C51Parameters(DQNParameters):
 
 
 def count_dqn(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> int:
-    """Return the number of parameters of a network that estimates quantiles, without dueling. Actors get only the means."""
+    """Return the number of parameters of a network that estimates quantiles; 0 if `distribution` is not ``quantile``."""
     p = read_parameters(DQNParameters, parameters, algorithm="DQN")
     if p.distribution != "quantile":
         return 0

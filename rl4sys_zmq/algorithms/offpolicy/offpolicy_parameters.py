@@ -27,7 +27,7 @@ PACE = ("learning_starts", "samples_per_insert", "samples_per_insert_tolerance",
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyParameters:
-    """The parameters of `ReplayAlgorithm`. The word *steps* means environment steps, except in *gradient steps*."""
+    """The parameters of every off-policy algorithm of this package. *Steps* without *gradient* are environment steps."""
 
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"learning_rate", "batch_size", "gradient_steps", "tau", "polyak", "max_grad_norm"}
@@ -118,7 +118,7 @@ class OffPolicyParameters:
         )
 
     def head(self, name: str, action_space: Space) -> HeadParameters:
-        """Return the meaning of the outputs of the policy's network.
+        """Return the head of the policy: the meaning of the outputs of its network.
 
         Raises:
             ConfigError: If the algorithm `name` does not support the actions.
@@ -146,7 +146,7 @@ class OffPolicyParameters:
         return self.batch_size * self.gradient_steps
 
     def check_fraction(self, fraction: float) -> None:
-        """Check that a batch can be divided between demonstrations and the replay."""
+        """Raise `ConfigError` if this fraction of a batch cannot come from demonstrations."""
         if self.sequences is not None:
             raise config_error(
                 "demonstrations.fraction",
@@ -164,12 +164,12 @@ class OffPolicyParameters:
 
     @property
     def unit_steps(self) -> float:
-        """The mean number of steps per unit of training; without meaning if units follow ended episodes."""
+        """The mean number of steps per unit of training. It has no meaning with `traj_per_epoch`."""
         return self.train_frequency if self.samples_per_insert is None else self.unit_samples / self.samples_per_insert
 
     @property
     def insert_rate(self) -> SamplesPerInsert | None:
-        """The ratio of samples to inserts to keep; None without `samples_per_insert`."""
+        """The ratio between drawn samples and inserted steps that the training keeps; None without `samples_per_insert`."""
         if self.samples_per_insert is None:
             return None
         tolerance = self.samples_per_insert_tolerance
@@ -178,14 +178,7 @@ class OffPolicyParameters:
 
     @property
     def pace_rule(self) -> PaceRule:
-        return PaceRule(
-            learning_starts=self.learning_starts,
-            train_frequency=self.train_frequency,
-            rollout_length=self.rollout_length,
-            unit_samples=self.unit_samples,
-            traj_per_epoch=self.traj_per_epoch,
-            insert_rate=self.insert_rate,
-        )
+        return PaceRule.of(self)
 
     @property
     def pace(self) -> dict[str, float | None]:
@@ -232,7 +225,7 @@ class OffPolicyParameters:
 
 @dataclass(frozen=True, slots=True)
 class CriticParameters(OffPolicyParameters):
-    """The parameters that algorithms with a policy and critics share."""
+    """The parameters of every off-policy algorithm with a policy and critics (networks that estimate action values)."""
 
     changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"critic_learning_rate"}
 

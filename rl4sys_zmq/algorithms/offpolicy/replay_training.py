@@ -13,52 +13,42 @@ from numpy.typing import NDArray
 from rl4sys_zmq.algorithms.offpolicy.samplers import TorchDraws
 from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.replay import ReplayMemory, SequenceMemory
-from rl4sys_zmq.replay.pace import PaceRule, UnitPace
+from rl4sys_zmq.replay.pace import PaceRule, UnitSchedule
 from rl4sys_zmq.values import Segment
 
 Rows = NDArray[np.int64]
 
 
 class ReplayTraining(ABC):
-    """The part of an off-policy `Algorithm` that is the same for the algorithms of this package and for those of libraries."""
+    """The base class of all off-policy algorithms, those of other libraries included: their replay and their pace."""
 
     kind: ClassVar[str] = "offpolicy"
     max_policy_lag: int | None = None
     rollout_length: int
     publish_every_updates: int
+    parameters: Any
 
     def _use_replay(self, replay: ReplayMemory | SequenceMemory, rule: PaceRule, seed: int) -> None:
-        """Set the replay to train on, and the rule for its pace. A subclass calls this once, in its constructor."""
-        self._replay, self._pace = replay, UnitPace(rule)
+        """Set the replay, and the rule for the pace of the training. A subclass calls this once, in its constructor."""
+        self._replay, self._pace = replay, UnitSchedule(rule)
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._draws = TorchDraws(self._generator)
-
-    # ---- what a subclass defines
-
-    @property
-    @abstractmethod
-    def _unit_gradient_steps(self) -> int:
-        """The number of gradient steps in a unit of training."""
 
     @abstractmethod
     def _train_unit(self) -> Mapping[str, float]:
         """Do one unit of training. Return its metrics."""
 
     @abstractmethod
-    def _draw(self) -> Rows:
-        """Return the rows of a random batch. Rows below 0 are demonstrations, which are not in the replay."""
-
-    @abstractmethod
     def _train_on(self, rows: Rows) -> Mapping[str, Any]:
         """Do one gradient step on these rows of the replay. Return its metrics, numbers or tensors of one element."""
 
     @abstractmethod
-    def _training_state(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes, the pace included, except the priorities."""
+    def _model_state(self) -> dict[str, Any]:
+        """Return copies of everything that an update changes, except the pace and the priorities."""
 
     @abstractmethod
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied."""
+    def _restore_model(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `_model_state` has copied."""
 
     @abstractmethod
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
@@ -66,20 +56,28 @@ class ReplayTraining(ABC):
 
     @abstractmethod
     def _replay_settings(self) -> dict[str, Mapping[str, float | None]]:
-        """Return the parameters of the ``pace``, and those of the ``stored_returns`` in the replay."""
+        """Return the parameters that determine the due units (``pace``) and the stored returns (``stored_returns``)."""
+
+    @property
+    def _unit_gradient_steps(self) -> int:
+        """The number of gradient steps in a unit of training."""
+        steps: int = self.parameters.gradient_steps
+        return steps
+
+    def _draw(self) -> Rows:
+        """Return the rows of a random batch. Rows below 0 are demonstrations, which are not in the replay."""
+        return self._replay.draw(self.parameters.batch_size, self._draws)
 
     def _stored(self, segment: Segment) -> Segment:
         """Return a segment in the form that the replay stores."""
         return segment
-
-    # ---- observing and training
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         self._replay.add(self._stored(segment))
         self._pace.observe(segment)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one unit of training if `UnitPace` says that a unit is due, and return its metrics; otherwise return None."""
+        """Do one unit of training if `UnitSchedule` says that a unit is due, and return its metrics; otherwise return None."""
         if not self._pace.due or not len(self._replay):
             return None
         metrics = self._train_unit()
@@ -87,23 +85,24 @@ class ReplayTraining(ABC):
         return {**metrics, "replay/size": float(len(self._replay))}
 
     def demand(self) -> int:
-        """Return the number of steps until the next version; the steps of one segment if `discard` has emptied the replay."""
+        """Return the number of steps until the next version; `rollout_length` if `discard` has emptied the replay."""
         if not len(self._replay) and self._pace.steps:
             return self.rollout_length
         return self._pace.missing(self.publish_every_updates)
-
-    # ---- state
 
     def checkpoint(self) -> dict[str, Any]:
         """Return what an update changes: networks, optimizers, random state, counts and priorities, not the transitions."""
         return {**self._training_state(), "priorities": self._replay.checkpoint()}
 
-    def _pace_state(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state(), "units": self._pace.units, "samples": self._pace.samples}
-
-    def _restore_pace(self, kept: Mapping[str, Any]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        self._restore_model(kept)
         self._generator.set_state(torch.as_tensor(kept["generator"], device="cpu"))
         self._pace.units, self._pace.samples = int(kept["units"]), int(kept["samples"])
+        self._replay.restore(kept.get("priorities"))
+
+    def _training_state(self) -> dict[str, Any]:
+        pace = {"generator": self._generator.get_state(), "units": self._pace.units, "samples": self._pace.samples}
+        return {**self._model_state(), **pace}
 
     def state(self) -> dict[str, Any]:
         return self.state_beyond(())
@@ -129,10 +128,11 @@ class ReplayTraining(ABC):
         if state["pace"] != settings["pace"]:
             self._pace.settle()
 
-    # ---- data that make an update fail
-
     def discard(self) -> list[int]:
-        """Remove the segments whose transitions make the next update non-finite. The networks do not change."""
+        """Remove the segments that make a loss or a weight non-finite in the next update.
+
+        Return the numbers of the removed segments, in the form of `ReplayMemory.discard`. The networks do not change.
+        """
         kept = self.checkpoint()
         rows = self._failing_rows()
         self.restore(kept)
@@ -157,14 +157,14 @@ class ReplayTraining(ABC):
         return np.concatenate([self._halve(half, before) for half in failing]) if failing else rows
 
     def _survives(self, rows: Rows, before: Mapping[str, Any]) -> bool:
-        """Return True if losses and weights are finite after a gradient step on these rows, from a given state."""
+        """Return True if losses and weights are finite after a gradient step on these rows, from the state `before`."""
         self.restore(before)
         losses = [float(value) for tag, value in self._train_on(rows).items() if "loss" in tag.rpartition("/")[2]]
         return all(bool(np.isfinite(array).all()) for array in (np.array(losses), *self.numbers_to_check()))
 
 
 def check_replay_size(steps: int, size: int, available: int, files: str = "") -> None:
-    """Check that a full replay of `size` bytes fits in the available memory. `files` is the remedy in the message."""
+    """Raise `ConfigError` if a full replay of `size` bytes does not fit in memory. `files` is a remedy for the message."""
     if size > available:
         raise parameter_error(
             "buffer_size",

@@ -23,7 +23,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -34,14 +35,13 @@ from torch.nn import functional
 from rl4sys_zmq.algorithms.action_distributions import FORBIDDEN_LOGIT, ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns, cross_entropy
 from rl4sys_zmq.algorithms.networks import ReplayShape
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam, limit_norm
+from rl4sys_zmq.algorithms.networks.flat_networks import limit_norm
 from rl4sys_zmq.algorithms.offpolicy.critic_parameters import SACParameters
-from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import GradientStepResult, ReplayAlgorithm
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
-from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
 from rl4sys_zmq.values.spaces import DictSpace, MultiBinarySpace
 
 _OBSERVATION, _ALLOWED = "observation", "allowed"
@@ -62,36 +62,39 @@ def make_sac(
     observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> ContinuousSAC | DiscreteSAC:
     """Build SAC for these actions."""
-    p = read_parameters(SACParameters, parameters, algorithm="SAC")
     kind = ContinuousSAC if isinstance(action_space, BoxSpace) else DiscreteSAC
-    return kind(p.policy("SAC", observation_space, action_space), p, seed)
+    return kind(observation_space, action_space, parameters, seed)
 
 
 class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
-    """The base class of SAC for both kinds of actions. The policy's parameters end with log α, so one optimizer changes both."""
+    """The base class of SAC for both kinds of actions.
 
-    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int, *, actions: int, values: int) -> None:
-        """Build the policy and the critics. A critic gets `actions` numbers of an action (0: none), and has `values` outputs."""
-        super().__init__(spec, parameters, "SAC", seed)
-        p = parameters
-        choice, space = p.chosen_network(), self._observation_space
-        outputs = p.head("SAC", spec.action_space).outputs(spec.action_space)
-        self._policy = choice.replay(space, ReplayShape(outputs=(outputs,), extras=1))
-        critics = ReplayShape(outputs=(values, values), actions=actions)
-        self._critics, self._targets = (choice.replay(space, critics) for _ in range(2))
+    The parameters of the policy end with the logarithm of the entropy's weight, so one optimizer changes both.
+    """
+
+    name: ClassVar[str] = "SAC"
+    parameters_type: ClassVar[type[SACParameters]] = SACParameters
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+    ) -> None:
+        super().__init__(observation_space, action_space, parameters, seed)
+        p = self.parameters
+        outputs = p.head(self.name, action_space).outputs(action_space)
+        self._policy = p.chosen_network().replay(observation_space, ReplayShape(outputs=(outputs,), extras=1))
         self._policy.initialise_uniform(self._generator)
-        self._critics.initialise_uniform(self._generator)
-        self._targets.flat.copy_(self._critics.flat)
+        self._critics, self._targets = self._pair(self._critic_shape())
         size = self._policy.flat.numel()
         self._weights, self._temperature = slice(0, size - 1), slice(size - 1, size)
         self._policy.flat[self._temperature] = math.log(p.initial_temperature())
         self._use(
             {"critics": self._critics, "policy": self._policy, "targets": self._targets},
-            {
-                "critics": FlatAdam(self._critics.flat, eps=p.adam_epsilon),
-                "policy": FlatAdam(self._policy.flat, (self._weights, self._temperature), eps=p.adam_epsilon),
-            },
+            {"critics": None, "policy": (self._weights, self._temperature)},
         )
+
+    @abstractmethod
+    def _critic_shape(self) -> ReplayShape:
+        """Return the inputs and outputs of the two critics."""
 
     @abstractmethod
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
@@ -105,7 +108,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
         """Return the policy's loss for a batch, with the policy's entropy and the target."""
 
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         p = self.parameters
         log_temperature = self._policy.flat[self._temperature].detach().clone()
         temperature = log_temperature.exp()
@@ -126,7 +129,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         self._optimizers["policy"].step(gradient, [rate, p.temperature_rate if p.learn_temperature else None])
 
         self._targets.flat.lerp_(self._critics.flat, p.target_share)
-        return StepResult(
+        return GradientStepResult(
             {
                 "losses/qf_loss": critic_loss.detach(),
                 "losses/qf_values": estimates[0].detach().mean(),
@@ -137,8 +140,8 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
             }
         )
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        super().restore(kept)
+    def _restore_model(self, kept: Mapping[str, Any]) -> None:
+        super()._restore_model(kept)
         if not self.parameters.learn_temperature:
             self._policy.flat[self._temperature] = math.log(self.parameters.initial_temperature())
 
@@ -151,12 +154,12 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         return self._clone("policy", (features, self._scaled(actions), *forbidden), self._clone_loss, options)
 
     def _scaled(self, actions: Tensor) -> Tensor:
-        """Return actions in the form that the networks take."""
+        """Return demonstrated actions in the form that the networks take."""
         return actions
 
     @abstractmethod
     def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-        """Return the loss on demonstrated actions that `_scaled` has returned; `forbidden` as in `cloned_columns`."""
+        """Return the loss on demonstrated actions that `_scaled` has returned. `forbidden` has True for forbidden ones."""
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._compute.ranks.differ()
@@ -167,11 +170,13 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
 class ContinuousSAC(_SoftActorCritic):
     """SAC for bounded continuous actions [1, 2]: a Gaussian squashed by tanh. Critics and entropy use actions in -1 .. 1."""
 
-    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
-        space = spec.action_space
-        assert isinstance(space, BoxSpace)
-        self._scale = ActionScale(space)
-        super().__init__(spec, parameters, seed, actions=space.size, values=1)
+    def _critic_shape(self) -> ReplayShape:
+        return ReplayShape(outputs=(1, 1), actions=self._spec.outputs)
+
+    @cached_property
+    def _scale(self) -> ActionScale:
+        assert isinstance(self._spec.action_space, BoxSpace)
+        return ActionScale(self._spec.action_space)
 
     def _columns(self, batch: TransitionBatch) -> Columns:
         columns = super()._columns(batch)
@@ -183,8 +188,7 @@ class ContinuousSAC(_SoftActorCritic):
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
         successors = batch["successors"]
         actions, log_probs = self._sample(successors, batch["successor_noise"])
-        one, other = self._targets(successors, actions=actions)
-        return torch.minimum(one, other).squeeze(1) - temperature * log_probs
+        return torch.minimum(*self._targets(successors, actions=actions)).squeeze(1) - temperature * log_probs
 
     def _estimates(self, batch: Columns) -> list[Tensor]:
         return [values.squeeze(1) for values in self._critics(batch["observations"], actions=batch["actions"])]
@@ -192,8 +196,8 @@ class ContinuousSAC(_SoftActorCritic):
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
         observations = batch["observations"]
         actions, log_probs = self._sample(observations, batch["noise"])
-        one, other = self._critics(observations, actions=actions)
-        loss = (temperature * log_probs - torch.minimum(one, other).squeeze(1)).mean()
+        values = torch.minimum(*self._critics(observations, actions=actions)).squeeze(1)
+        loss = (temperature * log_probs - values).mean()
         target = self.parameters.target_entropy
         return PolicyLoss(loss, -log_probs, -float(actions.shape[1]) if target is None else target)
 
@@ -230,19 +234,17 @@ class DiscreteSAC(_SoftActorCritic):
     masks.
     """
 
-    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
-        assert isinstance(spec.action_space, DiscreteSpace)
-        self._actions = spec.action_space.n
-        super().__init__(spec, parameters, seed, actions=0, values=self._actions)
+    def _critic_shape(self) -> ReplayShape:
+        return ReplayShape(outputs=(self._spec.outputs,) * 2)
 
     def _stored_space(self) -> ObservationSpace:
-        return DictSpace({_ALLOWED: MultiBinarySpace(self._actions), _OBSERVATION: self._observation_space})
+        return DictSpace({_ALLOWED: MultiBinarySpace(self._spec.outputs), _OBSERVATION: self._observation_space})
 
     def _stored(self, segment: Segment) -> Segment:
         """Return the segment with masks as a part of its observations."""
         masks = segment.masks
         if masks is None:
-            allowed = np.ones((len(segment.observation_leaves[0]), self._actions), np.int8)
+            allowed = np.ones((len(segment.observation_leaves[0]), self._spec.outputs), np.int8)
         else:
             # Nothing is allowed in an observation for which no action was requested.
             allowed = (masks | ~masks.any(axis=1, keepdims=True)).astype(np.int8)
@@ -259,8 +261,7 @@ class DiscreteSAC(_SoftActorCritic):
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
         successors = batch["successors"]
         log_probs = self._log_probs(successors, batch["successor_forbidden"])
-        one, other = self._targets(successors)
-        return (log_probs.exp() * (torch.minimum(one, other) - temperature * log_probs)).sum(1)
+        return (log_probs.exp() * (torch.minimum(*self._targets(successors)) - temperature * log_probs)).sum(1)
 
     def _estimates(self, batch: Columns) -> list[Tensor]:
         chosen = batch["actions"].unsqueeze(1)
@@ -270,8 +271,8 @@ class DiscreteSAC(_SoftActorCritic):
         log_probs = self._log_probs(batch["observations"], batch["forbidden"])
         probabilities = log_probs.exp()
         with torch.no_grad():
-            one, other = self._critics(batch["observations"])
-        loss = (probabilities * (temperature * log_probs - torch.minimum(one, other))).sum(1).mean()
+            values = torch.minimum(*self._critics(batch["observations"]))
+        loss = (probabilities * (temperature * log_probs - values)).sum(1).mean()
         entropy = -(probabilities * log_probs).sum(1)
         if self.parameters.target_entropy is not None:
             return PolicyLoss(loss, entropy, self.parameters.target_entropy)

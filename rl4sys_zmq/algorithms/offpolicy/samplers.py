@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, encode_observations
 from rl4sys_zmq.algorithms.networks.interface import SequenceNetwork
-from rl4sys_zmq.replay import ReplayMemory, SequenceBatch, SequenceMemory, TransitionBatch
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, SequenceBatch, SequenceMemory, TransitionBatch
 from rl4sys_zmq.replay.n_step import n_step_sequences
 from rl4sys_zmq.replay.priorities import Draws
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
@@ -48,48 +48,47 @@ rank has those of its rows. `SequenceSampler` describes the columns of sequences
 
 
 class TransitionSampler:
-    """The sampler of single transitions. A fraction of each batch can come from demonstrations (Ball et al. 2023).
+    """An object that draws batches of transitions from a replay, or in part from demonstrations (Ball et al. 2023).
 
     A batch is an array of *rows*, int64. The demonstrations have a separate replay, from which they are drawn uniformly. Row
     ``r`` of that replay has the number ``-1 - r`` in a batch. These numbers come first.
 
     Attributes:
         digest: The number that identifies the demonstrations; 0 without any.
+        memory: The replay.
     """
 
     def __init__(
-        self,
-        memory: ReplayMemory,
-        spaces: tuple[ObservationSpace, Space],
-        convert: Callable[[TransitionBatch], Columns],
+        self, spaces: tuple[ObservationSpace, Space], options: ReplayOptions, convert: Callable[[TransitionBatch], Columns]
     ) -> None:
         self.digest = 0
-        self._memory, self._spaces, self._convert = memory, spaces, convert
+        self.memory = ReplayMemory(*spaces, options)
+        self._spaces, self._convert = spaces, convert
         self._demonstrations: ReplayMemory | None = None
         self._fraction = 0.0
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
         """Take this fraction of each batch from demonstrations, which `digest` identifies."""
         capacity = sum(segment.steps for segment in segments)
-        options = replace(self._memory.options, capacity=capacity, priority=None)
+        options = replace(self.memory.options, capacity=capacity, priority=None)
         self._demonstrations = ReplayMemory(*self._spaces, options)
         for segment in segments:
             self._demonstrations.add(segment)
         self._fraction, self.digest = fraction, digest
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of a batch of `size` transitions, int64 ``[size]``. At least one transition comes from the replay."""
+        """Return the row numbers of a batch, int64 ``[size]``: those of demonstrations, and then one or more of the replay."""
         if self._demonstrations is None:
-            return self._memory.draw(size, draws)
+            return self.memory.draw(size, draws)
         count = min(round(size * self._fraction), size - 1)
-        return np.concatenate([-1 - self._demonstrations.draw(count, draws), self._memory.draw(size - count, draws)])
+        return np.concatenate([-1 - self._demonstrations.draw(count, draws), self.memory.draw(size - count, draws)])
 
     def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         count = int(np.count_nonzero(rows < 0))
         if self._demonstrations is None or not count:
-            return self._memory.gather(rows)
+            return self.memory.gather(rows)
         demonstrations = self._demonstrations.gather(-1 - rows[:count])
-        return demonstrations if count == len(rows) else demonstrations.join(self._memory.gather(rows[count:]))
+        return demonstrations if count == len(rows) else demonstrations.join(self.memory.gather(rows[count:]))
 
     def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
         """Return the inputs of a gradient step on these rows, with importance weights if their exponent `beta` is given."""
@@ -97,15 +96,15 @@ class TransitionSampler:
         if beta is not None:
             own = rows[rows >= 0]
             ones = np.ones(len(rows) - len(own), np.float32)
-            weights = self._memory.weights(own, beta) if len(own) else ones[:0]
+            weights = self.memory.weights(own, beta) if len(own) else ones[:0]
             columns["weights"] = torch.from_numpy(np.concatenate([ones, weights]))
         return columns
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
-        """Set the priorities to the absolute TD errors. Demonstrations have none."""
+        """Set the priorities of transitions to their absolute TD errors. Demonstrations have no priorities."""
         own = rows >= 0
         if own.any():
-            self._memory.update_priorities(rows[own], errors[own])
+            self.memory.update_priorities(rows[own], errors[own])
 
 
 _FEATURES, _LENGTHS = "features", "lengths"
@@ -114,7 +113,7 @@ _INITIAL = "initial/"
 
 
 class SequenceSampler:
-    """The sampler of sequences, with the methods of `TransitionSampler`.
+    """An object that draws batches of sequences from a `SequenceMemory`, with the methods of `TransitionSampler`.
 
     A batch of ``S`` sequences has ``B`` trained steps. The columns ``actions``, ``returns``, ``discounts``, ``weights`` and
     ``forbidden`` (of the successors, ``[B, n]``) have a row for each. ``observations`` and ``successors``, int64 ``[B]``, are
@@ -129,30 +128,30 @@ class SequenceSampler:
     digest = 0
 
     def __init__(self, memory: SequenceMemory, observation_space: ObservationSpace, n_step: int, gamma: float) -> None:
-        self._memory, self._space = memory, observation_space
+        self.memory, self._space = memory, observation_space
         self._n_step, self._gamma = n_step, gamma
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of sequences that have about `size` trained steps together; at least one."""
-        return self._memory.draw(max(1, round(size / self._memory.options.length)), draws)
+        """Return the rows of random sequences that together have about `size` trained steps: at least one sequence."""
+        return self.memory.draw(max(1, round(size / self.memory.options.length)), draws)
 
     def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
-        batch = self._memory.gather(rows)
+        batch = self.memory.gather(rows)
         columns = self._trained_columns(batch) | self._unrolled_columns(batch)
         if beta is not None:
-            weights = self._memory.weights(rows, beta)
-            columns["weights"] = torch.from_numpy(np.repeat(weights, self._memory.trained(rows).sum(axis=1)))
+            weights = self.memory.weights(rows, beta)
+            columns["weights"] = torch.from_numpy(np.repeat(weights, self.memory.trained(rows).sum(axis=1)))
         return columns
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
-        trained = self._memory.trained(rows)
+        trained = self.memory.trained(rows)
         table = np.zeros(trained.shape)
         table[trained] = errors
-        self._memory.update_priorities(rows, table)
+        self.memory.update_priorities(rows, table)
 
     def _trained_columns(self, batch: SequenceBatch) -> Columns:
-        """Return the columns with a row for each trained step."""
-        burn_in = self._memory.options.burn_in
+        """Return the columns of a batch that have a row for each trained step."""
+        burn_in = self.memory.options.burn_in
         ahead = n_step_sequences(batch.rewards, batch.terminated, batch.valid, self._n_step, self._gamma)
         observed = _observed(batch.valid)[:, burn_in:]
         number = (np.cumsum(observed) - 1).reshape(observed.shape)
@@ -171,7 +170,7 @@ class SequenceSampler:
 
     def _unrolled_columns(self, batch: SequenceBatch) -> Columns:
         """Return the columns that `sequence_outputs` needs."""
-        burn_in = self._memory.options.burn_in
+        burn_in = self.memory.options.burn_in
         observed, before = _observed(batch.valid), np.pad(batch.valid, ((0, 0), (0, 1)))
         observed[:, :burn_in] = False
         before[:, burn_in:] = False

@@ -27,46 +27,35 @@ from torch.nn import functional
 from rl4sys_zmq.algorithms.action_distributions import ActionScale
 from rl4sys_zmq.algorithms.cloning import cloned_columns
 from rl4sys_zmq.algorithms.networks import ReplayShape
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
 from rl4sys_zmq.algorithms.offpolicy.critic_parameters import DDPGParameters, TD3Parameters
-from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import GradientStepResult, ReplayAlgorithm
 from rl4sys_zmq.algorithms.offpolicy.samplers import Columns
-from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
 
 
 class TD3(ReplayAlgorithm[TD3Parameters]):
-    """TD3 [1]. Before `learning_starts`, actors choose uniform random actions; after that, the policy's actions with noise."""
+    """Twin delayed deep deterministic policy gradient (TD3) [1].
 
-    _name: ClassVar[str] = "TD3"
-    _parameters: ClassVar[type[TD3Parameters]] = TD3Parameters
+    Before `learning_starts` steps, actors choose uniform random actions; after that, the policy's actions with noise.
+    """
+
+    name: ClassVar[str] = "TD3"
+    parameters_type: ClassVar[type[TD3Parameters]] = TD3Parameters
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        p = read_parameters(self._parameters, parameters, algorithm=self._name)
-        super().__init__(p.policy(self._name, observation_space, action_space), p, self._name, seed)
+        super().__init__(observation_space, action_space, parameters, seed)
         assert isinstance(action_space, BoxSpace)
-        self._scale = ActionScale(action_space)
-        choice, size = p.chosen_network(), action_space.size
-        policy = ReplayShape(outputs=(size,))
-        critics = ReplayShape(outputs=(1,) * (2 if p.twin_critics else 1), actions=size)
-        self._policy, self._target_policy = (choice.replay(observation_space, policy) for _ in range(2))
-        self._critics, self._target_critics = (choice.replay(observation_space, critics) for _ in range(2))
-        self._policy.initialise_uniform(self._generator)
-        self._critics.initialise_uniform(self._generator)
-        self._target_policy.flat.copy_(self._policy.flat)
-        self._target_critics.flat.copy_(self._critics.flat)
+        self._scale, size = ActionScale(action_space), action_space.size
+        self._policy, self._target_policy = self._pair(ReplayShape(outputs=(size,)))
+        critics = (1,) * (2 if self.parameters.twin_critics else 1)
+        self._critics, self._target_critics = self._pair(ReplayShape(outputs=critics, actions=size))
+        trained = {"critics": self._critics, "policy": self._policy}
         self._use(
-            {
-                "critics": self._critics,
-                "policy": self._policy,
-                "target_critics": self._target_critics,
-                "target_policy": self._target_policy,
-            },
-            {name: FlatAdam(of.flat, eps=p.adam_epsilon) for name, of in (("critics", self._critics), ("policy", self._policy))},
+            {**trained, "target_critics": self._target_critics, "target_policy": self._target_policy}, dict.fromkeys(trained)
         )
 
     def _columns(self, batch: TransitionBatch) -> Columns:
@@ -76,7 +65,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
             columns["noise"] = torch.randn(actions.shape, generator=self._generator, dtype=torch.float32, device="cpu")
         return columns
 
-    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> GradientStepResult:
         p, observations = self.parameters, batch["observations"]
         targets = self._targets(batch)
         estimates = self._critics(observations, actions=batch["actions"])
@@ -86,14 +75,14 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         self._descend("critics", critic_loss, weight, p.critic_rate)
         metrics = {"losses/qf_loss": critic_loss.detach(), "losses/qf_values": estimates[0].detach().mean()}
         if self._gradient_steps % p.policy_delay:
-            return StepResult(metrics)
+            return GradientStepResult(metrics)
 
         actions = self._policy(observations)[0].tanh()
         policy_loss = -self._critics.one(0, observations, actions=actions).mean()
         self._descend("policy", policy_loss, weight, rate)
         self._target_policy.flat.lerp_(self._policy.flat, p.target_share)
         self._target_critics.flat.lerp_(self._critics.flat, p.target_share)
-        return StepResult({**metrics, "losses/actor_loss": policy_loss.detach()})
+        return GradientStepResult({**metrics, "losses/actor_loss": policy_loss.detach()})
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
@@ -133,7 +122,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
 
 
 class DDPG(TD3):
-    """DDPG [2]: TD3 with other defaults, `DDPGParameters`."""
+    """Deep deterministic policy gradient (DDPG) [2]: TD3 with the defaults of `DDPGParameters`."""
 
-    _name = "DDPG"
-    _parameters = DDPGParameters
+    name = "DDPG"
+    parameters_type = DDPGParameters

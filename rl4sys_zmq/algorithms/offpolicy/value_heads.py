@@ -13,6 +13,7 @@ and the vectors of the actions are deviations (advantages) from the state's vect
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -34,11 +35,10 @@ class ValueHead(ABC):
         merges: True if the output layer of the published policy differs from that of the network (`policy_rows`).
     """
 
-    def __init__(self, actions: int, width: int, *, dueling: bool) -> None:
-        self.merges = dueling
+    def __init__(self, parameters: DQNParameters, actions: int, width: int = 1) -> None:
+        self.merges = self._dueling = parameters.dueling
         self.width = width
-        self.outputs = (actions + dueling) * width
-        self._dueling = dueling
+        self.outputs = (actions + self._dueling) * width
 
     def estimates(self, outputs: Tensor) -> Tensor:
         """Return the vectors ``[B, n, W]`` for the network's outputs ``[B, outputs]``; with dueling, by equation 9 of [1]."""
@@ -88,11 +88,11 @@ class ValueHead(ABC):
 
 
 class ScalarHead(ValueHead):
-    """A head that estimates the expected return, or with `rescaling` its value under `squash`. The loss is the Huber loss."""
+    """A head that estimates the expected return; with `rescaling`, `squash` of it. The loss is the Huber loss."""
 
-    def __init__(self, actions: int, *, dueling: bool, huber_delta: float, rescaling: bool = False) -> None:
-        super().__init__(actions, 1, dueling=dueling)
-        self._huber_delta, self._rescaling = huber_delta, rescaling
+    def __init__(self, parameters: DQNParameters, actions: int) -> None:
+        super().__init__(parameters, actions)
+        self._huber_delta, self._rescaling = parameters.huber_delta, parameters.value_rescaling
 
     def values(self, estimates: Tensor) -> Tensor:
         values = estimates.squeeze(-1)
@@ -111,22 +111,26 @@ class ScalarHead(ValueHead):
 
 
 class CategoricalHead(ValueHead):
-    """A head that estimates logits of equally spaced returns, the atoms [2]. The loss is the cross entropy.
+    """A head that estimates the logits of the probabilities of equally spaced returns, the *atoms* [2].
+
+    The loss is the cross entropy.
 
     The error for priorities is the Kullback-Leibler divergence, as in Rainbow (Hessel et al. 2018).
     """
 
-    def __init__(self, actions: int, *, dueling: bool, atoms: int, v_min: float, v_max: float) -> None:
-        super().__init__(actions, atoms, dueling=dueling)
-        self._low, self._high = v_min, v_max
-        self._spacing = (v_max - v_min) / (atoms - 1)
-        self._atoms = torch.linspace(v_min, v_max, atoms, dtype=torch.float32, device="cpu")
+    def __init__(self, parameters: DQNParameters, actions: int) -> None:
+        super().__init__(parameters, actions, parameters.atoms)
+        self._low, self._high = parameters.v_min, parameters.v_max
+        self._spacing = (self._high - self._low) / (self.width - 1)
+        self._atoms = torch.linspace(self._low, self._high, self.width, dtype=torch.float32, device="cpu")
 
     def values(self, estimates: Tensor) -> Tensor:
         return estimates.softmax(-1) @ self._atoms.to(estimates.device)
 
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
-        """Return the shifted distribution, projected on the atoms ([2], equation 7).
+        """Return the target probabilities of the atoms: the distribution after the step, moved to ``return + discount * atom``.
+
+        The moved distribution is projected on the atoms ([2], equation 7).
 
         The probability of a value between two atoms is divided between both, more to the nearer one. A value outside the range
         counts as the nearest atom.
@@ -154,11 +158,11 @@ class QuantileHead(ValueHead):
     The loss is the quantile Huber loss ([3], equation 10), summed over the estimates and averaged over the targets.
     """
 
-    def __init__(self, actions: int, *, dueling: bool, quantiles: int, kappa: float) -> None:
-        super().__init__(actions, quantiles, dueling=dueling)
+    def __init__(self, parameters: DQNParameters, actions: int) -> None:
+        super().__init__(parameters, actions, parameters.quantiles)
         self.merges = True
-        self._kappa = kappa
-        self._probabilities = (2.0 * torch.arange(quantiles, dtype=torch.float32, device="cpu") + 1.0) / (2.0 * quantiles)
+        self._kappa = parameters.kappa
+        self._probabilities = (2.0 * torch.arange(self.width, dtype=torch.float32, device="cpu") + 1.0) / (2.0 * self.width)
 
     def values(self, estimates: Tensor) -> Tensor:
         return estimates.mean(-1)
@@ -200,9 +204,6 @@ def expand(squashed: Tensor) -> Tensor:
 
 def make_value_head(parameters: DQNParameters, actions: int) -> ValueHead:
     """Build the head that the parameters describe."""
-    p = parameters
-    if p.distribution == "categorical":
-        return CategoricalHead(actions, dueling=p.dueling, atoms=p.atoms, v_min=p.v_min, v_max=p.v_max)
-    if p.distribution == "quantile":
-        return QuantileHead(actions, dueling=p.dueling, quantiles=p.quantiles, kappa=p.kappa)
-    return ScalarHead(actions, dueling=p.dueling, huber_delta=p.huber_delta, rescaling=p.value_rescaling)
+    heads: dict[str, Callable[[DQNParameters, int], ValueHead]]
+    heads = {"none": ScalarHead, "categorical": CategoricalHead, "quantile": QuantileHead}
+    return heads[parameters.distribution](parameters, actions)

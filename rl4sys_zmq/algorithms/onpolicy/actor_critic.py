@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions, ActionScale, Distribution
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder, ActionScale, Distribution
 from rl4sys_zmq.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
-from rl4sys_zmq.algorithms.networks.flat_parameters import FlatAdam
+from rl4sys_zmq.algorithms.networks.flat_networks import FlatAdam
 from rl4sys_zmq.algorithms.networks.inputs import Sequences, initial_states, standardise
 from rl4sys_zmq.algorithms.networks.interface import RecurrentNetwork
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
-from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RolloutBatch, RunningMoments, join_segments
+from rl4sys_zmq.algorithms.onpolicy.rollout import OnPolicyTraining, RewardScaler, RolloutBatch, RunningMoments
 from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.learner.registry.algorithm_protocols import CloneOptions
@@ -28,64 +27,47 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicyS
 from rl4sys_zmq.values.features import feature_layout
 
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
-FIRST_LENGTH_GUESS = 200.0
-"""Assumed length of a trajectory until the first one has ended, in steps."""
-LENGTH_STEP = 0.05
-"""The weight of each ended trajectory in the running mean of trajectory lengths."""
 WARM_START_ROWS = 10_000
 """The number of observations that the statistics of a given policy count as."""
 
 
-class ActorCritic(ABC):
+class ActorCritic(OnPolicyTraining):
     """An on-policy algorithm with a policy and a value network. Each update trains on a batch of whole segments.
 
-    A subclass computes the gradient steps of an update, in `_train`. This class does everything else:
+    A subclass computes the gradient steps of an update. This class does everything else:
 
-    - A batch of whole segments can be larger than configured. The next batch is then smaller by the surplus.
     - The statistics that standardise observations change at the end of an update only, and actors get them with the weights. So
       the learner and actors with the newest version use the same statistics. The first update already uses those of the first
       batch, because the first policy hardly depends on its input.
     - When the statistics change, the first layers are adjusted, so that the networks compute what they computed before. Without
       this, each change would disturb what was learned: one of three runs on Pendulum stayed at a return of -600.
-    - ``episodes_per_update`` counts ended episodes. A part of an episode with ``max_traj_length`` steps counts as an ended one.
     """
 
-    kind: ClassVar[str] = "onpolicy"
     name: ClassVar[str]
     parameters_type: ClassVar[type[ActorCriticParameters]]
-    publish_every_updates: int = 1
-    max_policy_lag: int | None = 4
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
         self._observation_space = observation_space
-        layout = feature_layout(observation_space)
-        self._actions = ActionDistributions(action_space)
         self.parameters = p = read_parameters(self.parameters_type, parameters, algorithm=self.name)
         self.rollout_length = p.segment_length()
         self._spec = p.policy(self.name, observation_space, action_space)
         self._compute = CPU
         self._normalise = any(tensor.name == "obs_mean" for tensor in self._spec.tensors)
         self._generator = torch.Generator("cpu").manual_seed(seed)
-        features = layout.size
+        features = feature_layout(observation_space).size
         self._network = p.chosen_network().actor_critic(self._spec)
         self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
         if self._network.extras is not None:
             self._network.extras.data.fill_(p.log_std_init)
-        self._optimizer = self._new_optimizer()
+        self._optimizer = FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps, rms_prop=p.rms_prop)
         self._moments = RunningMoments(features)
         self._mean = torch.zeros(features, dtype=torch.float32, device="cpu")
         self._scale = torch.ones_like(self._mean)
         self._reward_scale = RewardScaler(p.gamma) if p.normalise_rewards else None
         self._steps = 0
-        self._trajectory_length = FIRST_LENGTH_GUESS
-        self._taken: list[tuple[Segment, bool]] = []
-        self._buffered = 0
-        self._trajectories = 0
-        self._batch = p.batch()
-        self._complete = False
-        self._surplus = 0
+        self._use_batches(p.batch(), ActionDistributionBuilder(action_space))
         self._configure(p)
 
     def _configure(self, parameters: ActorCriticParameters) -> None:
@@ -94,17 +76,28 @@ class ActorCritic(ABC):
         if self._reward_scale is not None:
             self._reward_scale.gamma = parameters.gamma
 
-    def _new_optimizer(self) -> FlatAdam:
-        p = self.parameters
-        return FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps, betas=p.betas, bias_correction=not p.rms_prop)
+    @abstractmethod
+    def _work(self, rollout: RolloutBatch) -> tuple[dict[str, Any], Sequences | None, dict[str, float]]:
+        """Return the inputs of an update on all ranks, the sequences (None unless recurrent), and metrics.
+
+        The first item has at least the tensors ``columns``, and ``rates``, the learning rates of both networks.
+        """
 
     @abstractmethod
+    def _fit(self, work: Mapping[str, Any], sequences: Sequences | None) -> dict[str, float]:
+        """Do this rank's part of the gradient steps of an update, for the results of `_work`. Return the losses of all ranks."""
+
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:
         """Do the gradient steps of one update, and return its metrics."""
+        work, sequences, metrics = self._work(rollout)
+        before = self._network.flat.clone()
+        with self._compute.ranks.leading(work, self.checkpoint):
+            losses = self._fit(work, sequences)
+        change = float(torch.linalg.vector_norm(self._network.flat - before))
+        return {**losses, **metrics, "losses/weight_change": change, "charts/learning_rate": work["rates"][0]}
 
-    @abstractmethod
     def follow(self, work: Mapping[str, Any]) -> None:
-        """Do this rank's part of the gradient steps of an update."""
+        self._fit({**work, "columns": {name: self._compute.put(column) for name, column in work["columns"].items()}}, None)
 
     def place(self, compute: Compute) -> None:
         check_rows(self.parameters.minibatch_steps(), compute.ranks)
@@ -113,74 +106,36 @@ class ActorCritic(ABC):
         self._compute = compute
         self._network.place(compute.device)
         self._actions.place(compute.device)
-        self._optimizer = self._new_optimizer()
+        self._optimizer.place(self._network.flat)
         self._mean, self._scale = compute.put(self._mean), compute.put(self._scale)
 
     def spec(self) -> PolicySpec:
         return self._spec
 
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        if not segment.steps:
-            return
-        self._taken.append((segment, correct))
-        self._buffered += segment.steps
-        ends = segment.ended or segment.capped
-        self._trajectories += ends
-        self._complete = self._complete or (self._missing() == 0 and (ends or not self._batch.ends_trajectory))
-
-    def demand(self) -> int:
-        """Return the number of steps that the batch lacks; an estimate if the batch depends on the ends of trajectories."""
-        if self._complete:
-            return 0
-        return self._missing() or math.ceil(self._trajectory_length)
-
-    def _missing(self) -> int:
-        """Return the number of steps that the batch lacks, without those until the current trajectory ends."""
-        if self._batch.steps is not None:
-            return max(0, self._batch.steps - self._surplus - self._buffered)
-        return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
-
-    def _limited(self, surplus: int) -> int:
-        """Return the number of steps by which the next batch is smaller, because this batch has `surplus` steps too many."""
-        steps = self._batch.steps
-        return min(max(0, surplus), steps // 2) if steps is not None and not self._batch.ends_trajectory else 0
-
-    def update(self, *, partial: bool = False) -> dict[str, float] | None:
-        """Do one update on all segments observed since the last one; without `partial`, only if they are a complete batch."""
-        if not self._buffered or (self.demand() > 0 and not partial):
-            return None
-        rollout = join_segments(self._taken, self._observation_space, self._actions)
-        trajectories = self._trajectories
-        self._clear()
+    def _train_batch(self, rollout: RolloutBatch) -> dict[str, float]:
         first = self._normalise and not self._moments.count
         if first:  # the first policy hardly depends on its input, so it may get other statistics before its first gradient step
             self._measure(rollout.features.numpy()[rollout.rows])
         metrics = self._train(rollout)
         self._steps += len(rollout.rewards)
-        self._surplus = self._limited(self._surplus + len(rollout.rewards) - (self._batch.steps or 0))
-        if trajectories:
-            mean_length = len(rollout.rewards) / trajectories
-            self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
         if self._normalise and not first:
             self._measure(rollout.features.numpy()[rollout.rows])
         return metrics
 
     def _measure(self, features: NDArray[np.float32]) -> None:
-        """Add features ``[N, F]`` to the statistics that standardise observations, and adjust the networks that have trained."""
+        """Add features ``[N, F]`` to the statistics that standardise observations.
+
+        Then adjust the first layers of networks that have trained, so that their outputs stay the same.
+        """
         trained = self._moments.count > 0
         self._moments.update(features)
-        mean, scale = self._statistics()
+        continuous = feature_layout(self._observation_space).continuous()  # all other features keep 0 and 1
+        arrays = np.where(continuous, self._moments.mean, 0.0), np.where(continuous, self._moments.scale(), 1.0)
+        mean, scale = (self._compute.put(torch.from_numpy(array.astype(np.float32))) for array in arrays)
         if trained:
             self._optimizer.rescale(self._network.change_inputs(self._mean, self._scale, mean, scale))
             self._compute.ranks.differ()
         self._mean, self._scale = mean, scale
-
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the mean and the factor that standardise each feature: 0 and 1 for features that are not from a Box."""
-        continuous = feature_layout(self._observation_space).continuous()
-        arrays = np.where(continuous, self._moments.mean, 0.0), np.where(continuous, self._moments.scale(), 1.0)
-        mean, scale = (self._compute.put(torch.from_numpy(array.astype(np.float32))) for array in arrays)
-        return mean, scale
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         flat = np.empty(self._spec.size, dtype=np.float32)
@@ -193,7 +148,6 @@ class ActorCritic(ABC):
         return tensors
 
     def state(self) -> dict[str, Any]:
-        """Return the whole state, except the segments that wait for the next update. The journal delivers these again."""
         return {
             "parameters": self._network.flat.clone(),
             "optimizer": self._optimizer.state(),
@@ -208,7 +162,6 @@ class ActorCritic(ABC):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, and discard the segments observed since the last update."""
         flat = torch.as_tensor(state["parameters"], device="cpu")
         if flat.shape != self._network.flat.shape:
             raise ConfigError(f"the state has {flat.numel()} parameters; the networks have {self._network.flat.numel()}")
@@ -219,7 +172,6 @@ class ActorCritic(ABC):
         self._optimizer.load(state["optimizer"])
         self._generator.set_state(torch.as_tensor(state["generator"], device="cpu").clone())
         self._steps = int(state["steps"])
-        self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
         self._trajectory_length = float(state["trajectory_length"])
         self._moments.load(state["observations"])
         device = self._compute.device
@@ -227,7 +179,7 @@ class ActorCritic(ABC):
         self._scale = torch.as_tensor(state["obs_scale"], device="cpu").to(device, copy=True)
         if self._reward_scale is not None:
             self._reward_scale.load(state["rewards"])
-        self._clear()
+        self._restart(int(state["surplus"]))
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         flat, _ = self._spec.flatten(tensors)
@@ -270,23 +222,10 @@ class ActorCritic(ABC):
     def change(self, parameters: Mapping[str, object]) -> None:
         self._configure(read_parameters(self.parameters_type, parameters, algorithm=self.name))
 
-    def checkpoint(self) -> dict[str, Any]:
-        return self.state()
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        self.load(kept)
-
     def numbers_to_check(self) -> list[NDArray[Any]]:
         statistics = [self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])]
         arrays = [array for moments in statistics for array in (moments.mean, moments.variance)]
         return [self._network.flat.cpu().numpy(), *self._optimizer.moments(), *arrays]
-
-    def discard(self) -> list[int]:
-        """Return an empty list: there is no replay from which to remove bad data."""
-        return []
-
-    def _clear(self) -> None:
-        self._taken, self._buffered, self._trajectories, self._complete = [], 0, 0, False
 
     def _standardised(self, features: Tensor) -> Tensor:
         return standardise(features, self._mean, self._scale) if self._normalise else features
@@ -339,10 +278,9 @@ class ActorCritic(ABC):
         of = rollout.segments
         return self._reward_scale(rewards, [s.steps for s in of], [s.episode_id for s in of], [s.ended for s in of])
 
-    def _step_values(self, rollout: RolloutBatch, estimates: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the values before and after each step, ``[N]`` each; 0 after a step to a terminal state."""
-        all_values = np.append(estimates.squeeze(1).cpu().numpy().astype(np.float64), 0.0)
-        return all_values[rollout.rows], all_values[rollout.rows + 1] * rollout.alive
+    def _normalised(self, advantages: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the advantages of a batch with mean 0 and standard deviation 1; a single advantage does not change."""
+        return (advantages - advantages.mean()) / (advantages.std() + 1e-8) if len(advantages) > 1 else advantages
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:
         return self._actions(outputs, self._network.extras, forbidden)

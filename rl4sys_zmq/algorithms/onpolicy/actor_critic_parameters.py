@@ -31,13 +31,13 @@ from rl4sys_zmq.values.observations import leaves_of
 LONGEST_SEGMENT = 128
 """The largest default of `rollout_length`, in steps."""
 
-ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
-"""The decay rates of the mean of the gradients and of the mean of their squares. RMSProp has no mean of the gradients."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCompletionRule:
-    """The rule for a complete batch: the least number of steps or of ended trajectories, and if its last step must end one."""
+    """The rule that makes a batch complete: a number of steps, or of ended trajectories.
+
+    With `ends_trajectory`, the last step of the batch must also end a trajectory.
+    """
 
     steps: int | None = None
     trajectories: int | None = None
@@ -131,10 +131,6 @@ class ActorCriticParameters:
         if anneals and self.total_steps is None:
             raise parameter_error(name, "a schedule needs a length; set total_steps (total_timesteps), also for lin_")
 
-    @property
-    def betas(self) -> tuple[float, float]:
-        return RMS_PROP_BETAS if self.rms_prop else ADAM_BETAS
-
     def batch(self) -> BatchCompletionRule:
         if self.episodes_per_update is not None:
             return BatchCompletionRule(trajectories=self.episodes_per_update)
@@ -150,7 +146,7 @@ class ActorCriticParameters:
         return self.batch().steps
 
     def share_left(self, steps: int, batch: int) -> float:
-        """Return the remaining share of a parameter that decreases over `total_steps`, for a batch that follows `steps` steps."""
+        """Return the factor, at most 1, of a parameter that decreases over `total_steps`, for a batch after `steps` steps."""
         done = steps + batch * self.anneal_ahead
         return 1.0 if self.total_steps is None else max(self.anneal_floor, 1.0 - done / self.total_steps)
 
@@ -183,7 +179,7 @@ class ActorCriticParameters:
 
 
 def entropy_weight(ent_coef: float | None, action_space: Space) -> float:
-    """Return the weight of the entropy bonus: `ent_coef`, or its default: 0 for actions with a Box, else 0.01."""
+    """Return the weight of the entropy bonus. The default of `ent_coef` is 0 for action spaces with a Box, and else 0.01."""
     return ent_coef if ent_coef is not None else 0.0 if action_layout(action_space).numbers else 0.01
 
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
@@ -41,21 +40,8 @@ class IMPALA(ActorCritic):
         self._settings = parameters
         self._entropy_weight = entropy_weight(parameters.ent_coef, self._spec.action_space)
 
-    def _train(self, rollout: RolloutBatch) -> dict[str, float]:
-        p = self._settings
-        rate = p.learning_rate * (p.share_left(self._steps, len(rollout.rewards)) if p.anneal_lr else 1.0)
-        columns, sequences, metrics = self._prepare(rollout)
-        before = self._network.flat.clone()
-        with self._compute.ranks.leading({"columns": columns, "rate": rate}, self.checkpoint):
-            losses = self._descend(columns, sequences, rate)
-        change = float(torch.linalg.vector_norm(self._network.flat - before))
-        return {**losses, **metrics, "losses/weight_change": change, "charts/learning_rate": rate}
-
-    def follow(self, work: Mapping[str, Any]) -> None:
-        self._descend({name: self._compute.put(column) for name, column in work["columns"].items()}, None, work["rate"])
-
-    def _prepare(self, rollout: RolloutBatch) -> tuple[dict[str, Tensor], Sequences | None, dict[str, float]]:
-        """Return the inputs of the gradient step, by one forward pass over all observations, and metrics.
+    def _work(self, rollout: RolloutBatch) -> tuple[dict[str, Any], Sequences | None, dict[str, float]]:
+        """Return the inputs of the gradient step, by one forward pass over all observations.
 
         ``advantages`` are multiplied by their truncated importance weights. The other columns are those of `TrainingTensors`.
         """
@@ -63,13 +49,13 @@ class IMPALA(ActorCritic):
         columns, current, estimates, sequences = self._forward(rollout)
         log_ratios = (current.cpu() - rollout.log_probs).numpy().astype(np.float64)
         weights = np.exp(log_ratios) if p.vtrace else np.ones(len(log_ratios))
-        values, next_values = self._step_values(rollout, estimates)
+        values, next_values = rollout.step_values(estimates)
         advantages, targets = vtrace(
             self._scaled_rewards(rollout), values, next_values, rollout.continues, weights,
             gamma=p.gamma, lam=p.gae_lambda, rho_clip=p.rho_clip, c_clip=p.c_clip,
         )  # fmt: skip
-        if p.norm_adv and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        if p.norm_adv:
+            advantages = self._normalised(advantages)
         truncated = np.minimum(weights, p.rho_clip)
         metrics = {
             "losses/explained_variance": explained_variance(values, targets),
@@ -78,11 +64,11 @@ class IMPALA(ActorCritic):
         }
         columns["advantages"] = put(torch.from_numpy((truncated * advantages).astype(np.float32)))
         columns["targets"] = put(torch.from_numpy(targets.astype(np.float32)))
-        return columns, sequences, metrics
+        rate = p.learning_rate * (p.share_left(self._steps, len(rollout.rewards)) if p.anneal_lr else 1.0)
+        return {"columns": columns, "rates": (rate, rate)}, sequences, metrics
 
-    def _descend(self, columns: Mapping[str, Tensor], sequences: Sequences | None, rate: float) -> dict[str, float]:
-        """Take the gradient step. Each rank computes with its share of the rows. Return the losses over all rows."""
-        p, ranks = self._settings, self._compute.ranks
+    def _fit(self, work: Mapping[str, Any], sequences: Sequences | None) -> dict[str, float]:
+        p, ranks, columns = self._settings, self._compute.ranks, work["columns"]
         share = ranks.share(len(columns["actions"]))
         if ranks.size > 1:
             columns = {name: column[share.rows] for name, column in columns.items()}
@@ -93,7 +79,7 @@ class IMPALA(ActorCritic):
         value_loss = half_square_error(estimates.squeeze(1), columns["targets"], None, 0.0)
         entropy = distribution.mean_entropy()
         loss = policy_loss + value_loss * p.vf_coef - entropy * self._entropy_weight
-        self._step(loss * share.weight, (rate, rate))
+        self._step(loss * share.weight, work["rates"])
         losses = torch.stack((policy_loss, value_loss, entropy)).detach() * share.weight
         ranks.add_up(losses)
         names = ("losses/policy_loss", "losses/value_loss", "losses/entropy")

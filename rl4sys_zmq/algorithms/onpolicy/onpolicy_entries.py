@@ -15,7 +15,7 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
     actor_critic_entry,
     cartpole_preset,
 )
-from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
+from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOVariantParameters
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, nullable, number, option, whole_number
 from rl4sys_zmq.learner.registry.algorithm_entry import Setting, Staleness, TaskPreset, inherited, parameter_error, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
@@ -33,7 +33,7 @@ WHOLE_EPISODE = 4096
     steps_per_update=Setting(None, "steps per update, from all environments; null: 80, unless episodes_per_update is given"),
     rollout_length=Setting(5, "most steps per segment"),
 )
-class A2CParameters(PPOSetting):
+class A2CParameters(PPOVariantParameters):
     """The parameters of A2C: PPO with one gradient step on each batch, without clipping, and with RMSProp (Huang et al. 2022).
 
     The defaults are those of Stable-Baselines3 for 5 steps in each of 16 environments, with two differences: observations and
@@ -99,7 +99,7 @@ class RPOParameters(PPOParameters):
         None, "most steps per segment; null: 128 with a baseline, else 4096, because the return of a cut episode ends at the cut"
     ),
 )
-class REINFORCEParameters(PPOSetting):
+class REINFORCEParameters(PPOVariantParameters):
     """The parameters of REINFORCE: PPO with one gradient step of the policy on a batch of whole episodes (Williams 1992).
 
     Without a baseline, the advantage of an action is the discounted return after it. With a baseline, which is a value network,
@@ -132,7 +132,7 @@ class REINFORCEParameters(PPOSetting):
     def ppo(self) -> PPOParameters:
         baseline = self.with_vf_baseline
         return replace(
-            PPOSetting.ppo(self),
+            PPOVariantParameters.ppo(self),
             gae_lambda=self.gae_lambda if baseline else 1.0,
             episodes_per_update=self.batch().trajectories,
             critic=baseline,

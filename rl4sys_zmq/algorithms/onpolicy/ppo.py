@@ -16,7 +16,7 @@ from rl4sys_zmq.algorithms.networks.inputs import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, entropy_weight
 from rl4sys_zmq.algorithms.onpolicy.onpolicy_entries import A2CParameters, A3CParameters, REINFORCEParameters, RPOParameters
-from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
+from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOVariantParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, explained_variance, vtrace
 from rl4sys_zmq.learner.registry.compute import ONE_RANK, Ranks
 
@@ -27,7 +27,7 @@ class TrainingTensors:
 
     Attributes:
         features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
-        actions: The raw actions in the form of `ActionDistributions.encode`, ``[N, ...]``.
+        actions: The raw actions in the form of `ActionDistributionBuilder.encode`, ``[N, ...]``.
         log_probs: The log-probability of each action under the policy that chose it, ``[N]``.
         low, high: The bounds of the probability ratio, ``[N]``; see `clipped_objective`.
         values: The values estimated before the update, ``[N]``.
@@ -159,7 +159,7 @@ def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, cl
 
 @dataclass(slots=True)
 class PassMetrics:
-    """The metrics of one pass over a batch, as one tensor per minibatch. They become numbers after the pass: conversion is slow.
+    """The metrics of one pass over a batch. Each list has a tensor per minibatch, because conversion to numbers is slow.
 
     Attributes:
         log_ratios: The logarithm of each step's probability ratio, ``[B]``.
@@ -234,44 +234,37 @@ class PPO(ActorCritic):
     """
 
     name: ClassVar[str] = "PPO"
-    parameters_type: ClassVar[type[PPOSetting]] = PPOParameters
+    parameters_type: ClassVar[type[PPOVariantParameters]] = PPOParameters
 
     def _configure(self, parameters: ActorCriticParameters) -> None:
         super()._configure(parameters)
-        assert isinstance(parameters, PPOSetting)
+        assert isinstance(parameters, PPOVariantParameters)
         self._settings = p = parameters.ppo()
         self._entropy_weight = 0.0 if p.in_turn else entropy_weight(p.ent_coef, self._spec.action_space)
 
-    def _train(self, rollout: RolloutBatch) -> dict[str, float]:
-        p = self._settings
-        left = p.share_left(self._steps, len(rollout.rewards))
+    def _work(self, rollout: RolloutBatch) -> tuple[dict[str, Any], Sequences | None, dict[str, float]]:
+        p, steps = self._settings, len(rollout.rewards)
+        left = p.share_left(self._steps, steps)
         shrink = left if p.anneal_lr else 1.0
         policy_rate = p.learning_rate * shrink
         value_rate = policy_rate if p.value_learning_rate is None else p.value_learning_rate * shrink
         clip = p.clip_coef * (left if p.anneal_clip else 1.0)
-        columns, metrics = self._prepare(rollout, clip)
-        steps = len(rollout.rewards)
-        sizes = equal_sizes(steps, p.minibatches(steps))
-        before = self._network.flat.clone()
-        rates, clips = (policy_rate, value_rate), (clip, p.value_clip if p.value_clip is not None else clip)
-        work = {"columns": columns.columns(), "sizes": sizes, "rates": rates, "clips": clips}
-        with self._compute.ranks.leading(work, self.checkpoint):
-            last = self._fit(columns, sizes, rates, clips)
-        change = float(torch.linalg.vector_norm(self._network.flat - before))
-        return {**last.scalars(clip), **metrics, "losses/weight_change": change, "charts/learning_rate": policy_rate}
+        tensors, metrics = self._prepare(rollout, clip)
+        work = {
+            "columns": tensors.columns(),
+            "sizes": equal_sizes(steps, p.minibatches(steps)),
+            "rates": (policy_rate, value_rate),
+            "clips": (clip, p.value_clip if p.value_clip is not None else clip),
+        }
+        return work, tensors.sequences, metrics
 
-    def follow(self, work: Mapping[str, Any]) -> None:
-        columns: dict[str, Any] = {name: self._compute.put(column) for name, column in work["columns"].items()}
-        self._fit(TrainingTensors(**columns), work["sizes"], work["rates"], work["clips"])
-
-    def _fit(
-        self, columns: TrainingTensors, sizes: list[int], learning_rates: Sequence[float], clips: Sequence[float]
-    ) -> PassMetrics:
+    def _fit(self, work: Mapping[str, Any], sequences: Sequences | None) -> dict[str, float]:
         """Do all passes over a batch, with a gradient step per minibatch. Return the metrics of the last pass.
 
-        `learning_rates` and `clips` are pairs of a value for the policy and one for the value network. The policy's clip is the
-        limit ε of the ratio, the other the largest change of a value.
+        ``rates`` and ``clips`` are pairs of a value for the policy and one for the value network. The policy's clip is the limit
+        ε of the ratio, the other the largest change of a value.
         """
+        columns, clips = TrainingTensors(**work["columns"], sequences=sequences), work["clips"]
         p = self._settings
         stopped = False
         last = PassMetrics()
@@ -279,8 +272,8 @@ class PPO(ActorCritic):
             if stopped and not value:
                 continue
             trains = (policy and not stopped, value)
-            rates = [rate if due else None for rate, due in zip(learning_rates, trains, strict=True)]
-            seen = self._pass(self._moved(columns), sizes, trains, rates, clips)
+            rates = [rate if due else None for rate, due in zip(work["rates"], trains, strict=True)]
+            seen = self._pass(self._moved(columns), work["sizes"], trains, rates, clips)
             seen.value_losses = seen.value_losses or last.value_losses
             if not trains[0]:
                 last.value_losses = seen.value_losses
@@ -291,7 +284,7 @@ class PPO(ActorCritic):
                 stopped = seen.kl(last=p.target_kl_over == "last_minibatch") > p.target_kl
             if stopped and p.value_epochs is None and not p.in_turn:
                 break
-        return last
+        return last.scalars(clips[0])
 
     def _passes(self) -> list[tuple[bool, bool]]:
         """Return two bools for each pass over the batch: True if it trains the policy, True if it trains the value network."""
@@ -321,7 +314,7 @@ class PPO(ActorCritic):
         columns, current, estimates, sequences = self._forward(rollout)
         log_probs = put(rollout.log_probs)
         ratios = (current - log_probs).exp().cpu()
-        values, next_values = self._step_values(rollout, estimates if p.critic else torch.zeros_like(estimates))
+        values, next_values = rollout.step_values(estimates if p.critic else torch.zeros_like(estimates))
         rewards = self._scaled_rewards(rollout)
         rhos = np.where(rollout.correct, ratios.numpy().astype(np.float64), 1.0)
         inputs = (rewards, values, next_values, rollout.continues, rhos)
@@ -332,8 +325,8 @@ class PPO(ActorCritic):
             "losses/explained_variance": explained_variance(values, targets),
             "losses/ratio_first": float((ratios - 1.0).abs().mean()),
         }
-        if p.norm_adv and p.norm_adv_over == "batch" and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        if p.norm_adv and p.norm_adv_over == "batch":
+            advantages = self._normalised(advantages)
         weights = torch.from_numpy(advantages.astype(np.float32))
         low, high = ratio_bounds(weights, clip)
         tensors = TrainingTensors(

@@ -26,21 +26,21 @@ RL4SYS_ITERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class PPOSetting(ActorCriticParameters):
-    """The parameters of an algorithm that is PPO with certain values of its parameters."""
+class PPOVariantParameters(ActorCriticParameters):
+    """The parameters of an algorithm that is PPO with fixed values of some parameters."""
 
     fixed: ClassVar[Mapping[str, Any]] = {}
     """The values of those parameters of PPO that the algorithm does not have."""
 
     def ppo(self) -> PPOParameters:
-        """Return the parameters of PPO that these parameters stand for."""
+        """Return the equivalent parameters of PPO."""
         known = {f.name for f in fields(PPOParameters)}
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
         return PPOParameters(**{**own, "steps_per_update": self.batch().steps, **self.fixed})
 
 
 @dataclass(frozen=True, slots=True)
-class PPOParameters(PPOSetting):
+class PPOParameters(PPOVariantParameters):
     """All parameters of `PPO`, by CleanRL's names. Names that only RL4Sys uses mean what they mean there."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})
@@ -151,7 +151,7 @@ class PPOParameters(PPOSetting):
         return ActorCriticParameters.batch(self)
 
     def iterations(self) -> tuple[int, int]:
-        """Return the numbers of passes of the policy and of the value network, if they train in turn."""
+        """Return the numbers of passes of the policy and of the value network, if they train one after the other."""
         return self.train_pi_iters or RL4SYS_ITERS, self.train_v_iters or RL4SYS_ITERS
 
     def minibatches(self, steps: int) -> int:

@@ -6,23 +6,30 @@ batch is the next step of the same episode. ``values[t]`` is V(s_t), ``next_valu
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributionBuilder
 from rl4sys_zmq.algorithms.networks.inputs import encode_observations, forbidden_actions
+from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.observations import leaves_of
 
 Column = NDArray[np.float64]
 
+FIRST_LENGTH_GUESS = 200.0
+"""Assumed length of a trajectory until the first one has ended, in steps."""
+LENGTH_STEP = 0.05
+"""The weight of each ended trajectory in the running mean of trajectory lengths."""
 MAX_EPISODES = 4096
 """Largest number of unfinished episodes whose return a `RewardScaler` remembers. The oldest one has probably lost its actor."""
 
@@ -37,7 +44,7 @@ class RolloutBatch:
         features: The observations as ``F`` features, float32 ``[M, F]``, not standardised.
         rows: The row of `features` with the observation before each step, ``[N]``. The next row is the one after the step.
         alive: ``[N]``, 0 if the step led to a terminal state, so that no observation follows it, else 1.
-        actions: The raw actions in the form of `ActionDistributions.encode`, ``[N, ...]``.
+        actions: The raw actions in the form of `ActionDistributionBuilder.encode`, ``[N, ...]``.
         forbidden: True for each forbidden action, bool ``[N, n]``; None if no segment has a mask.
         log_probs: The log-probability of each action under the policy that chose it, float32 ``[N]``.
         continues: ``[N]``, True if the next step of the batch is the next step of the same episode.
@@ -55,9 +62,17 @@ class RolloutBatch:
     correct: NDArray[np.bool_]
     segments: Sequence[Segment]
 
+    def step_values(self, estimates: Tensor) -> tuple[Column, Column]:
+        """Return the values before and after each step, ``[N]``, from those of all observations ``[M, 1]``.
+
+        After a step to a terminal state, the value is 0.
+        """
+        values = np.append(estimates.squeeze(1).cpu().numpy().astype(np.float64), 0.0)
+        return values[self.rows], values[self.rows + 1] * self.alive
+
 
 def join_segments(
-    taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributions
+    taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributionBuilder
 ) -> RolloutBatch:
     """Join segments to one batch. `taken` has pairs of a segment and a bool: True if the segment needs importance weights.
 
@@ -103,8 +118,101 @@ def _follows(segment: Segment, other: Segment | None) -> bool:
     )
 
 
+class OnPolicyTraining(ABC):
+    """The base class of on-policy algorithms. It collects batches of whole segments.
+
+    A batch can be larger than configured. The next batch is then smaller by the surplus. A part of an episode with
+    ``max_traj_length`` steps counts as an ended trajectory. A state has no segments that wait for an update.
+    """
+
+    kind: ClassVar[str] = "onpolicy"
+    publish_every_updates: int = 1
+    max_policy_lag: int | None = 4
+    rollout_length: int
+    _observation_space: ObservationSpace
+    _surplus = 0
+    _complete = False
+
+    def _use_batches(self, rule: BatchCompletionRule, actions: ActionDistributionBuilder) -> None:
+        """Set the rule for a complete batch, and the encoder of its actions. A subclass calls this once, in its constructor."""
+        self._batch, self._actions = rule, actions
+        self._trajectory_length = FIRST_LENGTH_GUESS
+        self._clear()
+
+    @abstractmethod
+    def _train_batch(self, rollout: RolloutBatch) -> Mapping[str, float]:
+        """Do one update on this batch, and return its metrics."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return copies of the whole state, without waiting segments."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state, and discard the segments observed since the last update."""
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        if not segment.steps:
+            return
+        self._taken.append((segment, correct))
+        self._buffered += segment.steps
+        ends = segment.ended or segment.capped
+        self._trajectories += ends
+        self._complete = self._complete or (self._missing() == 0 and (ends or not self._batch.ends_trajectory))
+
+    def demand(self) -> int:
+        """Return the number of steps that the batch lacks; an estimate if the batch depends on the ends of trajectories."""
+        if self._complete:
+            return 0
+        return self._missing() or math.ceil(self._trajectory_length)
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        """Do one update on all segments observed since the last one; without `partial`, only if they are a complete batch."""
+        if not self._buffered or (self.demand() > 0 and not partial):
+            return None
+        rollout = join_segments(self._taken, self._observation_space, self._actions)
+        steps, trajectories = self._buffered, self._trajectories
+        self._clear()
+        metrics = self._train_batch(rollout)
+        self._surplus = self._limited(self._surplus + steps - (self._batch.steps or 0))
+        if trajectories:
+            self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (steps / trajectories - self._trajectory_length)
+        return metrics
+
+    def checkpoint(self) -> dict[str, Any]:
+        return self.state()
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        self.load(kept)
+
+    def discard(self) -> list[int]:
+        """Return an empty list: there is no replay from which to remove bad data."""
+        return []
+
+    def _missing(self) -> int:
+        """Return the number of steps that the batch lacks. Steps that only end its last trajectory are not counted."""
+        if self._batch.steps is not None:
+            return max(0, self._batch.steps - self._surplus - self._buffered)
+        return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
+
+    def _limited(self, surplus: int) -> int:
+        """Return the number of steps by which the next batch is smaller, because this batch has `surplus` steps too many."""
+        steps = self._batch.steps
+        return min(max(0, surplus), steps // 2) if steps is not None and not self._batch.ends_trajectory else 0
+
+    def _restart(self, surplus: int) -> None:
+        """Begin a batch after one that had `surplus` steps too many, perhaps with another configured size."""
+        self._surplus = self._limited(surplus)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._taken: list[tuple[Segment, bool]] = []
+        self._buffered = self._trajectories = 0
+        self._complete = False
+
+
 class RunningMoments:
-    """The mean and the population variance of each column, over all rows so far: 0 and 1 before the first row.
+    """The mean and the population variance of each column, over all rows so far. Before the first row, they are 0 and 1.
 
     Source: Chan, Golub & LeVeque 1979, equation 1.5.
     """
@@ -153,7 +261,7 @@ class RewardScaler:
         self._open: OrderedDict[int, float] = OrderedDict()
 
     def __call__(self, rewards: Column, lengths: Sequence[int], episodes: Sequence[int], ended: Sequence[bool]) -> Column:
-        """Update the variance with new rewards ``[T]``, and return them scaled. The other arguments have a value per segment."""
+        """Update the variance with rewards ``[T]``, and return them scaled. The other arguments have an item per segment."""
         starts = np.concatenate(([0], np.cumsum(lengths)))
         follows = np.ones(len(rewards))
         follows[starts[:-1]] = 0.0

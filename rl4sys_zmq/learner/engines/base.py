@@ -1,4 +1,4 @@
-"""The interface of an engine, which starts the workers that train clients, the registry of engines, and the base of handles.
+"""The registry of engines, the data with which an engine starts a worker, and the base class of handles to worker processes.
 
 A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway and a worker exchange encoded
 messages, but a thread gets segments as the gateway has read them.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+    from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLink
 
 __all__ = ["EngineEntry", "GatewayEndpoints", "WorkerAssignment"]
 
@@ -49,7 +48,7 @@ class WorkerAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEndpoints:
-    """The gateway, as an engine sees it. Only the gateway thread uses this object.
+    """The addresses and functions of the gateway that engines need. Only the gateway thread uses this object.
 
     Attributes:
         config: The learner's configuration.
@@ -67,7 +66,7 @@ class GatewayEndpoints:
     resumed: Collection[str]
     up: str
     listen: Callable[[str], str]
-    connect_worker: Callable[[WorkerAssignment, str, str], WorkerLink]
+    connect_worker: Callable[[WorkerAssignment, str, str], RemoteWorkerLink]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,54 +97,34 @@ REPLACED_KILL_S = 5.0
 ABORT_WAIT_S = 2.0
 
 
-class WatchThread(Worker):
-    """A thread that starts one worker process, and waits for its end. `stop` kills the process."""
+class WorkerProcessHandle(Worker):
+    """The base class of handles to worker processes. A handle is also the thread that starts the process and waits for its end.
 
-    def __init__(self, name: str, ended: Callable[[], None]) -> None:
-        super().__init__(name)
-        self.over = False  # True after the end of the process. `crash` and `failure` are then final.
+    This class has a part of the methods of `WorkerHandle`, which any thread can call. `stop` kills the process.
+
+    Attributes:
+        over: True after the end of the process. `crash` and `failure` are then final.
+    """
+
+    def __init__(self, name: str, assignment: WorkerAssignment) -> None:
+        super().__init__(f"{name}-{assignment.client_id}")
+        self.over = False
         self.crash = ""
         self.failure: ThreadFailed | None = None
-        self._ended = ended
+        self._assignment = assignment
         self._kill_at = math.inf
 
     @property
-    @abstractmethod
-    def silent_s(self) -> float:
-        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
+    def alive(self) -> bool:
+        return not self.over
 
     def kill_within(self, seconds: float) -> None:
         """Kill the process if it still runs after so many `seconds`."""
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
-
-class WatchedWorker:
-    """The methods of `WorkerHandle` that a `WatchThread` answers. Any thread can call them."""
-
-    _watch: WatchThread
-
-    @property
-    def alive(self) -> bool:
-        return not self._watch.over
-
-    @property
-    def crash(self) -> str:
-        return self._watch.crash if self._watch.over else ""
-
-    @property
-    def failure(self) -> ThreadFailed | None:
-        return self._watch.failure
-
-    @property
-    def silent_s(self) -> float:
-        return self._watch.silent_s
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        return self._watch.join(timeout_s)
-
     def abort(self) -> bool:
-        self._watch.stop()
-        return self._watch.join(ABORT_WAIT_S)
+        self.stop()
+        return self.join(ABORT_WAIT_S)
 
 
 ENGINES = Registry(

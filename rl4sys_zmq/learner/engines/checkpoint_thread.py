@@ -14,13 +14,14 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import assert_never
 
 import xxhash
 
-from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.errors import CheckpointError, Closed
 from rl4sys_zmq.interfaces import WorkerHandle
 from rl4sys_zmq.learner.run.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
 from rl4sys_zmq.learner.run.worker_storage import SuspectFiles, encode_mark, is_excused
@@ -37,7 +38,7 @@ from rl4sys_zmq.wire.thread_messages import (
     CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
-    RecordTraining,
+    RecordSegmentsInTraining,
     TrainingRecorded,
 )
 
@@ -55,72 +56,62 @@ _LOOK_S = 0.05
 _NAMES = frozenset({MANIFEST, *POLICY_FILES})
 
 _CheckpointRequest = FindCheckpoint | FetchCheckpointPart | CheckpointPart
-StorageRequest = _CheckpointRequest | RecordTraining
+StorageRequest = _CheckpointRequest | RecordSegmentsInTraining
 StorageAnswer = CheckpointFound | CheckpointPartReply | CheckpointStored | TrainingRecorded
 
 
 class _Incoming:
+    """A checkpoint that arrives in parts, and the temporary folder for its files."""
+
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
-        self.content: dict[str, tuple[int, str]] = {}  # the size and the digest (xxh3-128) of each complete file
-        self._file = -1
-        self._name, self._size, self._digest = "", 0, xxhash.xxh3_128()
+        self._name = ""  # of the file that arrives now
+        self._digests: dict[str, xxhash.xxh3_128] = {}
         folder.mkdir(mode=0o700)
 
     def add(self, part: CheckpointPart) -> None:
-        """Append a part to its file. The first part of a new file also flushes the previous file to the disk."""
+        """Append a part to its file."""
         if part.name != self._name:
-            self._end_file()
-            if not (part.name in _NAMES or is_state_file(part.name)) or part.offset:
+            known = part.name in _NAMES or is_state_file(part.name)
+            if part.offset or not known or part.name in self._digests:
                 raise CheckpointError(self.folder, f"part {part.offset} of {part.name!r:.80} does not begin a checkpoint's file")
-            self._file = open_private(self.folder / part.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            self._name, self._size, self._digest = part.name, 0, xxhash.xxh3_128()
-        if part.offset != self._size:
-            raise CheckpointError(self.folder / part.name, f"a part begins at byte {part.offset}; expected {self._size}")
-        for frame in part.body:
-            rest = memoryview(frame)
-            self._size += len(rest)
-            self._digest.update(rest)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            self._name, self._digests[part.name] = part.name, xxhash.xxh3_128()
+        path = self.folder / part.name
+        with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            if part.offset != file.tell():
+                raise CheckpointError(path, f"a part begins at byte {part.offset}; expected {file.tell()}")
+            for frame in part.body:
+                file.write(frame)
+                self._digests[part.name].update(frame)
 
-    def end(self) -> None:
-        self._end_file()
+    def end(self) -> dict[str, tuple[int, str]]:
+        """Flush the files to the disk. Return the size and the digest (xxh3-128) of each."""
+        content = {}
+        for name, digest in self._digests.items():
+            with (self.folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+                content[name] = os.fstat(file.fileno()).st_size, digest.hexdigest()
         sync_folder(self.folder)
-
-    def discard(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _end_file(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
-            self.content[self._name] = self._size, self._digest.hexdigest()
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+        return content
 
 
-class WorkerFiles:
-    """The files of one worker's client in the run directory. Only the checkpoint thread uses this object, except for `fence`."""
+class RemoteWorkerFiles:
+    """The files that the learner keeps for one remote worker: the checkpoints and the record of segments in training.
+
+    Only the checkpoint thread uses this object; any thread can set `fenced`.
+    """
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
         self.closed = threading.Event()  # set when the thread has finished all work for this worker
         self.waiting = 0  # requests, without records, whose answer was not delivered so far. Only the gateway thread uses it.
-        self.records: deque[RecordTraining] = deque(maxlen=MAX_RECORDS)
+        self.records: deque[RecordSegmentsInTraining] = deque(maxlen=MAX_RECORDS)
         self.answer = answer
         self._assign = assign
         self._store = CheckpointStore(Path(assign.checkpoints))
         self._marks = SuspectFiles(Path(assign.checkpoints))
         self._incoming: _Incoming | None = None
-        self._claimed = self._excused = self._fenced = False
-
-    def fence(self) -> None:
-        """Refuse all further checkpoints and records of this worker. Any thread can call this."""
-        self._fenced = True
+        self.fenced = False  # True to refuse all further checkpoints and records. Any thread can set this.
+        self._claimed = self._excused = False
 
     def excuse(self) -> None:
         """Record that the worker was asked to end, so that its segments are not suspected of a crash."""
@@ -129,15 +120,26 @@ class WorkerFiles:
             self._store_mark(encode_mark(0, b"", excused=True))
 
     def handle(self, message: _CheckpointRequest) -> StorageAnswer:
-        match message:
-            case FindCheckpoint():
-                return self._find()
-            case FetchCheckpointPart():
-                return self._fetch(message)
-            case CheckpointPart():
-                return self._receive(message)
-            case _:
-                assert_never(message)
+        """Do one request of the worker, and return the answer. If the request fails, the answer has the error."""
+        try:
+            match message:
+                case FindCheckpoint():
+                    return self._find()
+                case FetchCheckpointPart():
+                    return self._fetch(message)
+                case CheckpointPart():
+                    return self._receive(message)
+                case _:
+                    assert_never(message)
+        except Exception as exc:
+            if not isinstance(exc, CheckpointError | OSError):
+                log.exception("a request of a worker could not be handled: %s", type(message).__name__)
+            problem = plain_text(str(exc))[:500] or type(exc).__name__
+        if isinstance(message, FindCheckpoint):
+            return CheckpointFound(0, 0, {}, [], False, problem, (b"", b""))
+        if isinstance(message, CheckpointPart):
+            self._discard_incoming()
+        return CheckpointStored(message.number, False, problem)
 
     def finish(self) -> None:
         if self._incoming is not None:
@@ -147,80 +149,63 @@ class WorkerFiles:
 
     def _discard_incoming(self) -> None:
         if self._incoming is not None:
-            self._incoming.discard()
+            shutil.rmtree(self._incoming.folder, ignore_errors=True)
             self._incoming = None
 
     def _find(self) -> CheckpointFound:
-        try:
-            self._store.claim(self._assign.generation)
-            loaded = self._store.load()
-            suspects, mark = self._marks.read()
-            self._store_mark(encode_mark(0, b""))
-            self._claimed = True
-            number = loaded[0].number if loaded is not None else 0
-            folder = self._store.folder / f"{number:08d}"
-            names = (MANIFEST, *state_files(folder)) if loaded is not None else ()
-            sizes = {name: (folder / name).stat().st_size for name in names}
-            next_number = self._store.prepare()
-        except (CheckpointError, OSError) as exc:
-            return CheckpointFound(0, 0, {}, [], False, plain_text(str(exc))[:500], (b"", b""))
+        self._store.claim(self._assign.generation)
+        loaded = self._store.load()
+        suspects, mark = self._marks.read()
+        self._store_mark(encode_mark(0, b""))
+        self._claimed = True
+        number = loaded[0].number if loaded is not None else 0
+        folder = self._store.folder / f"{number:08d}"
+        names = (MANIFEST, *state_files(folder)) if loaded is not None else ()
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        next_number = self._store.prepare()
         return CheckpointFound(number, next_number, sizes, self._store.damaged, not is_excused(mark), "", (suspects, mark))
 
-    def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply | CheckpointStored:
-        try:
-            if message.name != MANIFEST and not is_state_file(message.name):
-                raise CheckpointError(self._store.folder, f"{message.name!r:.80} is not needed to continue from a checkpoint")
-            with open(self._store.folder / f"{message.number:08d}" / message.name, "rb") as file:
-                file.seek(message.offset)
-                data = file.read(PART_BYTES)
-        except (CheckpointError, OSError) as exc:
-            return CheckpointStored(message.number, False, plain_text(str(exc))[:500])
+    def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply:
+        if message.name != MANIFEST and not is_state_file(message.name):
+            raise CheckpointError(self._store.folder, f"{message.name!r:.80} is not needed to continue from a checkpoint")
+        with open(self._store.folder / f"{message.number:08d}" / message.name, "rb") as file:
+            file.seek(message.offset)
+            data = file.read(PART_BYTES)
         return CheckpointPartReply(message.number, message.name, message.offset, (data,))
 
     def _receive(self, part: CheckpointPart) -> CheckpointStored:
-        try:
-            incoming = self._incoming
-            if incoming is None or part.number != incoming.number:
-                incoming = self._begin_checkpoint(part)
-            incoming.add(part)
-            if not part.last:
-                return CheckpointStored(part.number, False, "")
-            incoming.end()
-            self._incoming = None
-            self._install(incoming)
-        except (CheckpointError, OSError) as exc:
+        incoming = self._incoming
+        if incoming is None or part.number != incoming.number:
             self._discard_incoming()
-            return CheckpointStored(part.number, False, plain_text(str(exc))[:500])
-        return CheckpointStored(part.number, True, "")
-
-    def _begin_checkpoint(self, part: CheckpointPart) -> _Incoming:
-        self._discard_incoming()
-        least = self._store.prepare()
-        if part.number < least or part.offset:
-            raise CheckpointError(
-                self._store.folder, f"a part of checkpoint {part.number} at byte {part.offset}; a new one has number {least}"
-            )
-        self._incoming = _Incoming(self._store.temporary(part.number), part.number)
-        return self._incoming
+            least = self._store.prepare()
+            if part.number < least or part.offset:
+                problem = f"a part of checkpoint {part.number} at byte {part.offset}; a new one has number {least}"
+                raise CheckpointError(self._store.folder, problem)
+            incoming = self._incoming = _Incoming(self._store.temporary(part.number), part.number)
+        incoming.add(part)
+        if part.last:
+            self._install(incoming)
+            self._incoming = None
+        return CheckpointStored(part.number, part.last, "")
 
     def _install(self, incoming: _Incoming) -> None:
         """Check the manifest of a complete checkpoint and the digest of its state, and rename its folder into place."""
-        try:
-            manifest = read_manifest(incoming.folder)
-            wrote = (manifest.client_id, manifest.generation, manifest.number)
-            expected = (self._assign.client_id, self._assign.generation, incoming.number)
-            if wrote != expected:
-                raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
-            if any(incoming.content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
-                problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
-                raise CheckpointError(incoming.folder, problem)
-        except BaseException:
-            incoming.discard()
-            raise
-        self._store.install(incoming.folder, incoming.number, lambda: not self._fenced)
+        content = incoming.end()
+        manifest = read_manifest(incoming.folder)
+        wrote = (manifest.client_id, manifest.generation, manifest.number)
+        expected = (self._assign.client_id, self._assign.generation, incoming.number)
+        if wrote != expected:
+            raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
+        if any(content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
+            problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
+            raise CheckpointError(incoming.folder, problem)
+        self._store.install(incoming.folder, incoming.number, lambda: not self.fenced)
 
     def record(self) -> TrainingRecorded | None:
-        """Store the newest segments in training, and return the answer; None if no record waits."""
+        """Store the newest list of segments in training that the worker has sent.
+
+        Return the answer to the worker's `RecordSegmentsInTraining` message; None if no such message has arrived.
+        """
         suspects, mark, count = b"", b"", 0
         while self.records:
             message = self.records.popleft()
@@ -228,7 +213,7 @@ class WorkerFiles:
             suspects, count = changed or suspects, message.count
         if not count:
             return None
-        if not (self._excused or self._fenced):
+        if not (self._excused or self.fenced):
             self._store_mark(mark, suspects)
         return TrainingRecorded(count)
 
@@ -248,11 +233,11 @@ class CheckpointThread(Worker):
         super().__init__("rl4sys-checkpoints")
         self._wake = wake
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
+        self._answers: deque[tuple[RemoteWorkerFiles, StorageAnswer]] = deque()
 
-    def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
+    def request(self, files: RemoteWorkerFiles, message: StorageRequest) -> bool:
         """Queue a request of a worker. Return False if `MAX_WAITING` requests of this worker are in the queue already."""
-        if isinstance(message, RecordTraining):
+        if isinstance(message, RecordSegmentsInTraining):
             files.records.append(message)
             if len(files.records) == 1:  # otherwise the thread has not taken those before
                 self._requests.put(partial(self._answer, files, files.record))
@@ -260,16 +245,16 @@ class CheckpointThread(Worker):
         if files.waiting >= MAX_WAITING:
             return False
         files.waiting += 1
-        self._requests.put(partial(self._answer, files, partial(_handled, files, message)))
+        self._requests.put(partial(self._answer, files, partial(files.handle, message)))
         return True
 
-    def finish(self, files: WorkerFiles) -> None:
-        """Discard the unfinished work for an ended worker, and wait for that. Do not call this in the checkpoint thread."""
+    def finish(self, files: RemoteWorkerFiles) -> None:
+        """Discard the requests and the unfinished checkpoint of an ended worker, and wait until this thread has done so."""
         self._requests.put(files.finish)
         while not files.closed.wait(_LOOK_S) and self.alive:
             pass
 
-    def excuse(self, files: WorkerFiles) -> None:
+    def excuse(self, files: RemoteWorkerFiles) -> None:
         self._requests.put(files.excuse)
 
     def deliver_answers(self) -> None:
@@ -283,7 +268,7 @@ class CheckpointThread(Worker):
         while (request := self._requests.get()) is not None:
             request()
 
-    def _answer(self, files: WorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
+    def _answer(self, files: RemoteWorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
         if not files.closed.is_set() and (answer := handle()) is not None:
             self._answers.append((files, answer))
             self._wake()
@@ -293,47 +278,28 @@ class CheckpointThread(Worker):
         self._requests.put(None)
 
 
-def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
-    """Return the answer to one request. An exception becomes an answer, so that it does not end the thread of all workers."""
-    try:
-        return files.handle(message)
-    except Exception as exc:
-        log.exception("a request of a worker could not be handled: %s", type(message).__name__)
-        problem = plain_text(str(exc))[:500] or type(exc).__name__
-        if isinstance(message, FindCheckpoint):
-            return CheckpointFound(0, 0, {}, [], False, problem, (b"", b""))
-        return CheckpointStored(message.number, False, problem)
-
-
 class AbandonCheckpointsThread(Worker):
     """A thread that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after its learner threads have ended.
 
-    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk.
+    The gateway must not wait for a disk. Until the thread renames them, `stop` leaves the checkpoints as they are.
+
+    Attributes:
+        count: The number of checkpoints that were renamed, or the error.
     """
 
     def __init__(self, client_id: str, workers: Sequence[WorkerHandle], folder: Path, wake: Callable[[], None]) -> None:
         super().__init__(f"rl4sys-forget-{client_id}")
-        self.done = False
-        self.problem = ""
-        self.count = 0
+        self.count: Future[int] = Future()
         self._workers, self._folder, self._wake = tuple(workers), folder, wake
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         try:
-            ended = [False]
-            while not all(ended) and not self._stopping.is_set():
-                ended = [worker.join(_LOOK_S) for worker in self._workers]
-            if self._stopping.is_set():
-                self.problem = "the learner was closed before its checkpoints were put aside"
-                return
-            self.count = len(CheckpointStore(self._folder).abandon_all())
-        except CheckpointError as exc:
-            self.problem = str(exc)
+            while not self._stop_asked.is_set() and not all(worker.join(_LOOK_S) for worker in self._workers):
+                pass
+            if self._stop_asked.is_set():
+                raise Closed("the learner was closed before its checkpoints were put aside")
+            self.count.set_result(len(CheckpointStore(self._folder).abandon_all()))
+        except Exception as exc:  # noqa: BLE001 - handed to the operator's command
+            self.count.set_exception(exc)
         finally:
-            self.done = True
             self._wake()
-
-    def stop(self) -> None:
-        """Cancel the task while it waits. The checkpoints then stay as they are."""
-        self._stopping.set()

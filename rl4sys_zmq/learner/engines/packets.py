@@ -1,16 +1,15 @@
 """The packets between a learner and its worker processes.
 
-A packet is a JSON object in one message of a socketpair: its kind, and the fields of this kind.
+A packet is a JSON object in one message of a socketpair: its kind, and the fields of this kind. The first message to the
+process is a `ProcessStart`, as JSON.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import socket
+from collections.abc import Iterator
 from typing import Any, Final
-
-START: Final = "start"
-"""To the process, at first: the fields of `ProcessStart`."""
 
 END: Final = "end"
 """To the process: it is about to receive `StopThread`."""
@@ -33,26 +32,25 @@ FAILED: Final = "failed"
 MAX_PACKET_BYTES = 128 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStart:
-    """The data with which a worker process starts."""
-
-    client_id: str
-    key: str  # the first frame of each message of the process, in hexadecimal; a secret
-    down: str  # the address from which the process receives messages
-    up: str  # the address to which it sends messages
-    plugins: list[str]  # the modules to import first
-    path: list[str]  # `sys.path` of the learner
-    log_level: int  # the lowest level of log records that the learner shows
-
-
-def encode_packet(packet: ProcessStart | str, **fields: object) -> bytes:
-    if isinstance(packet, ProcessStart):
-        return encode_packet(START, **asdict(packet))
-    return json.dumps({"kind": packet, **fields}).encode()
+def encode_packet(kind: str, **fields: object) -> bytes:
+    return json.dumps({"kind": kind, **fields}).encode()
 
 
 def decode_packet(data: bytes) -> tuple[str, dict[str, Any]]:
     """Return the kind and the fields of a packet."""
     fields: dict[str, Any] = json.loads(data)
     return fields.pop("kind"), fields
+
+
+def read_packets(end: socket.socket) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the packets that have arrived. Raise EOFError if the other process has closed its end of the socketpair."""
+    while True:
+        try:
+            data = end.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:  # the other process has ended with packets that it had not read
+            data = b""
+        if not data:
+            raise EOFError
+        yield decode_packet(data)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
+import json
 import math
 import os
 import select
@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
@@ -34,13 +34,12 @@ from rl4sys_zmq.learner.engines.base import (
     REPLACED_KILL_S,
     EngineEntry,
     GatewayEndpoints,
-    WatchedWorker,
-    WatchThread,
     WorkerAssignment,
+    WorkerProcessHandle,
 )
+from rl4sys_zmq.learner.engines.remote_start import ProcessStart
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.transports import Socket, make_socket_folder
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed, WorkerMessage, frames_of
@@ -69,8 +68,8 @@ class ProcessEngine:
             self.close()
             raise
 
-    def start(self, assignment: WorkerAssignment) -> LearnerProcess:
-        return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
+    def start(self, assignment: WorkerAssignment) -> LocalWorkerHandle:
+        return LocalWorkerHandle(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
 
     def wait_ready(self) -> None:
         """Return at once: a process can be started now."""
@@ -84,33 +83,33 @@ ENTRY = EngineEntry(
 )
 
 
-class LearnerProcess(WatchedWorker):
-    """A handle to a worker process, which trains one client, with the PUSH socket that sends messages to it.
+class LocalWorkerHandle(WorkerProcessHandle):
+    """A handle to a worker process on the learner's machine. It implements `WorkerHandle`.
 
-    It implements `WorkerHandle`. Only the gateway uses it.
+    Only the gateway uses the PUSH socket, which sends messages to the process. The thread of this object starts the process,
+    reads its packets, and waits for its end. On Linux, the kernel kills the process if this thread ends first, for example
+    with the learner. After the end of the process, the thread kills the rest of its process group.
     """
 
-    _watch: _ProcessWatchThread
-
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
-        start = packets.ProcessStart(
-            client_id=assignment.client_id,
-            key=assignment.key.hex(),
-            down=down,
-            up=up,
-            plugins=imported_plugins(),
-            path=module_path(),
-            log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
-        )
+        super().__init__("rl4sys-process", assignment)
+        self._start = ProcessStart.of(assignment, down=down, up=up, path=module_path())
+        self._lock = threading.Lock()
+        self._pid: int | None = None  # None before the process is created
+        self._alive_at = math.inf
+        self._busy_s = 0.0  # since the process last looked for messages, as of its last sign of life
+        self._pair: socket.socket | None = None
+        self._theirs: socket.socket | None = None
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES, linger_s=LINGER_S)
         try:
-            self._watch = _ProcessWatchThread(start, assignment.ended)
-            self._watch.start()
-        except (OSError, RuntimeError) as exc:
+            self._pair, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._pair.setblocking(False)
+            self.start()
+        except BaseException as exc:
             self._push.close()
-            raise TransportError(f"engine process: no process can be started: {start_error_text(exc)}") from exc
-        except BaseException:
-            self._push.close()
+            self._close_pair()
+            if isinstance(exc, OSError | RuntimeError):
+                raise TransportError(f"engine process: no process can be started: {start_error_text(exc)}") from exc
             raise
 
     def send(self, message: WorkerMessage) -> bool:
@@ -122,53 +121,21 @@ class LearnerProcess(WatchedWorker):
             queued = bool(self._push.send(encode(StopThread())))
             self._push.close()  # libzmq still sends what is queued
             self._push = None
-            self._watch.tell(packets.END if queued else packets.STOP)
+            self._tell(packets.END if queued else packets.STOP)
         if replaced:
-            self._watch.tell(packets.REPLACE)
-            self._watch.kill_within(REPLACED_KILL_S)
-
-    def describe(self) -> dict[str, Any]:
-        watch = self._watch
-        return {
-            "engine": ENTRY.name,
-            "pid": watch.pid,
-            "busy_s": round(watch.busy_s, 3),
-            "silent_s": round(watch.silent_s, 3),
-        }
-
-
-class _ProcessWatchThread(WatchThread):
-    """The thread that starts one worker process, reads its packets, and waits for its end.
-
-    On Linux, the process is killed if this thread ends before it, for example together with the whole learner. After the end of
-    the process, what it has started in its process group is killed too.
-    """
-
-    def __init__(self, start: packets.ProcessStart, ended: Callable[[], None]) -> None:
-        super().__init__(f"rl4sys-process-{start.client_id}", ended)
-        self.pid: int | None = None  # None before the process is created
-        self.busy_s = 0.0  # since the process last looked for messages, as of its last sign of life
-        self._start = start
-        self._lock = threading.Lock()
-        self._killed = False
-        self._alive_at = math.inf
-        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pair: socket.socket | None = ours
-        ours.setblocking(False)
+            self._tell(packets.REPLACE)
+            self.kill_within(REPLACED_KILL_S)
 
     @property
     def silent_s(self) -> float:
         return 0.0 if self.over else max(0.0, time.monotonic() - self._alive_at)
 
-    def start(self) -> None:
-        try:
-            super().start()
-        except BaseException:
-            self._close_pair()
-            raise
+    def describe(self) -> dict[str, Any]:
+        signs = {"busy_s": round(self._busy_s, 3), "silent_s": round(self.silent_s, 3)}
+        return {"engine": ENTRY.name, "pid": self._pid, **signs}
 
-    def tell(self, command: str) -> None:
-        """Send a command to the process. Any thread can call this, also after the end of the process."""
+    def _tell(self, command: str) -> None:
+        """Send a command to the process. Do nothing if it has ended."""
         with self._lock:
             if self._pair is not None:
                 try:
@@ -179,12 +146,12 @@ class _ProcessWatchThread(WatchThread):
     def stop(self) -> None:
         """Kill the process. Any thread can call this."""
         with self._lock:
-            self._killed = True
+            super().stop()
             self._kill()
 
     def _kill(self) -> None:
         """Kill the process and the other processes of its process group. The caller holds the lock."""
-        if self.pid is not None:
+        if self._pid is not None:
             self._process.kill_group()
 
     def _close_pair(self) -> None:
@@ -198,32 +165,35 @@ class _ProcessWatchThread(WatchThread):
         try:
             code = self._watch_process()
             if code and self.failure is None:
-                self.crash = f"its process {self.pid} has ended: {end_text(code)}"
+                self.crash = f"its process {self._pid} has ended: {end_text(code)}"
         except Exception as exc:  # the gateway must get the end of the process in any case
-            if self.pid is None:
+            if self._pid is None:
                 self.crash = f"no process can be started: {start_error_text(exc)}"
             else:
-                log.exception("process %d, which trained client %s, was killed", self.pid, self._start.client_id)
-                self.crash = f"its process {self.pid} was killed, because of an error in the learner: {type(exc).__name__}: {exc}"
+                log.exception("process %d, which trained client %s, was killed", self._pid, self._start.client_id)
+                self.crash = (
+                    f"its process {self._pid} was killed, because of an error in the learner: {type(exc).__name__}: {exc}"
+                )
         finally:
             self.over = True
             self._close_pair()
-            self._ended()
+            self._assignment.ended()
 
     def _watch_process(self) -> int:
         """Start the process, read its packets, and return its exit code after its end."""
         with self._lock:
-            if self._killed:
+            if self._stop_asked.is_set():
                 return 0
-            assert self._pair is not None
-            self._pair.send(packets.encode_packet(self._start))
-            self._process = start_with_socket(self._theirs, "-m", _MODULE)
-            self.pid = self._process.pid
+            pair, theirs = self._pair, self._theirs
+            assert pair is not None and theirs is not None
+            pair.send(json.dumps(asdict(self._start)).encode())
+            self._process = start_with_socket(theirs, "-m", _MODULE)
+            self._pid = self._process.pid
         try:
-            self._theirs.close()
-            log.info("client %s is trained by process %d", self._start.client_id, self.pid)
-            self._follow()
-            self._read(LAST_PACKETS)
+            theirs.close()
+            log.info("client %s is trained by process %d", self._start.client_id, self._pid)
+            self._follow(pair, self._pid)
+            self._read(pair, LAST_PACKETS)
         except BaseException:
             with self._lock:
                 self._kill()
@@ -234,51 +204,36 @@ class _ProcessWatchThread(WatchThread):
                 code = self._process.end(0.0)
         return code
 
-    def _follow(self) -> None:
+    def _follow(self, pair: socket.socket, pid: int) -> None:
         """Read the packets of the process until it has ended, and kill it if it has not ended at the deadline."""
-        assert self.pid is not None
         with contextlib.ExitStack() as stack:
             poll = select.poll()
-            poll.register(self._pair_end(), select.POLLIN)
+            poll.register(pair, select.POLLIN)
             wait_s = LOOK_S
             with contextlib.suppress(AttributeError, OSError):  # a kernel before 5.3, or a filter of system calls
-                death = os.pidfd_open(self.pid)
+                death = os.pidfd_open(pid)
                 stack.callback(os.close, death)
                 poll.register(death, select.POLLIN)
                 wait_s = WORKER_REPORT_S
             is_open = True
             while self._process.look() is None:
                 poll.poll(math.ceil(wait_s * 1000))
-                if is_open and not self._read(PACKETS_PER_LOOK):
+                if is_open and not self._read(pair, PACKETS_PER_LOOK):
                     is_open = False
-                    poll.unregister(self._pair_end())
+                    poll.unregister(pair)
                 if time.monotonic() >= self._kill_at:
                     with self._lock:
                         self._kill()
 
-    def _pair_end(self) -> socket.socket:
-        assert self._pair is not None
-        return self._pair
-
-    def _read(self, most: int) -> bool:
+    def _read(self, pair: socket.socket, most: int) -> bool:
         """Handle up to `most` packets that have arrived. Return False if the process has closed its end."""
-        for _ in range(most):
-            try:
-                data = self._pair_end().recv(packets.MAX_PACKET_BYTES)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            kind, fields = packets.decode_packet(data)
-            if kind == packets.LOG:
-                self._log(**fields)
-            elif kind == packets.TURN:
-                self._alive_at, self.busy_s = time.monotonic(), float(fields["busy_s"])
-            elif kind == packets.FAILED:
-                self.failure = ThreadFailed(**fields)
-        return True
-
-    def _log(self, name: str, level: int, text: str) -> None:
-        get_logger(name).log(level, "process %d: %s", self.pid, text)
+        with contextlib.suppress(EOFError):
+            for kind, fields in itertools.islice(packets.read_packets(pair), most):
+                if kind == packets.LOG:
+                    get_logger(fields["name"]).log(fields["level"], "process %d: %s", self._pid, fields["text"])
+                elif kind == packets.TURN:
+                    self._alive_at, self._busy_s = time.monotonic(), float(fields["busy_s"])
+                elif kind == packets.FAILED:
+                    self.failure = ThreadFailed(**fields)
+            return True
+        return False

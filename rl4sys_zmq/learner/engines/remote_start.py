@@ -1,18 +1,23 @@
-"""The data with which a worker on another machine starts: addresses, keys and versions, as plain text and numbers.
+"""The data with which a worker outside the learner's process starts: addresses, keys and versions, as plain text and numbers.
 
-An engine sends them to the other machine as JSON, over a channel of its own. They contain secrets.
+An engine sends them as JSON, over a channel of its own. They contain secrets.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.liveness import GATEWAY_SILENCE_S
+from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.prefix import MAJOR, MINOR
+from rl4sys_zmq.wire.frames import MAJOR, MINOR
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.engines.base import WorkerAssignment
 
 __all__ = ["WIRE_VERSION", "RemoteWorkerStart"]
 
@@ -21,38 +26,60 @@ WIRE_VERSION = f"{MAJOR}.{MINOR}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteWorkerStart:
+class WorkerStart:
+    """The start data that every worker outside the learner's process needs.
+
+    Attributes:
+        key: The fencing token, in hexadecimal: the first frame of each message of the worker. It is a secret.
+        down: The address from which the worker receives messages.
+        up: The address to which the worker sends messages.
+        plugins: The modules to import first.
+        log_level: The lowest level of log records that the learner shows.
+    """
+
+    client_id: str
+    key: str = field(repr=False)
+    down: str
+    up: str
+    plugins: tuple[str, ...]
+    log_level: int
+
+    @classmethod
+    def of(cls, assignment: WorkerAssignment, **others: Any) -> Self:
+        """Return the start data of a new worker. `others` are the values of `down`, `up` and the fields of the subclass."""
+        level, plugins = logging.getLogger("rl4sys_zmq").getEffectiveLevel(), tuple(imported_plugins())
+        return cls(client_id=assignment.client_id, key=assignment.key.hex(), plugins=plugins, log_level=level, **others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStart(WorkerStart):
+    """The start data of a worker process on the learner's machine. `path` is the learner's `sys.path`."""
+
+    path: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWorkerStart(WorkerStart):
     """The start data of one worker on another machine.
 
-    The client's configuration is not part of them. It is the first message that the worker receives.
+    The client's configuration is no part of these data: it arrives as the worker's first message.
 
     Attributes:
         engine: Name of the engine.
         generation: The generation of the client, from this worker's start on.
-        key: The fencing token, in hexadecimal: the first frame of each message of the worker. It is a secret.
-        down: The address from which the worker receives messages.
-        up: The address to which the worker sends messages.
         public: The worker's public CURVE key, 40 characters of Z85. It is made for this worker only.
         secret: The secret key for `public`.
         gateway_public: The public CURVE key of the learner.
-        plugins: The modules to import first.
-        log_level: The lowest level of log records that the learner shows.
         gateway_silence_s: The worker ends after this time without a message from the learner, in seconds.
         library: The version of the learner's library.
         wire: The version of the learner's wire format.
     """
 
     engine: str
-    client_id: str
     generation: int
-    key: str = field(repr=False)
-    down: str
-    up: str
     public: str
     secret: str = field(repr=False)
     gateway_public: str
-    plugins: tuple[str, ...]
-    log_level: int
     gateway_silence_s: float = GATEWAY_SILENCE_S
     library: str = field(default_factory=package_version)
     wire: str = WIRE_VERSION
@@ -85,7 +112,7 @@ class RemoteWorkerStart:
 
     @property
     def version_error(self) -> str:
-        """The text of an error if the library or the wire format here is another than the learner's; empty if they agree."""
+        """An error message if this machine's version of the library or the wire format differs; empty if both agree."""
         same = (self.library, self.wire) == (package_version(), WIRE_VERSION)
         return "" if same else _difference(self.library, self.wire)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
-from rl4sys_zmq.learner.training.inbox import WorkerQueue
 from rl4sys_zmq.learner.training.learner_thread import LearnerThread
+from rl4sys_zmq.learner.training.train_loop import WorkerQueue
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed, WorkerMessage
+from rl4sys_zmq.wire.thread_messages import StopThread, WorkerMessage
 
 
 class ThreadEngine:
@@ -32,38 +32,32 @@ class ThreadEngine:
 ENTRY = EngineEntry(name="thread", factory=ThreadEngine, summary="a thread of the learner's process")
 
 
-class InProcessLearnerThread:
-    """A handle to a learner thread, with the PUSH socket that sends messages to the thread.
+class InProcessLearnerThread(LearnerThread):
+    """A learner thread in the learner's process, and the gateway's handle to it. It implements `WorkerHandle`.
 
-    It implements `WorkerHandle`. Only the gateway uses it; any thread can call `alive`, `join` and `abort`.
+    A PUSH socket wakes the thread. Only the gateway calls the methods, but any thread can call `alive`, `join` and `abort`.
     """
 
     crash = ""  # if a thread crashes, the learner's process ends with it
-    failure: ThreadFailed | None = None  # the thread sends its error as a message
     silent_s = 0.0  # a thread stops only together with its process
 
     def __init__(self, assignment: WorkerAssignment, up: str) -> None:
-        key = assignment.key
-        down = f"{up}-{key.hex()}"
-        self._queue = WorkerQueue()
+        down = f"{up}-{assignment.key.hex()}"
+        self.queue = WorkerQueue()
+        super().__init__(f"rl4sys-learner-{assignment.client_id}", assignment.key, down, up, queue=self.queue)
         self._push: Socket | None = Socket.push(bind=down)
-        self._thread = LearnerThread(f"rl4sys-learner-{assignment.client_id}", key, down, up, queue=self._queue)
         try:
-            self._thread.start()
+            self.start()
         except BaseException:
             self._push.close()
             raise
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.alive
-
     def send(self, message: WorkerMessage) -> bool:
-        if self._push is None or len(self._queue.messages) >= QUEUE_MESSAGES:
+        if self._push is None or len(self.queue.messages) >= QUEUE_MESSAGES:
             return False
-        self._queue.messages.append(message)
-        if not self._queue.awake:
-            self._queue.awake = True
+        self.queue.messages.append(message)
+        if not self.queue.awake:
+            self.queue.awake = True
             self._push.send([b""])
         return True
 
@@ -73,15 +67,12 @@ class InProcessLearnerThread:
             self._push.close()
             self._push = None
         if replaced:
-            self._thread.replace()
-        self._thread.stop()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        return self._thread.join(timeout_s)
+            self.replace()
+        self.stop()
 
     def abort(self) -> bool:
         """Return True if the thread has ended. A thread cannot be ended by force."""
-        return not self._thread.alive
+        return not self.alive
 
     def describe(self) -> dict[str, Any]:
         return {"engine": ENTRY.name}

@@ -8,6 +8,7 @@ then at once on Linux, otherwise within `ORPHAN_S` seconds and without a checkpo
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import os
 import select
@@ -15,11 +16,13 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict
 
 from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines import packets
+from rl4sys_zmq.learner.engines.remote_start import ProcessStart
 from rl4sys_zmq.learner.training.learner_thread import LearnerThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import ForwardingHandler, get_logger
@@ -34,43 +37,25 @@ MAX_LOG_CHARS = 10_000
 """Limit on the text of a log record, in characters. Each takes up to 12 bytes of a packet, which has `MAX_PACKET_BYTES`."""
 
 
-class _CommandThread(threading.Thread):
-    """The thread that follows the commands of the learner's process, and sends it signs of life."""
-
-    def __init__(self, pair: socket.socket, learner: LearnerThread) -> None:
-        super().__init__(name="rl4sys-commands", daemon=True)
-        self._pair, self._learner = pair, learner
-
-    def run(self) -> None:
-        poll = select.poll()
-        poll.register(self._pair, select.POLLIN)
+def _follow_commands(pair: socket.socket, learner: LearnerThread) -> None:
+    """Carry out the learner's commands, and send signs of life to the learner. End this process when the learner ends."""
+    poll = select.poll()
+    poll.register(pair, select.POLLIN)
+    commands = {packets.END: learner.expect_end, packets.STOP: learner.stop, packets.REPLACE: learner.replace}
+    with suppress(EOFError):
         while True:
-            _send(self._pair, packets.TURN, busy_s=self._learner.busy_s)
-            if not poll.poll(round(WORKER_REPORT_S * 1000)):
-                continue
-            try:
-                data = self._pair.recv(packets.MAX_PACKET_BYTES)
-            except OSError:  # the learner has ended with packets that it had not read
-                break
-            if not data:
-                break
-            command, _ = packets.decode_packet(data)
-            if command == packets.END:
-                self._learner.expect_end()
-            elif command == packets.STOP:
-                self._learner.stop()
-            elif command == packets.REPLACE:
-                self._learner.replace()
-        self._learner.replace()
-        threading.Event().wait(ORPHAN_S)
-        os._exit(1)
+            _send(pair, packets.TURN, busy_s=learner.busy_s)
+            poll.poll(round(WORKER_REPORT_S * 1000))
+            for command, _ in packets.read_packets(pair):
+                commands[command]()
+    learner.replace()
+    threading.Event().wait(ORPHAN_S)
+    os._exit(1)
 
 
 def _send(pair: socket.socket, kind: str, **fields: object) -> None:
-    try:
+    with suppress(OSError):  # the learner has ended, or reads nothing now
         pair.send(packets.encode_packet(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except OSError:
-        return  # the learner has ended, or reads nothing now
 
 
 def main() -> None:
@@ -81,7 +66,7 @@ def main() -> None:
     data = pair.recv(packets.MAX_PACKET_BYTES)
     if not data:
         os._exit(1)
-    start = packets.ProcessStart(**packets.decode_packet(data)[1])
+    start = ProcessStart(**json.loads(data))
     sys.path[:] = start.path
     root = logging.getLogger()
     root.addHandler(
@@ -100,7 +85,7 @@ def main() -> None:
     os._exit(code)
 
 
-def _train(pair: socket.socket, start: packets.ProcessStart) -> None:
+def _train(pair: socket.socket, start: ProcessStart) -> None:
     try:
         import_plugins(start.plugins)
     except ConfigError as exc:
@@ -108,7 +93,7 @@ def _train(pair: socket.socket, start: packets.ProcessStart) -> None:
         return
     name = f"rl4sys-learner-{start.client_id}"
     learner = LearnerThread(name, bytes.fromhex(start.key), start.down, start.up, remote=True)
-    _CommandThread(pair, learner).start()
+    threading.Thread(target=_follow_commands, args=(pair, learner), name="rl4sys-commands", daemon=True).start()
     learner.run()
     if not open_sockets():
         context().term()  # this sends the last messages

@@ -8,34 +8,38 @@ name.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
-from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
+from rl4sys_zmq.learner.engines.checkpoint_thread import (
+    MAX_WAITING,
+    CheckpointThread,
+    RemoteWorkerFiles,
+    StorageAnswer,
+    StorageRequest,
+)
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES
-from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.security import KeyPair, WorkerAccess, new_key_pair
+from rl4sys_zmq.security.authenticator import RemoteWorkerAuthenticator
+from rl4sys_zmq.security.keys import KeyPair, new_key_pair
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.frames import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.prefix import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointPart,
     CheckpointStored,
+    EndRemoteWorker,
     FetchCheckpointPart,
     FindCheckpoint,
     GatewayAlive,
-    RecordTraining,
-    ReplaceWorker,
+    RecordSegmentsInTraining,
     StopThread,
     ThreadFailed,
     WorkerAlive,
@@ -47,36 +51,37 @@ MAX_LOGS = 1000
 MESSAGES_PER_TURN = 256
 LINGER_S = 5.0
 _OWN = frozenset(
-    {cls.KIND for cls in (WorkerAlive, WorkerLog, FindCheckpoint, FetchCheckpointPart, CheckpointPart, RecordTraining)}
+    {cls.KIND for cls in (WorkerAlive, WorkerLog, FindCheckpoint, FetchCheckpointPart, CheckpointPart, RecordSegmentsInTraining)}
 )
 
 
-@dataclass(slots=True)
-class WorkerSigns:
-    """The signs of life of a worker. Only the gateway thread changes them; any thread can read them."""
+class RemoteWorkerLink(Resource):
+    """The gateway's connection to one remote worker. Only the gateway thread uses it, unless a method says otherwise.
 
-    at: float | None = None  # the time of the last sign, on the monotonic clock
-    host: str = ""
-    pid: int = 0
-    busy_s: float = 0.0  # since the learner thread last looked for messages, as of the last sign
-    failed: bool = False  # the worker has reported the error that ends it
-    lost: str = ""  # about messages that were lost on the way
+    Attributes:
+        sign: The last sign of life of the worker; None before the first. Any thread can read the attributes.
+        sign_at: The time of the last sign, on the monotonic clock.
+        failed: True if the worker has reported the error that ends it.
+        lost: A text about messages that were lost on the way; empty if there are none.
+        logs: Log records of the worker, oldest first. Another thread can pop them.
+        finished: Any thread can set it to True after the end of the worker. The gateway then closes the connection.
+    """
 
-
-class WorkerLink(Resource):
-    """The gateway's connection to one worker. Only the gateway thread uses it, except for methods that say otherwise."""
-
-    def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, links: WorkerLinks) -> None:
-        self.signs = WorkerSigns()
-        self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)  # oldest first. Another thread can pop them.
-        self.finished = False  # any thread can set it after the end of the worker; the gateway then closes the connection
+    def __init__(
+        self, assignment: WorkerAssignment, bind: str, advertise: str, access: RemoteWorkerAuthenticator, links: RemoteWorkerLinks
+    ) -> None:
+        self.sign: WorkerAlive | None = None
+        self.sign_at = 0.0
+        self.failed = self.finished = False
+        self.lost = ""
+        self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)
         self._key = assignment.key
         self._access, self._counters, self._storage = access, links.counters, links.storage
         self._received = self._sent = 0
         self._control: deque[list[Frame]] = deque()
         self._ended = False
         assign = assignment.assign
-        self._files = WorkerFiles(assign, self.control) if assign.checkpoints else None
+        self._files = RemoteWorkerFiles(assign, self.control) if assign.checkpoints else None
         self._push: Socket | None = Socket.push(
             bind=bind, hwm=QUEUE_MESSAGES, linger_s=LINGER_S, secure=access.secure, watch=True
         )
@@ -86,48 +91,43 @@ class WorkerLink(Resource):
             self._push.close()
             raise
         public, secret, gateway_public = access.keys
-        self.start = RemoteWorkerStart(
+        self.start = RemoteWorkerStart.of(
+            assignment,
             engine=assignment.engine,
-            client_id=assignment.client_id,
             generation=assign.generation,
-            key=self._key.hex(),
             down=_advertised(self._push.bound, advertise),
             up=_advertised(self.pull.bound, advertise),
             public=public,
             secret=secret,
             gateway_public=gateway_public,
-            plugins=tuple(imported_plugins()),
-            log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
         )
-
-    # ---- to the worker
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Queue a message. Return False if the queue is full, the worker is not connected, or `end` was called."""
         return not self._ended and self.flush() and self._try(frames)
 
-    def control(self, message: StorageAnswer | ReplaceWorker | StopThread) -> None:
-        """Queue a message of the connection itself, such as a storage answer. Later messages of `send` leave after it."""
+    def control(self, message: StorageAnswer | EndRemoteWorker | StopThread) -> None:
+        """Queue a message that is not for the learner thread, such as an answer about a checkpoint."""
         self._control.append(encode(message))
         self.flush()
 
     def end(self, *, replaced: bool) -> None:
         if not self._ended:
             self._ended = True
-            if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
+            if self._files is not None and not (self.finished or self.failed):  # it has not ended by itself
                 self._storage.excuse(self._files)
             self.control(StopThread())
         if replaced and self._files is not None:
-            self._files.fence()
+            self._files.fenced = True
         if replaced and self._push is not None:
             self._access.revoke()
             self._control.clear()
-            self.control(ReplaceWorker())
+            self.control(EndRemoteWorker())
             self._push.close()  # libzmq still sends what is queued
             self._push = None
 
     def flush(self) -> bool:
-        """Send the waiting messages of the connection. Return True if none is left."""
+        """Send the messages that `control` has queued, as far as the socket takes them. Return True if none is left."""
         while self._control:
             if not self._try(self._control[0]):
                 return False
@@ -140,10 +140,11 @@ class WorkerLink(Resource):
         self._sent += sent
         return sent
 
-    # ---- from the worker
-
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
-        """Yield the messages of the learner thread that have arrived, a few or `all_of_them`, and handle all other messages."""
+        """Yield the arrived messages of the worker's learner thread, and handle its other messages here.
+
+        One call reads at most `MESSAGES_PER_TURN` messages, unless `all_of_them` is True.
+        """
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)
@@ -158,7 +159,7 @@ class WorkerLink(Resource):
             self._received += 1
             kind = frames[1][KIND_AT]
             if kind not in _OWN:
-                self.signs.failed = self.signs.failed or kind == ThreadFailed.KIND
+                self.failed = self.failed or kind == ThreadFailed.KIND
                 yield frames
                 continue
             try:
@@ -169,11 +170,10 @@ class WorkerLink(Resource):
     def _handle(self, frames: Sequence[Frame]) -> None:
         message = decode_thread_message(frames)
         if isinstance(message, WorkerAlive):
-            signs = self.signs
-            signs.host, signs.pid, signs.busy_s, signs.at = message.host, message.pid, message.busy_s, time.monotonic()
+            self.sign_at, self.sign = time.monotonic(), message
             lost = message.sent + 1 - self._received
-            if lost and not signs.lost:
-                signs.lost = f"{lost} of its messages were lost on the way; is the network unstable?"
+            if lost and not self.lost:
+                self.lost = f"{lost} of its messages were lost on the way; is the network unstable?"
             if message.ending:
                 self._say_alive()
         elif isinstance(message, WorkerLog):
@@ -198,10 +198,8 @@ class WorkerLink(Resource):
         if self.flush():
             self._try(encode(GatewayAlive(self._received, self._sent)))
 
-    # ---- the end
-
     def finish(self) -> None:
-        """Discard what the ended worker has left unfinished on the disk, and wait. Do not call this in the gateway thread."""
+        """Remove the unfinished checkpoint of an ended worker from the disk. Do not call this in the gateway thread."""
         if self._files is not None:
             self._storage.finish(self._files)
 
@@ -214,25 +212,25 @@ class WorkerLink(Resource):
         self._access.close()
 
 
-class WorkerLinks:
-    """All connections of one gateway. Only the gateway thread uses this object, except for `join`."""
+class RemoteWorkerLinks:
+    """The connections of one gateway to its remote workers. Only the gateway thread uses this object, except for `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
         self.counters = counters
         self.storage = CheckpointThread(wake)
         self._poller = poller
         self._keys: KeyPair | None = None  # until the first worker
-        self._links: list[WorkerLink] = []
+        self._links: list[RemoteWorkerLink] = []
 
-    def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> WorkerLink:
+    def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> RemoteWorkerLink:
         """Bind the two sockets of a worker, with a fresh key pair. See `GatewayEndpoints.connect_worker`."""
         if self._keys is None:
             keys = new_key_pair()
             self.storage.start()  # if this raises, the next call tries again
             self._keys = keys
-        access = WorkerAccess(self._keys)
+        access = RemoteWorkerAuthenticator(self._keys)
         try:
-            link = WorkerLink(assignment, bind, advertise, access, self)
+            link = RemoteWorkerLink(assignment, bind, advertise, access, self)
         except BaseException:
             access.close()
             raise

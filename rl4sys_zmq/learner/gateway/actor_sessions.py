@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, assert_never
 
-from rl4sys_zmq.delivery import DataAmount, SegmentStream, take_submit
-from rl4sys_zmq.delivery.credit import QUEUE_ITEMS
+from rl4sys_zmq.delivery.credit import QUEUE_ITEMS, DataAmount
+from rl4sys_zmq.delivery.intake import take_submit
+from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.gateway.admission import RefusalLog, check_hello, require_match
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState, Relays
@@ -18,7 +19,8 @@ from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import HEARTBEAT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
-from rl4sys_zmq.security import Authorizer, User
+from rl4sys_zmq.security.access import User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode, read_heads
@@ -80,7 +82,7 @@ second.
 
 
 class ActorSessionHandler:
-    """The learner's side of all sessions with actors.
+    """The object that handles the messages of all actors of a learner: it opens, serves and closes their sessions.
 
     Attributes:
         sessions: The client and the stream of each peer with a session, by routing id.
@@ -92,7 +94,7 @@ class ActorSessionHandler:
         self._core, self._authorizer = core, authorizer
         self._config, self._registry, self._journal = core.config, core.registry, core.journal
         self._counters, self._sink, self._callbacks = core.counters, core.sink, core.callbacks
-        self._clock = core.callbacks.clock.monotonic
+        self._monotonic = core.callbacks.monotonic
         self.sessions: dict[bytes, tuple[ClientState, SegmentStream]] = {}
         self.pub_address = self.inference_address = ""
         self.relays = RelayDirectory(core.config.relays)
@@ -101,8 +103,6 @@ class ActorSessionHandler:
         self._status: dict[str, Any] = {}
         self._status_frames_kept: dict[frozenset[str] | None, list[Frame]] = {}
         self._status_until = 0.0
-
-    # ---- messages received
 
     def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
         """Handle a message of an actor or an operator. Return its cost for the rate limit: a number of ordinary messages."""
@@ -121,12 +121,12 @@ class ActorSessionHandler:
         return cost
 
     def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
-        """Refuse a message that has raised a protocol error."""
+        """Send a peer a `Refused` with the code and the text of `exc`, the error that the peer's message has caused."""
         field = "keys" if exc.code in (RefusalReason.FORBIDDEN, RefusalReason.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
-        """Check the sender of a message before the message is decoded, and return the user of the sender's key."""
+        """Check the rights and the rate of a sender before its message is decoded. Return the user of the sender's key."""
         try:
             return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
@@ -146,41 +146,37 @@ class ActorSessionHandler:
                 except ProtocolError as exc:
                     self._note_refusal(message, exc, now)
                     raise
-                return None
             case StatusRequest():
-                if limited := self._authorizer.limited_status(sender):
-                    names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
-                    known = {"version": package_version(), "pub": self.pub_address, "clients": {name: {} for name in names}}
-                    self._send(peer, StatusReply(limited | known))
-                else:
-                    self._send_frames(peer, self._status_frames(sender))
-                return None
+                self._send_frames(peer, self._status_frames(sender))
             case OperatorCommand():
                 self._on_command(peer, sender, message)
-                return None
             case FollowWeights():
                 self._on_follow(peer, sender, message, now)
-                return None
-            case FetchWeights(client_id=client_id) if client_id:
-                self._authorizer.check_fetch(sender, now)
-                self._send(peer, self._followed(sender, client_id).publishing.history.catch_up(*_held(message)))
-                return None
-            case Submit() | Heartbeat() | FetchWeights() | Bye():
-                return self._on_session_message(peer, sender, message, frames, now)
+            case FetchWeights():
+                self._on_fetch(peer, sender, message, now)
+            case Submit():
+                client, stream = self._session_of(peer, sender, now)
+                self._authorizer.check_role(sender, "submit")
+                if sender is not None and sender.quota.segment_steps is not None:
+                    self._authorizer.check_steps(sender, read_heads(message)["steps"].tolist())
+                received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
+                self._on_submit(peer, client, stream, message, frames)
+                if had_credit and stream.received > received:
+                    return CREDITED_COST
+            case Heartbeat():
+                client, stream = self._session_of(peer, sender, now)
+                stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
+                client.dirty.add(stream.actor_id)
+            case Bye():
+                self.close_session(peer, *self._session_of(peer, sender, now))
             case ToActor():
                 raise ProtocolError(RefusalReason.DIRECTION, f"{type(message).__name__} is not for a learner")
             case _:
                 assert_never(message)
+        return None
 
-    def _on_session_message(
-        self,
-        peer: bytes,
-        sender: User | None,
-        message: Submit | Heartbeat | FetchWeights | Bye,
-        frames: Sequence[Frame],
-        now: float,
-    ) -> float | None:
-        """Handle a message that needs a session. Return its cost, or None for the usual cost of its type."""
+    def _session_of(self, peer: bytes, sender: User | None, now: float) -> tuple[ClientState, SegmentStream]:
+        """Return the client and the stream of the session of the peer from which a message has arrived."""
         session = self.sessions.get(peer)
         if session is None:
             raise ProtocolError(RefusalReason.NO_SESSION, "this connection has no session; send HELLO first")
@@ -190,30 +186,20 @@ class ActorSessionHandler:
         stream.last_seen = now
         if client.state is LearnerThreadState.FAILED:
             raise ProtocolError(RefusalReason.FAILED, client.error)
-        match message:
-            case Submit():
-                self._authorizer.check_role(sender, "submit")
-                if sender is not None and sender.quota.segment_steps is not None:
-                    self._authorizer.check_steps(sender, read_heads(message)["steps"].tolist())
-                received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
-                self._on_submit(peer, client, stream, message, frames)
-                if had_credit and stream.received > received:
-                    return CREDITED_COST
-            case Heartbeat():
-                stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
-                client.dirty.add(stream.actor_id)
-            case FetchWeights():
-                try:
-                    self._authorizer.check_fetch(sender, stream.last_seen)
-                except ProtocolError as exc:  # the session stays open: the actor can still submit
-                    self.refuse(peer, exc.code, exc.detail)
-                    return None
-                self._send(peer, client.publishing.history.catch_up(*_held(message)))
-            case Bye():
-                self.close_session(peer, client, stream)
-            case _:
-                assert_never(message)
-        return None
+        return session
+
+    def _on_fetch(self, peer: bytes, sender: User | None, message: FetchWeights, now: float) -> None:
+        if message.client_id:
+            self._authorizer.check_fetch(sender, now)
+            client = self._followed(sender, message.client_id)
+        else:
+            client, _ = self._session_of(peer, sender, now)
+            try:
+                self._authorizer.check_fetch(sender, now)
+            except ProtocolError as exc:  # the session stays open: the actor can still submit
+                self.refuse(peer, exc.code, exc.detail)
+                return
+        self._send(peer, client.publishing.history.catch_up(message.held_generation, message.held_version))
 
     def _on_follow(self, peer: bytes, sender: User | None, message: FollowWeights, now: float) -> None:
         try:
@@ -235,14 +221,18 @@ class ActorSessionHandler:
         return client
 
     def _status_frames(self, sender: User | None) -> list[Frame]:
-        """Return the status for a user, encoded: the last one if building statuses took too much time lately."""
-        now = self._clock()
+        """Return the status that a user may see, as a message. If statuses took too much time lately, it is the last one."""
+        if limited := self._authorizer.limited_status(sender):
+            names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
+            known = {"version": package_version(), "pub": self.pub_address, "clients": {name: {} for name in names}}
+            return encode(StatusReply(limited | known))
+        now = self._monotonic()
         scope = sender.client_ids if sender is not None else None
         if now + STATUS_BURST_S >= self._status_until:
             self._status, self._status_frames_kept = self._callbacks.status(), {}
         if scope not in self._status_frames_kept:
             self._status_frames_kept[scope] = _encoded_status(self._authorizer.visible_status(sender, self._status))
-            done = self._clock()
+            done = self._monotonic()
             self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
         return self._status_frames_kept[scope]
 
@@ -251,8 +241,8 @@ class ActorSessionHandler:
     ) -> None:
         if not stream.submits:
             raise ProtocolError(RefusalReason.QUOTA, "this actor joined for evaluation only and cannot submit")
-        if client.queued + message.count > QUEUE_ITEMS:
-            raise ProtocolError(RefusalReason.QUOTA, f"{client.queued} segments are queued; the limit is {QUEUE_ITEMS}")
+        if (queued := client.pool.transit.items) + message.count > QUEUE_ITEMS:
+            raise ProtocolError(RefusalReason.QUOTA, f"{queued} segments are queued; the limit is {QUEUE_ITEMS}")
         assert client.schema is not None  # a session begins after the learner thread is ready
         client.dirty.add(stream.actor_id)
         try:
@@ -276,8 +266,7 @@ class ActorSessionHandler:
 
     def _on_command(self, peer: bytes, sender: User | None, command: OperatorCommand) -> None:
         self._authorizer.check_role(sender, "admin")
-        if sender is not None and not sender.may_act_for(command.client_id):
-            raise ProtocolError(RefusalReason.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
+        self._authorizer.check_client(sender, command.client_id)
         if sender is None and not is_local(self._config.bind):
             raise ProtocolError(
                 RefusalReason.FORBIDDEN,
@@ -302,8 +291,6 @@ class ActorSessionHandler:
             case _:
                 log.error("an operator's command failed with an unexpected error", exc_info=error)
                 self.refuse(peer, RefusalReason.INTERNAL, f"{type(error).__name__} in the learner; see its log")
-
-    # ---- joining
 
     def _on_hello(self, peer: bytes, sender: User | None, hello: Hello, now: float) -> None:
         self._counters.add("hellos")
@@ -346,7 +333,7 @@ class ActorSessionHandler:
             self._refusals.note(hello, error.code, error.detail, "", now)
 
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
-        """Return the number of a user's actors with a session, except for the actor `replaces`, which opens a new session."""
+        """Return how many actors of a user have a session. The actor `replaces`, which opens a new one, is not counted."""
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 
@@ -446,7 +433,7 @@ class ActorSessionHandler:
             self.refuse(peer, RefusalReason.NO_SESSION, reason)
 
     def admit_waiting(self, client: ClientState, now: float) -> None:
-        """Answer the HELLOs that arrived while the learner thread of a client was starting."""
+        """Answer the requests for sessions that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user, relays) in waiting.items():
             try:
@@ -455,16 +442,12 @@ class ActorSessionHandler:
                 self._note_refusal(hello, exc, now)
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
-    def close_sessions(self) -> None:
-        """Tell every actor with a session that the learner is shutting down."""
-        for peer in list(self.sessions):
-            self.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
-
-    # ---- replies
-
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
-        """Grant credit to the actors of a client, and send `Ack` messages to the actors that need one."""
-        if (began := self._clock()) < client.next_grant_at:
+        """Grant credit to the actors of a client, and send `Ack` messages with new credit, new marks or both.
+
+        Do nothing if the last call took long and was a short time ago. `room_bytes`: the free bytes of the journal.
+        """
+        if (began := self._monotonic()) < client.next_grant_at:
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, began))
@@ -474,7 +457,7 @@ class ActorSessionHandler:
             if stream.actor_id in client.dirty and peer is not None:
                 self._send(peer, client.pool.ack(stream, client.publishing.history.generation, shares))
         client.dirty.clear()
-        done = self._clock()
+        done = self._monotonic()
         rest_s = min(ACK_REST_FACTOR * (done - began), ACK_REST_MAX_S)
         client.next_ack_at = done + rest_s if done - began > ACK_LONG_S else 0.0
 
@@ -521,7 +504,3 @@ def _encoded_status(report: dict[str, Any]) -> list[Frame]:
             for client in clients:
                 order = sorted(client["actors"].items(), key=lambda named: (not named[1]["live"], named[1]["silent_s"]))
                 client["actors"] = dict(order[: most // 2])
-
-
-def _held(message: FetchWeights) -> tuple[int, int]:
-    return message.held_generation, message.held_version

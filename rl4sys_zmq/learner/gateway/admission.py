@@ -1,4 +1,6 @@
-"""The settings of each client, the check of each actor's HELLO against them, and the log of refused HELLOs.
+"""The settings of each client, and the check of each actor's request for a session against them.
+
+An actor requests a session with the message HELLO, which describes the client that the actor expects.
 
 The sources of settings, highest precedence first: the client's entry in the learner's configuration, the HELLO of the client's
 first actor, and the learner's defaults.
@@ -13,12 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.errors import ConfigError, RefusalReason
+from rl4sys_zmq.errors import ConfigError, RefusalReason, config_error
 from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import ENGINES
 from rl4sys_zmq.learner.gateway.parameters import (
@@ -51,6 +51,9 @@ SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
 }
 """The functions that convert the JSON form of a space, by the name of the field in `Hello`."""
 
+SAVED = ("algorithm_name", "algorithm_type", "parameters", "changed", "file_parameters", "seed")
+"""The settings that the journal has as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
@@ -61,7 +64,7 @@ class ClientSettings:
         algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
         parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
             among them.
-        actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
+        actor_weights: The part of `weights` that the client's first actor asked for.
         init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. This
             setting is not saved.
         changed: Parameters that were changed after the client was created, by name. They override `parameters`.
@@ -106,11 +109,11 @@ class ClientSettings:
         return new, changes_between(before, after)
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
-        """Return the options for encoding this client's weights."""
+        """Return the options with which this client's weights are encoded, such as the wire dtype."""
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
         dtype = WireDtype[complete.wire_dtype.upper()]
-        return EncodingOptions(dtype, complete.level, *((spec.sizes, spec.others, spec.exact) if spec is not None else ()))
+        return EncodingOptions(dtype, complete.level, spec.tensors if spec is not None else ())
 
     def assign(
         self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int
@@ -153,20 +156,14 @@ class ClientSettings:
         `parameters` and `weights`. The learner's configuration gives the others at each start.
         """
         return {
-            "algorithm_name": self.algorithm_name,
-            "algorithm_type": self.algorithm_type,
-            "parameters": plain(self.parameters),
-            "changed": plain(self.changed),
-            "file_parameters": plain(self.file_parameters),
-            "observation_space": space_to_json(self.observation_space),
-            "action_space": space_to_json(self.action_space),
-            "seed": self.seed,
+            **{key: plain(getattr(self, key)) for key in SAVED},
+            **{key: space_to_json(getattr(self, key)) for key in SPACES},
             "weights": self.actor_weights.to_json(),
         }
 
 
 def check_hello(hello: Hello) -> None:
-    """Check that a HELLO has valid names and finite algorithm parameters."""
+    """Check that an actor's request for a session has valid names and finite algorithm parameters."""
     check_name(hello.client_id, "client_id")
     check_name(hello.actor_id, "actor_id")
     check_value("algorithm_parameters", hello.algorithm_parameters, finite_parameters)
@@ -176,15 +173,12 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
     """Check `seed` and the learner's options among an algorithm's parameters, and return these options (`LEARNING_KEYS`)."""
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
-        raise ConfigError(
-            f"algorithm_parameters.seed: expected an integer from 0 to {2**63 - 1}, not {seed!r:.80}",
-            key="algorithm_parameters.seed",
-        )
+        raise config_error("algorithm_parameters.seed", f"expected an integer from 0 to {2**63 - 1}, not {seed!r:.80}")
     return ClientConfig.from_mapping({key: parameters[key] for key in LEARNING_KEYS if parameters.get(key) is not None})
 
 
 def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
-    """Return the settings of a new client, from the learner's configuration and the HELLO of the client's first actor."""
+    """Return the settings of a new client, from the learner's configuration and the first actor's request for a session."""
     entry = config.clients.get(hello.client_id, ClientConfig())
     ours = (config.default_algorithm, *config.algorithms, *(client.algorithm_name for client in config.clients.values()))
     if ALGORITHMS.locates(hello.algorithm_name) and algorithm_key(hello.algorithm_name) not in ours:
@@ -198,7 +192,7 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
 
 
 def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -> ClientSettings:
-    """Return the settings of a client: from its entry, else from the HELLO, else from the learner's own options."""
+    """Return the settings of a client: from `entry`, else from the first actor's request, else from the learner's options."""
     client_id = hello.client_id
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
@@ -225,13 +219,10 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         _space("observation_space", entry.observation_space, hello.observation_space),
         _space("action_space", entry.action_space, hello.action_space),
         _seed(config, client_id, parameters.get("seed")),
-        pick("max_policy_lag"),
-        pick("on_lag"),
-        pick("pacing_lag"),
-        pick("publish_every_updates"),
-        entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
-        actor_weights,
-        str(entry.init or ""),
+        **{key: pick(key) for key in LEARNING_KEYS},
+        weights=entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
+        actor_weights=actor_weights,
+        init=str(entry.init or ""),
         file_parameters=by_name(kind, entry.algorithm_parameters, parameters.get(LIKE)),
     )
 
@@ -247,7 +238,7 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:
-    """Check that the fields of a HELLO equal the client's settings, except empty fields."""
+    """Check that an actor's request for a session agrees with the client's settings. An empty field agrees with all."""
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
         pairs.append(("algorithm_name", algorithm_key(hello.algorithm_name), settings.algorithm_name))
@@ -259,7 +250,7 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     for key, value in check_value("weights", hello.weights, WeightsConfig.read).to_json().items():
         pairs.append((f"weights.{key}", value, ours_of_weights[key]))
     for key, theirs, ours in pairs:
-        if not _same(theirs, ours):
+        if plain(theirs) != plain(ours):
             message = (
                 f"{key} of client {settings.client_id!r} is {ours!r:.1000} on the learner, but the actor has {theirs!r:.1000}"
             )
@@ -267,9 +258,10 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
 
 
 def _parameter_pairs(settings: ClientSettings, theirs: Mapping[str, Any]) -> list[tuple[str, object, object]]:
-    """Pair the parameters in an actor's HELLO with the learner's values.
+    """Return ``(key, actor's value, learner's value)`` for each parameter in `theirs` that must be equal on both sides.
 
-    If an operator has changed a parameter, an actor may still give the value with which the client was created.
+    `theirs` are the parameters that an actor sends when it opens its session. A parameter is left out if an operator has
+    changed it and the actor sends the value with which the client was created.
     """
     kind, in_force = settings.kind, settings.in_force
     like = in_force.get(LIKE)
@@ -278,15 +270,9 @@ def _parameter_pairs(settings: ClientSettings, theirs: Mapping[str, Any]) -> lis
     for key, value in theirs.items():
         (name,) = by_name(kind, {key: value}, like)
         own = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
-        if name not in settings.changed or not _same(value, original.get(name)):
+        if name not in settings.changed or plain(value) != original.get(name):
             pairs.append((f"algorithm_parameters.{key}", value, own))
     return pairs
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return bool(np.array_equal(np.asarray(one), np.asarray(other)))
-    return one == other
 
 
 def _space(key: str, entry: ObservationSpace | None, document: Mapping[str, Any]) -> ObservationSpace:
@@ -319,10 +305,10 @@ NOT_LOGGED = frozenset(
 
 
 class RefusalLog:
-    """The record of refused HELLOs. Use it in one thread.
+    """The log of refused requests for sessions. Use it in one thread.
 
-    An actor repeats a refused HELLO every few seconds, and a peer can invent any number of names. So the size and the rate of
-    lines are limited.
+    An actor repeats a refused request every few seconds, and a peer can invent any number of names. So the log limits the
+    length and the rate of its lines.
     """
 
     def __init__(self, sink: EventSink) -> None:
@@ -332,7 +318,7 @@ class RefusalLog:
         self._omitted = 0
 
     def note(self, hello: Hello, code: RefusalReason, reason: str, field: str, now: float) -> None:
-        """Log the refusal of a HELLO, unless the same refusal was logged before."""
+        """Log the refusal of an actor's request for a session, unless the same refusal was logged before."""
         if code in NOT_LOGGED:
             return
         client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]
@@ -352,5 +338,4 @@ class RefusalLog:
         omitted, self._omitted = self._omitted, 0
         more = f" ({omitted} further refusals were not logged)" if omitted else ""
         log.warning("client %r: actor %r is refused (%s): %s%s", client_id, actor_id, code.value, reason, more)
-        fields = {"client_id": client_id, "actor_id": actor_id, "code": code.value, "field": field, "reason": reason}
-        self._sink.event("hello_refused", **fields)
+        self._sink.event("hello_refused", client_id=client_id, actor_id=actor_id, code=code.value, field=field, reason=reason)

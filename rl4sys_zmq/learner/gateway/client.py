@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import (
-    ClientRow,
-    CreditAllocator,
-    DataAmount,
-    Journal,
-    JournalEntry,
-    Key,
-    SegmentStream,
-    StallTimer,
-    StreamRow,
-    StreamTable,
-    replay_entry,
-    stall_reason,
-)
+from rl4sys_zmq.delivery.credit import CreditAllocator, StallTimer, stall_reason
+from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
+from rl4sys_zmq.delivery.table import StreamTable
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.gateway.admission import ClientSettings
 from rl4sys_zmq.learner.gateway.client_parts import (
     CheckpointRecord,
     ClientPublishing,
-    ReplayProgress,
+    JournalReplayProgress,
     SegmentCounts,
     TrainingFigures,
 )
-from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.client_worker import ClientWorkers
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.wire import SegmentSchema, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, Hello, Verdict
-from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, DataDemand, DeliverSegments, ThreadReady
+from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, DataDemand, ThreadReady
 
 Relays = list[list[str]]
 """The relays for an actor, nearest first, each as ``[URI, public key or ""]``."""
 
 ACTORS_SHOWN = 100
 """Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
+
+RECORDED = ("client_id", "actor_id", "origin", "incarnation", "accepted_steps", "refused", "submits", "spooled", "owner")
+"""The attributes of a stream that `StreamRow` has under the same names."""
+
+SHOWN = ("library", "relay", "incarnation", "spooled", "received", "durable", "trained", "pending", "accepted_steps")
+"""The attributes of a stream that the report has under the same names."""
 
 
 class LearnerThreadState(StrEnum):
@@ -55,14 +51,14 @@ class LearnerThreadState(StrEnum):
 
 
 class ClientState:
-    """The state of one client. Only the thread of `LearnerCore` uses it.
+    """The gateway's record of one client. Only the gateway thread uses it.
 
     Attributes:
         table: The streams of all actors of the client, and the sessions of the live ones.
         pool: The division of credit for the current learner thread among the actors.
-        dirty: The ids of the actors that need an `Ack` message.
-        next_ack_at: The earliest time for the next `Ack` messages, on the monotonic clock, in seconds.
-        waiting: The HELLOs that arrived while the learner thread was starting, by routing id, each with the name of its user
+        dirty: The ids of the actors that need an acknowledgement.
+        next_ack_at: The earliest time for the next acknowledgements, on the monotonic clock, in seconds.
+        waiting: Actors' requests for sessions while the learner thread starts, by routing id, each with the name of its user
             and the relays for its actor.
         known: True if the journal has a record of this client.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
@@ -77,19 +73,19 @@ class ClientState:
         generation: int,
         table: StreamTable,
         checkpoints: str,
-        clock: Clock,
+        callbacks: CoreCallbacks,
     ) -> None:
         self.settings = settings
-        self._clock = clock
+        self._monotonic = callbacks.monotonic
         self.table = table
-        self.worker = ClientWorker(policy_id, clock)
+        self.worker = ClientWorkers(policy_id, callbacks.monotonic)
         self.publishing = ClientPublishing(policy_id, generation)
         self.books = SegmentCounts()
         self.checkpoints = CheckpointRecord(checkpoints)
-        self.replay = ReplayProgress()
+        self.replay = JournalReplayProgress()
         self.pool = CreditAllocator()
-        self.training = TrainingFigures(clock)
-        self.alarms = Alarms(clock.monotonic, clock.unix)
+        self.training = TrainingFigures(callbacks.monotonic, callbacks.unix)
+        self.alarms = Alarms(callbacks.monotonic, callbacks.unix)
         self.state = LearnerThreadState.STARTING
         self.error = ""
         self.algorithm_type = ""
@@ -101,7 +97,7 @@ class ClientState:
         self.dirty: set[str] = set()
         self.next_ack_at = 0.0
         self.known = False
-        self.busy_at = clock.monotonic()
+        self.busy_at = callbacks.monotonic()
         self._stall = StallTimer()
         self.stalled_s = 0.0
 
@@ -109,11 +105,6 @@ class ClientState:
     def client_id(self) -> str:
         """The client's name."""
         return self.settings.client_id
-
-    @property
-    def queued(self) -> int:
-        """The number of accepted segments that the current learner thread has not received so far."""
-        return self.pool.transit.items
 
     @property
     def is_caught_up(self) -> bool:
@@ -134,7 +125,7 @@ class ClientState:
 
     @property
     def next_grant_at(self) -> float:
-        """The time at which credit should be granted and acknowledgements sent, in seconds; infinity if there is no need."""
+        """The monotonic time at which credit and acknowledgements are due, in seconds; infinity if none are."""
         return max(self.next_ack_at, 0.0 if self.dirty else self.pool.retry_at)
 
     @property
@@ -144,58 +135,17 @@ class ClientState:
         return not asked and not any(handle.alive for handle in self.worker.handles)
 
     def beacon(self) -> Beacon:
-        """Return the periodic message to actors."""
+        """Return the beacon for the client's newest policy version."""
         return self.publishing.history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
         """Return the record of this client for the journal. The totals in it are 0, since the journal counts them itself."""
         return ClientRow(self.client_id, self.publishing.history.generation, self.settings.to_json(), 0, 0, 0)
 
-    def stream_row(self, stream: SegmentStream) -> StreamRow:
+    @staticmethod
+    def stream_row(stream: SegmentStream) -> StreamRow:
         """Return the record of one stream for the journal."""
-        return StreamRow(
-            self.client_id,
-            stream.actor_id,
-            stream.origin,
-            stream.incarnation,
-            0,
-            stream.durable,
-            stream.accepted_steps,
-            stream.refused,
-            stream.submits,
-            stream.spooled,
-            stream.owner,
-        )
-
-    # ---- learner threads
-
-    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
-        """Start a new learner thread for this client."""
-        publishing = self.publishing
-        self.replay.reset(self.worker.starts + 1 if journal.durable else 0)
-        self.state, self.error = LearnerThreadState.STARTING, ""
-        self.pool = CreditAllocator()
-        if config.relays and not publishing.tag_key:
-            publishing.start_tagging()
-        assign = self.settings.assign(
-            publishing.policy_id,
-            publishing.history.generation,
-            config,
-            checkpoints=self.checkpoints.folder,
-            journal_id=journal.journal_id,
-        )
-        self.worker.start(assign, callbacks.start_worker)
-
-    def suspend(self, crash: str) -> bool:
-        """Record a crash of the worker, described by `crash`. Return False if no other worker is to be started.
-
-        The client is in the state ``starting`` until the next worker is ready.
-        """
-        restarts = self.worker.crashed(crash, ready=self.state is LearnerThreadState.RUNNING)
-        self.replay.reset()  # pages that the journal still reads are for the worker that has crashed
-        if restarts:
-            self.state = LearnerThreadState.STARTING
-        return restarts
+        return StreamRow(first_seq=0, received=stream.durable, **{name: getattr(stream, name) for name in RECORDED})
 
     def roll_back(self) -> int:
         """Give up all accepted segments without a verdict, and return their number.
@@ -219,85 +169,47 @@ class ClientState:
         self.worker.devices = message.devices
         self.training.continue_from(message)
 
-    def on_running(self, version: int) -> None:
-        """Record that the learner thread has published its first version."""
-        self.state, self.known = LearnerThreadState.RUNNING, True
-        self.checkpoints.on_first_version(version)
-
     def use_parameters(self) -> None:
         """Queue the parameters in `settings` for the learner thread, if it runs. Call this after they have changed."""
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         if self.worker.handle is not None:
             self.worker.send(ChangeParameters(algorithm_parameters(self.settings.in_force)))
 
-    # ---- segments for the learner thread
-
-    def send_committed(self, entry: JournalEntry) -> None:
-        """Queue segments that an actor has sent for the learner thread, after the journal has committed them."""
-        stream = self.table.get(entry.actor_id, entry.origin)
-        if stream is not None and not stream.counted(entry.end_seq):
-            self.send_again(entry)  # accepted by an earlier thread; with a full disk, a replayed page can overtake such an entry
-        else:
-            # An entry of refused segments alone was not counted: its stream can end before the journal commits it.
-            waited = stream is not None and entry.accepted > 0
-            self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
-
-    def send_again(self, entry: JournalEntry) -> None:
-        """Queue an entry for a learner thread that has returned to a checkpoint, without the segments in the checkpoint."""
-        stream = self.table.get(entry.actor_id, entry.origin)
-        if stream is None or self.schema is None:
-            return
-        refused = stream.verdicts[Verdict.REFUSED]
-        again = replay_entry(stream, self.schema, entry)
-        self.books.verdicts[Verdict.REFUSED] += stream.verdicts[Verdict.REFUSED] - refused
-        if again is not None:
-            self.replay.segments += again.load.items
-            self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
-
-    def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
-        """Queue a journal entry for the learner thread, without its first `skip` segments, and count `load` as sent.
-
-        `waited` is True if the data was counted as waiting before.
-        """
-        self.pool.transit.send(load, waited=waited)
-        self.worker.send(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames, entry.batch))
-
-    # ---- checkpoints
-
     def rewind(self, message: ThreadReady) -> None:
-        """Return to the checkpoint that the learner thread has loaded, and begin the replay of later segments."""
+        """Return the counts to the checkpoint that the learner thread has loaded. Begin to deliver later segments again."""
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
         self.table.rewind(marks)
         self.books.rewind(message.verdicts)
         for stream in self.table.all():
             CreditAllocator.reclaim(stream)
-        self.replay.rewind()
-        self.checkpoints.loaded(message.checkpoint, self._clock.monotonic())
+        self.replay.segments = self.replay.page_after = 0
+        self.checkpoints.loaded(message.checkpoint, self._monotonic())
         if message.checkpoint:
-            for key, (seq, _) in marks.items():
-                known = self.table.get(*key)
-                if known is not None:
-                    known.checkpointed = max(known.checkpointed, min(seq, known.received))
+            self._note_checkpoint({key: seq for key, (seq, _) in marks.items()})
         self.books.balance(self.table.pending)
 
     def caught_up(self) -> int:
-        """End the replay, and count the missing segments as rolled back. Return their number."""
+        """End the delivery of journal entries to a new learner thread. Count segments that the journal lacks as rolled back.
+
+        Return the number of these segments.
+        """
         self.replay.token = 0
         for stream in self.table.all():
             stream.replay_ends()
         return self.books.balance(self.table.pending)
 
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
-        """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries."""
-        trim = self.checkpoints.written(message, self._clock.monotonic())
+        """Record the result of a checkpoint. Return the mark of each stream below which the journal can now delete entries."""
+        trim = self.checkpoints.written(message, self._monotonic())
         if self.checkpoints.newest is message:
-            for key, seq in self.checkpoints.marks.items():
-                stream = self.table.get(*key)
-                if stream is not None:
-                    stream.checkpointed = max(stream.checkpointed, seq)
+            self._note_checkpoint(self.checkpoints.marks)
         return trim
 
-    # ---- credit
+    def _note_checkpoint(self, marks: Mapping[Key, int]) -> None:
+        for key, seq in marks.items():
+            stream = self.table.get(*key)
+            if stream is not None:
+                stream.checkpointed = max(stream.checkpointed, min(seq, stream.received))
 
     def on_demand(self, message: DataDemand) -> None:
         """Record how many more steps the learner thread can use, and how many messages it has received."""
@@ -319,13 +231,14 @@ class ClientState:
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
 
-    # ---- status
-
     def report(self, now: float) -> dict[str, Any]:
         """Return the client's part of the learner's status, as JSON."""
         history, books, checkpoints = self.publishing.history, self.books, self.checkpoints
         newest, transit = checkpoints.newest, self.pool.transit
-        actors = self.table.current()
+        shown = actors = self.table.current()
+        if len(actors) > ACTORS_SHOWN:
+            shown = heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
+        lag = self.settings.pacing_lag
         return {
             "state": str(self.state),
             "error": self.error,
@@ -335,13 +248,13 @@ class ClientState:
             "version": history.version,
             "digest": f"{history.digest:016x}",
             **self.training.report(now, books.verdicts[Verdict.EVALUATED]),
-            "pacing_lag": self._pacing_lag,
+            "pacing_lag": lag if lag is not None else default_pacing_lag(self.settings.kind, self.algorithm_type),
             "accepted": books.accepted,
             "pending": self.table.pending,
             "rolled_back": books.rolled_back,
             "gap": books.gap,
             "resuming": bool(self.replay.token),
-            "queued": self.queued,
+            "queued": transit.items,
             "queued_bytes": transit.nbytes,
             "queued_steps": transit.steps,
             "stalled_s": round(self.stalled_s, 3),
@@ -360,39 +273,16 @@ class ClientState:
             "alarms": self.alarms.report(),
             "actors_total": len(actors),
             "actors_live": len(self.table.live()),
-            "actors": {
-                stream.actor_id: _actor_report(stream, now, live=self.table.is_live(stream))
-                for stream in _shown(self.table, actors)
-            },
+            "actors": {s.actor_id: _actor_report(s, now, live=self.table.is_live(s)) for s in shown},
         }
-
-    @property
-    def _pacing_lag(self) -> int | None:
-        """The number of batches that actors can collect ahead of the training; None before the algorithm is known."""
-        lag = self.settings.pacing_lag
-        return lag if lag is not None else default_pacing_lag(self.settings.kind, self.algorithm_type)
-
-
-def _shown(table: StreamTable, actors: list[SegmentStream]) -> list[SegmentStream]:
-    if len(actors) <= ACTORS_SHOWN:
-        return actors
-    return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (table.is_live(s), s.last_seen))
 
 
 def _actor_report(stream: SegmentStream, now: float, *, live: bool) -> dict[str, Any]:
     return {
         "live": live,
-        "library": stream.library,
-        "relay": stream.relay,
-        "incarnation": stream.incarnation,
-        "spooled": stream.spooled,
         "silent_s": round(now - stream.last_seen, 3),
-        "received": stream.received,
-        "durable": stream.durable,
-        "trained": stream.trained,
         "checkpointed": min(stream.checkpointed, stream.trained),
-        "pending": stream.pending,
-        "accepted_steps": stream.accepted_steps,
         "credit_steps": stream.credit_steps,
         "verdicts": dict(stream.verdicts),
+        **{name: getattr(stream, name) for name in SHOWN},
     }

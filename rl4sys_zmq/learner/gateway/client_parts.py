@@ -1,17 +1,17 @@
-"""Parts of a client's state: its publication, the counts of its segments, its checkpoints, the replay, and its training."""
+"""Parts of `ClientState`: publication, counts of segments, checkpoints, delivery from the journal, training metrics."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Key, SegmentStream
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
 from rl4sys_zmq.delivery.weight_history import WeightHistory
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.policies import PolicyOrigin
@@ -21,12 +21,8 @@ from rl4sys_zmq.wire.messages import Frame, Verdict, WeightsSource
 from rl4sys_zmq.wire.thread_messages import CheckpointResult, ThreadReady, TrainingMetrics
 
 
-def _new_topic() -> bytes:
-    return os.urandom(8)  # a peer cannot guess it, so only invited peers subscribe
-
-
 class ClientPublishing:
-    """The state of the publication of one client's weights.
+    """The data that the gateway needs to publish one client's weights.
 
     Attributes:
         policy_id: The id of the policy in messages, 8 bytes.
@@ -34,7 +30,7 @@ class ClientPublishing:
         topic: The PUB topic of weights and beacons: 8 bytes, without the first one, which is the kind of the message.
         tag_key: The secret key of the tags of versions (`rl4sys_zmq.weights.tag_of`); empty if versions get no tags.
         spec: The policy; None until the first learner thread is ready.
-        spec_document: The policy as a `Welcome` describes it, with the frames in `spec_body`.
+        spec_document: The description of the policy for new sessions, with the frames in `spec_body`.
         beacon_due: True if a new subscriber waits for a beacon.
         next_beacon_at: The earliest time for that beacon, on the monotonic clock, in seconds.
     """
@@ -42,7 +38,7 @@ class ClientPublishing:
     def __init__(self, policy_id: bytes, generation: int) -> None:
         self.policy_id = policy_id
         self.history = WeightHistory(generation)
-        self.topic = _new_topic()
+        self.topic = os.urandom(8)  # a peer cannot guess it, so only invited peers subscribe
         self.tag_key = b""
         self.spec: PolicySpec | None = None
         self.spec_document: dict[str, Any] = {}
@@ -58,14 +54,14 @@ class ClientPublishing:
     def start_tagging(self) -> None:
         """Publish a tag with each version from now on, under a new key, so that actors can take the weights from relays.
 
-        The actors get the key in their next `Welcome`.
+        An actor gets the key when it opens its next session.
         """
         self.tag_key = os.urandom(TAG_KEY_BYTES)
         self.history.tag_with(self.tag_key)
 
     def change_topic(self) -> None:
         """Continue under a new topic, and with tags under a new key."""
-        self.topic = _new_topic()
+        self.topic = os.urandom(8)
         if self.tag_key:
             self.start_tagging()
 
@@ -87,7 +83,7 @@ class SegmentCounts:
     """The counts of one client's segments. Each accepted segment is pending, has a final verdict, or is rolled back.
 
     Attributes:
-        verdicts: The number of segments by verdict. The numbers go back when a learner thread returns to a checkpoint.
+        verdicts: The number of segments by verdict. A return to a checkpoint lowers the numbers.
         gap: The number of acknowledged segments that are not in the journal. They also count as accepted and rolled back.
         counters: The number of refused segments by reason.
     """
@@ -118,14 +114,15 @@ class SegmentCounts:
 
 
 class CheckpointRecord:
-    """The newest checkpoint of one client.
+    """The gateway's record of a client's checkpoints: the newest one, and the requests for further ones.
 
     Attributes:
         folder: The folder of the checkpoints; empty without a run directory.
         newest: The report of the newest checkpoint. Its number is 0 if there is none.
         saved_at: The time when the newest checkpoint was written or loaded, on the monotonic clock, in seconds.
-        error: The reason why the last one could not be written; empty if it was written.
-        marks: The position in each stream that the newest checkpoint includes.
+        error: The reason why the last checkpoint could not be written; empty if it was written.
+        marks: The mark of each stream below which the newest checkpoint includes all segments.
+        asked: The requests for a checkpoint that are not answered so far, by number. The result is the error, or "".
     """
 
     def __init__(self, folder: str) -> None:
@@ -134,6 +131,7 @@ class CheckpointRecord:
         self.saved_at = 0.0
         self.error = ""
         self.marks: dict[Key, int] = {}
+        self.asked: dict[int, Future[str]] = {}
         self._older_marks: dict[Key, int] = {}
 
     def loaded(self, number: int, now: float) -> None:
@@ -147,10 +145,10 @@ class CheckpointRecord:
             self.newest = replace(self.newest, version=version)
 
     def written(self, message: CheckpointResult, now: float) -> dict[Key, int]:
-        """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries.
+        """Record the result of a checkpoint. Return the mark of each stream below which the journal can now delete entries.
 
-        These are the positions of the checkpoint before the new one. So if the new one is damaged later, the journal still has
-        all segments since the earlier one.
+        The marks are those of the checkpoint before the new one. So if the new checkpoint is damaged later, the journal still
+        has all segments since the earlier one.
         """
         self.error = message.error
         if message.error or not message.number:
@@ -159,41 +157,39 @@ class CheckpointRecord:
         self._older_marks, self.marks = self.marks, {(a, o): seq for a, o, seq in message.marks}
         return self._older_marks
 
+    def give_up(self, error: str) -> None:
+        """End all open requests for checkpoints, with `error` as their result."""
+        while self.asked:
+            self.asked.popitem()[1].set_result(error)
+
     def trimmed(self, stream: SegmentStream) -> bool:
-        """Return True if the journal has no entries of a stream, so that nothing of the stream can be replayed."""
+        """Return True if the journal has no entries of a stream, so that nothing of the stream can be delivered again."""
         return not self.folder or self._older_marks.get(stream.key, 0) >= stream.accepted_end
 
 
-class ReplayProgress:
-    """The state of the replay of journal entries to a learner thread that has loaded a checkpoint.
+@dataclass(slots=True)
+class JournalReplayProgress:
+    """The progress of the replay: the delivery of journal entries to a learner thread that has loaded a checkpoint.
 
     Attributes:
         token: The number of the replay in progress, which the pages of the journal repeat; 0 if there is none. During a replay,
             the learner thread receives new segments through the pages too.
         page_after: The row after which the next page begins; None if no page has to be requested.
-        segments: The number of segments that were replayed.
+        segments: The number of segments that were delivered again.
         rollback_asked: True if an operator has asked to give up accepted segments; False again after the replay.
     """
 
-    def __init__(self) -> None:
-        self.token = self.segments = 0
-        self.page_after: int | None = None
-        self.rollback_asked = False
-
-    def reset(self, token: int = 0) -> None:
-        """Begin to wait for the checkpoint that a new learner thread loads; or end the replay, with token 0."""
-        self.token, self.page_after = token, None
-
-    def rewind(self) -> None:
-        """Request the first page."""
-        self.segments = self.page_after = 0
+    token: int = 0
+    segments: int = 0
+    page_after: int | None = None
+    rollback_asked: bool = False
 
 
 class TrainingFigures:
-    """The metrics of a client's training. Means are over the last `RECENT_EPISODES` episodes."""
+    """The training metrics of a client for its status. Means are over the last `RECENT_EPISODES` episodes."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, monotonic: Callable[[], float], unix: Callable[[], float]) -> None:
+        self._monotonic, self._unix = monotonic, unix
         self._lags = [0] * (len(LAG_LIMITS) + 1)
         self._metrics = TrainingMetrics(0, 0, {}, [], 0, [])
         self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
@@ -213,24 +209,24 @@ class TrainingFigures:
         self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended, [])
         if metrics.lags:
             self._lags = [before + new for before, new in zip(self._lags, metrics.lags, strict=True)]
-        self._pace.append((self._clock.monotonic(), metrics.step))
+        self._pace.append((self._monotonic(), metrics.step))
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
         self._evaluations.extend((version, total, length) for version, total, length in metrics.evaluations)
 
     def note_evaluation(self, scalars: Mapping[str, float]) -> int:
-        """Add the metrics of an evaluation of the policy to the scalars. Return the number of training episodes so far."""
+        """Record the metrics of an evaluation of the policy. Return the number of training episodes so far."""
         metrics = self._metrics
         self._metrics = replace(metrics, scalars={**metrics.scalars, **scalars})
         return metrics.ended
 
     def policy_origin(self, client_id: str, algorithm_name: str) -> PolicyOrigin:
-        """Return the training that the newest policy version comes from."""
+        """Return the description of the training that has made the newest policy version, for stored policies."""
         return PolicyOrigin(
             client_id=client_id,
             algorithm_name=algorithm_name,
             updates=self._metrics.update,
             steps=self._metrics.step,
-            saved_unix_s=self._clock.unix(),
+            saved_unix_s=self._unix(),
             episodes=self._metrics.ended,
             mean_return=_mean([total for total, _ in self._returns]),
         )
@@ -254,15 +250,10 @@ class TrainingFigures:
 
     def _evaluation_report(self, evaluated: int) -> dict[str, Any]:
         """Return the part of the status about the episodes of actors with ``explore: false``; empty if there are none."""
-        episodes = self._evaluations
-        if not episodes:
+        if not self._evaluations:
             return {}
-        return {
-            "episodes": evaluated,
-            "mean_return": _mean([total for _, total, _ in episodes]),
-            "mean_length": _mean([length for _, _, length in episodes]),
-            "version": max(version for version, _, _ in episodes),
-        }
+        versions, totals, lengths = zip(*self._evaluations, strict=True)
+        return {"episodes": evaluated, "mean_return": _mean(totals), "mean_length": _mean(lengths), "version": max(versions)}
 
     def _steps_per_s(self, now: float) -> float:
         if len(self._pace) < 2:

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
+from rl4sys_zmq.delivery.credit import CreditAllocator
+from rl4sys_zmq.delivery.journal import JournalContent
+from rl4sys_zmq.delivery.table import StreamTable
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
-from rl4sys_zmq.interfaces import WorkerHandle
+from rl4sys_zmq.interfaces import Journal, WorkerHandle
 from rl4sys_zmq.learner.gateway.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.restored import GIVEN_UP, RestoredClient, restore_configuration
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.logs import get_logger
@@ -32,7 +34,7 @@ MAX_REPORTED_GENERATION = 1 << 62
 
 
 class ClientRegistry:
-    """The clients of a learner, by name and by the key of their worker. Only the thread of `LearnerCore` changes it.
+    """The clients of a learner, by name and by the key of their worker. Only the gateway thread changes the registry.
 
     Attributes:
         published: A condition that is held while clients or policy versions change, and then notified. Another thread must hold
@@ -87,7 +89,7 @@ class ClientRegistry:
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
     def create(self, hello: Hello) -> ClientState:
-        """Create a client for the HELLO of its first actor, and start its learner thread."""
+        """Create a client because its first actor has requested a session (`hello`), and start its learner thread."""
         if hello.client_id in self._detached:
             raise ProtocolError(
                 RefusalReason.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done"
@@ -113,7 +115,7 @@ class ClientRegistry:
 
         `rolled_back` is the id of the client that was returned to an earlier checkpoint; empty for none.
         """
-        now = self._callbacks.clock.monotonic()
+        now = self._callbacks.monotonic()
         clients = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
         for row, earlier in zip(restored.clients, clients, strict=True):
             client = self._make(earlier.settings, row.generation)
@@ -140,8 +142,7 @@ class ClientRegistry:
         if self._journal.durable and config.run_dir is not None:
             folder = str(config.run_dir / "checkpoints" / folder_name(client_id))
         policy_id = next(self._policy_ids).to_bytes(8, "little")
-        clock = self._callbacks.clock
-        return ClientState(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
+        return ClientState(settings, policy_id, self._generation_after(last_generation), table, folder, self._callbacks)
 
     def fail(self, client: ClientState, message: ThreadFailed) -> bool:
         """Stop a client whose learner thread has failed. Return True if the client was removed.
@@ -174,14 +175,22 @@ class ClientRegistry:
         if give_up_pending:
             self._journal.drop_entries(client.client_id)
         rolled_back = 0 if self._journal.durable else client.roll_back()
-        client.publishing.history = WeightHistory(_generation(client.publishing.history.generation, self._callbacks.clock))
+        client.publishing.history = WeightHistory(self._generation_after(client.publishing.history.generation))
         self._start(client)
         return rolled_back
 
     def suspend(self, client: ClientState, crash: str) -> bool:
-        """Record a crash of a client's worker, as `ClientState.suspend` does."""
+        """Record a crash of a client's worker, described by `crash`. Return False if no other worker is to be started.
+
+        The client is in the state ``starting`` until the next worker is ready.
+        """
         self._by_key.pop(client.worker.key, None)
-        return client.suspend(crash)
+        restarts = client.worker.crashed(crash, ready=client.state is LearnerThreadState.RUNNING)
+        # Pages that the journal still reads are for the worker that has crashed.
+        client.replay.token, client.replay.page_after = 0, None
+        if restarts:
+            client.state = LearnerThreadState.STARTING
+        return restarts
 
     def detach(self, client: ClientState) -> None:
         """Remove a client, and end its learner thread without a checkpoint.
@@ -208,11 +217,24 @@ class ClientRegistry:
         self._retired = [handle for handle in (*self._retired, *client.worker.handles) if handle.alive]
 
     def _start(self, client: ClientState) -> None:
-        client.start(self._callbacks, self._config, self._journal)
+        """Start a new learner thread for a client."""
+        publishing, journal = client.publishing, self._journal
+        client.replay.token, client.replay.page_after = client.worker.starts + 1 if journal.durable else 0, None
+        client.state, client.error = LearnerThreadState.STARTING, ""
+        client.pool = CreditAllocator()
+        if self._config.relays and not publishing.tag_key:
+            publishing.start_tagging()
+        assign = client.settings.assign(
+            publishing.policy_id,
+            publishing.history.generation,
+            self._config,
+            checkpoints=client.checkpoints.folder,
+            journal_id=journal.journal_id,
+        )
+        client.worker.start(assign, self._callbacks.start_worker)
         self._by_key[client.worker.key] = client
         self._newest_generation = max(self._newest_generation, client.publishing.history.generation)
 
-
-def _generation(last: int, clock: Clock) -> int:
-    """Return the generation of a new learner thread: the Unix time in ms, but at least `last` + 1."""
-    return max(last + 1, int(clock.unix() * 1000))
+    def _generation_after(self, last: int) -> int:
+        """Return the generation of a new learner thread: the Unix time in ms, but at least `last` + 1."""
+        return max(last + 1, int(self._callbacks.unix() * 1000))

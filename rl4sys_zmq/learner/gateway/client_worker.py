@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rl4sys_zmq.interfaces import WorkerHandle
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.thread_messages import AssignClient, DeliverSegments, ThreadMessage, WorkerMessage
+from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadMessage, WorkerMessage
 
 STEADY_S = 30.0
 """Time for which a worker must have trained so that its crash is followed by the shortest pause, in seconds."""
@@ -20,10 +19,12 @@ MAX_FAILED_STARTS = 5
 """Number of workers in a row that can crash before they are ready. After that, the client has failed."""
 
 
-class ClientWorker:
-    """The current worker of a client, and the earlier ones until they have ended.
+class ClientWorkers:
+    """The workers of one client: the current one, and earlier ones until they have ended.
 
     Attributes:
+        key: The first frame of each message of the current worker. It has random bytes, so that no process of an earlier learner
+            has the same key.
         handle: The current worker; None after `end`.
         handles: All workers that can still be running.
         starts: The number of workers that were started.
@@ -33,50 +34,37 @@ class ClientWorker:
         devices: The device of each rank of the current worker.
     """
 
-    def __init__(self, policy_id: bytes, clock: Clock) -> None:
-        self._policy_id, self._clock = policy_id, clock
-        self._token = b""
+    def __init__(self, policy_id: bytes, monotonic: Callable[[], float]) -> None:
+        self._policy_id, self._monotonic = policy_id, monotonic
+        self.key = b""
         self.handle: WorkerHandle | None = None
         self.handles: list[WorkerHandle] = []
         self.starts = 0
         self.backlog: deque[WorkerMessage] = deque()
-        self.started_at = clock.monotonic()
+        self.started_at = monotonic()
         self.restart_at: float | None = None
         self.devices: list[str] = []
         self.crashes = 0
         self.last_crash = ""
         self._crashes_in_a_row = self._failed_starts = 0
 
-    @property
-    def key(self) -> bytes:
-        """The first frame of each message of the current worker.
-
-        The key has random bytes, so that no process of an earlier learner has the same key.
-        """
-        return self._policy_id + self.starts.to_bytes(4, "little") + self._token
-
     def start(self, assign: AssignClient, start_worker: Callable[[AssignClient, bytes], WorkerHandle]) -> None:
         """Start a new worker, and queue its first message."""
         self.starts += 1
-        self._token = os.urandom(8)
+        self.key = self._policy_id + self.starts.to_bytes(4, "little") + os.urandom(8)
         self.restart_at = None
-        self.started_at = self._clock.monotonic()
+        self.started_at = self._monotonic()
         self.send(assign)
         self.handle = start_worker(assign, self.key)
         self.handles.append(self.handle)
 
     def send(self, message: ThreadMessage) -> None:
         """Queue a message for the current worker."""
-        self.backlog.append(message if isinstance(message, DeliverSegments) else encode(message))
-
-    def flush(self) -> None:
-        """Pass on the queued messages for which the worker has room."""
-        while self.backlog and self.handle is not None and self.handle.send(self.backlog[0]):
-            self.backlog.popleft()
+        self.backlog.append(encode(message))
 
     def end(self, *, replaced: bool = False) -> None:
         """Discard the queued messages, and ask all workers to end. With `replaced`, they write no checkpoint."""
-        self.handle = None
+        self.handle = self.restart_at = None
         self.devices = []
         self.backlog.clear()
         for handle in self.handles:
@@ -88,7 +76,7 @@ class ClientWorker:
 
         The pause becomes longer with each crash, unless the worker had trained for `STEADY_S`.
         """
-        now = self._clock.monotonic()
+        now = self._monotonic()
         self.crashes += 1
         self.last_crash = crash
         if ready and now - self.started_at >= STEADY_S:

@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import FIELD_RATE
+from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
@@ -50,7 +50,7 @@ are more records than this."""
 
 
 class ConnectionRateState:
-    """The usage record of one connection. All times are on the monotonic clock, in seconds.
+    """The record of how much one connection has used of its rate limit. Times are on the monotonic clock, in seconds.
 
     Attributes:
         descriptor: File descriptor of the connection; -1 if unknown.
@@ -114,13 +114,11 @@ class ConnectionRateLimits:
 
     @staticmethod
     def should_reply(rate: ConnectionRateState, now: float) -> bool:
-        """Return True if a refusal must be sent for a dropped message, and count it."""
+        """Return True if the sender of a dropped message should get a refusal, and count the refusal."""
         if rate.replies_paid_at > now + BURST_S:
             return False
         rate.replies_paid_at = max(rate.replies_paid_at, now) + 1 / REPLIES_PER_S
         return True
-
-    # ---- rests
 
     def rest_after(self, wasted_s: float, now: float) -> None:
         """Read nothing for some time, a rest, after `wasted_s` seconds were spent on dropped messages."""
@@ -129,8 +127,6 @@ class ConnectionRateLimits:
     def rest_s(self, now: float) -> float:
         """Return the remaining time of the rest, in seconds; 0 if there is none."""
         return max(0.0, self._rests_until - now)
-
-    # ---- all connections
 
     def silent_connections(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
         """Return the descriptors in `connected` without a complete message for `silent_s`, or, if new, for `new_s` seconds."""

@@ -5,15 +5,16 @@ The gateway thread drives it with sockets, the simulator in ``tests/simulation``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Journal, JournalContent
+from rl4sys_zmq.delivery.journal import JournalContent
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError, restart_command
-from rl4sys_zmq.interfaces import EventSink
+from rl4sys_zmq.interfaces import EventSink, Journal
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
@@ -25,7 +26,8 @@ from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorComm
 from rl4sys_zmq.learner.run.log_files import CLIENT_READY
 from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.security import AccessList, Authorizer
+from rl4sys_zmq.security.access import AccessList
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame, Verdict
 from rl4sys_zmq.wire.thread_messages import (
@@ -43,7 +45,6 @@ from rl4sys_zmq.wire.thread_messages import (
     TrainingMetrics,
     decode_thread_message,
 )
-from rl4sys_zmq.wire.values import REPORT_HEADER
 
 log = get_logger(__name__)
 
@@ -68,7 +69,6 @@ class LearnerCore:
         self.config, self.journal, self.sink, self.callbacks = config, journal, sink, callbacks
         self._authorizer = authorizer
         self.registry = ClientRegistry(config, journal, callbacks)
-        self._suspended: list[ClientState] = []
         self.dispatcher = SegmentDispatcher(self)
         self.actor_sessions = ActorSessionHandler(self, authorizer)
         self.operator = OperatorCommandExecutor(self)
@@ -80,19 +80,23 @@ class LearnerCore:
             if client.changes:
                 self.sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")
 
-    # ---- learner threads
-
     def on_worker(self, frames: Sequence[Frame]) -> None:
         """Handle a message of a learner thread. Drop and count it if the thread was replaced."""
         client = self.registry.by_key(bytes(frames[0]))
         if client is None:
             self.counters.add("worker_messages_fenced")
             return
+        with self._failing(client, "a message of its learner thread"):
+            self._on_message(client, decode_thread_message(frames[1:]))
+
+    @contextmanager
+    def _failing(self, client: ClientState, cause: str) -> Iterator[None]:
+        """Stop this client, and not the learner, if the ``with`` block raises an exception. The log names the `cause`."""
         try:
-            self._on_message(client, decode_thread_message(frames[1:], header=REPORT_HEADER))
-        except Exception as exc:  # an impossible message stops its client, not the learner
-            log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
-            self._on_failed(client, _failed(exc))
+            yield
+        except Exception as exc:
+            log.exception("client %s: %s could not be handled", client.client_id, cause)
+            self._on_failed(client, ThreadFailed(f"{type(exc).__name__}: {exc}"[:1000], ""))
 
     def _on_message(self, client: ClientState, message: ThreadMessage) -> None:
         match message:
@@ -147,14 +151,14 @@ class LearnerCore:
             frames = publishing.history.publish(message)
             first = client.state is not LearnerThreadState.RUNNING
             if first:
-                client.on_running(message.version)
+                client.state, client.known = LearnerThreadState.RUNNING, True
+                client.checkpoints.on_first_version(message.version)
         if first:
             self.journal.put_client(client.row())
         self.callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
-        spec, newest = publishing.spec, publishing.history.newest
-        if spec is not None and self.callbacks.offer_policy(client.client_id, spec, newest):
+        if self.callbacks.offer_policy(client):
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
-        self.actor_sessions.admit_waiting(client, self.callbacks.clock.monotonic())
+        self.actor_sessions.admit_waiting(client, self.callbacks.monotonic())
 
     def _on_verdicts(self, client: ClientState, message: SegmentVerdicts) -> None:
         stream, verdicts = client.table.get(message.actor_id, message.origin), client.books.verdicts
@@ -178,14 +182,11 @@ class LearnerCore:
         ended = client.worker.handle if client is not None else None
         if client is None or ended is None or ended.alive:
             return
-        try:
+        with self._failing(client, "the end of its worker"):
             if ended.failure is not None:
                 self._on_ended(client, ended.failure)
             elif ended.crash:
                 self._on_crashed(client, ended.crash)
-        except Exception as exc:  # as in `on_worker`
-            log.exception("client %s: the end of its worker could not be handled", client.client_id)
-            self._on_failed(client, _failed(exc))
 
     def _on_ended(self, client: ClientState, failure: ThreadFailed) -> None:
         if failure.crashed:
@@ -201,33 +202,23 @@ class LearnerCore:
             text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; see the learner's log"
             self._on_failed(client, ThreadFailed(text, ""))
             return
-        self._suspended.append(client)
-        pause_s = max(0.0, (client.worker.restart_at or 0.0) - self.callbacks.clock.monotonic())
+        pause_s = max(0.0, (client.worker.restart_at or 0.0) - self.callbacks.monotonic())
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self.sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
         self.actor_sessions.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
-        self.dispatcher.give_up(client, crash)
+        client.checkpoints.give_up(crash)
 
-    def _restart_suspended(self) -> None:
-        """Start the workers of the clients whose pause after a crash is over. A failed start counts as another crash."""
-        now = self.callbacks.clock.monotonic()
-        for client in list(self._suspended):
-            restart_at = client.worker.restart_at if self.registry.get(client.client_id) is client else None
-            if restart_at is not None and now < restart_at:
-                continue
-            self._suspended.remove(client)
-            if restart_at is None:
-                continue  # an operator has restarted or removed it
-            try:
-                with self.registry.changing():
-                    rolled_back = self.registry.restart(client, give_up_pending=False)
-            except ConfigError as exc:  # the next attempt would fail too
-                self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
-                continue
-            except RL4SysError as exc:
-                self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
-                continue
+    def _restart(self, client: ClientState) -> None:
+        """Start the worker of a client whose pause after a crash is over. A failed start counts as another crash."""
+        try:
+            with self.registry.changing():
+                rolled_back = self.registry.restart(client, give_up_pending=False)
+        except ConfigError as exc:  # the next attempt would fail too
+            self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
+        except RL4SysError as exc:
+            self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
+        else:
             self.sink.event("client_restarted", client_id=client.client_id, rolled_back=rolled_back, gives_up=False)
 
     def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
@@ -236,32 +227,29 @@ class LearnerCore:
         self.counters.add("clients_failed")
         self.sink.event("client_failed", client_id=client.client_id, error=message.error)
         peers = [client.table.peer_of(s) for s in client.table.live()]
-        for peer in (*peers, *client.waiting):
-            if peer is not None:
-                self.actor_sessions.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
+        for peer in filter(None, (*peers, *client.waiting)):
+            self.actor_sessions.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
         client.waiting.clear()
-        self.dispatcher.give_up(client, message.error)
-
-    # ---- turns and the clock
+        client.checkpoints.give_up(message.error)
 
     def turn(self) -> None:
-        """Continue the operators' commands, grant credit, and send acks and alarms. Call this in each turn of the loop."""
+        """Continue operators' commands, grant credit, acknowledge, and log alarms. Call this in each turn of the loop."""
         self.operator.turn()
-        if self._suspended:
-            self._restart_suspended()
         room_bytes = self.dispatcher.room_bytes()
         for client in self.registry:
+            if client.worker.restart_at is not None and self.callbacks.monotonic() >= client.worker.restart_at:
+                self._restart(client)
             self.actor_sessions.send_acks(client, room_bytes)
             self._report_alarms(client)
             publishing = client.publishing
-            if publishing.beacon_due and self.callbacks.clock.monotonic() >= publishing.next_beacon_at:
+            if publishing.beacon_due and self.callbacks.monotonic() >= publishing.next_beacon_at:
                 self._beacon(client)
 
     def poll_timeout_s(self, now: float, most_s: float) -> float:
         """Return for how long the gateway thread can wait for messages before its next task, at most `most_s`, in seconds."""
-        for client in self._suspended:
-            most_s = min(most_s, (client.worker.restart_at or 0.0) - now)
         for client in self.registry:
+            if client.worker.restart_at is not None:
+                most_s = min(most_s, client.worker.restart_at - now)
             if client.worker.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             most_s = min(most_s, client.next_grant_at - now)
@@ -277,7 +265,7 @@ class LearnerCore:
         read_s = now - min(behind_s, MOST_BEHIND_S)
         self.dispatcher.relieve()
         self.dispatcher.check(now)
-        self._rotate_topics(self._authorizer.lapsed(self.callbacks.clock.unix()))
+        self._rotate_topics(self._authorizer.lapsed(self.callbacks.unix()))
         self.operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
@@ -306,18 +294,15 @@ class LearnerCore:
     def _report_alarms(self, client: ClientState) -> None:
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
-            fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
-            self.sink.event("alarm", **fields)
+            self.sink.event("alarm", client_id=client.client_id, alarm=alarm.name, count=alarm.count, text=alarm.text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
 
     def _beacon(self, client: ClientState) -> None:
         publishing = client.publishing
         publishing.beacon_due = False
-        publishing.next_beacon_at = self.callbacks.clock.monotonic() + NEWCOMER_BEACON_S
+        publishing.next_beacon_at = self.callbacks.monotonic() + NEWCOMER_BEACON_S
         self.callbacks.publish(BEACON_TOPIC + publishing.topic, encode(client.beacon()))
-
-    # ---- subscribers and rights
 
     def client_of_topic(self, topic: bytes) -> ClientState | None:
         """Return the client whose weights or beacons have this topic, or None."""
@@ -326,7 +311,7 @@ class LearnerCore:
         return next((client for client in self.registry if client.publishing.topic == topic[1:]), None)
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
-        """Handle a new subscription. For one to beacons, let `turn` publish a beacon: the subscriber has missed the last one.
+        """Handle a new subscription. After one to beacons, the next `turn` publishes a beacon for the new subscriber.
 
         A beacon goes to all subscribers, so new subscribers share one. With one beacon for each, 1,000 actors that join would
         cause half a million messages.
@@ -354,14 +339,13 @@ class LearnerCore:
             "relays": self.actor_sessions.relays.report(now),
         }
 
-    # ---- closing
-
     def close_sessions(self, error: Exception) -> None:
         """Begin to close: fail the operators' commands, ask the learner threads to end, and refuse all actors."""
         self.operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.worker.end()
-        self.actor_sessions.close_sessions()
+        for peer in list(self.actor_sessions.sessions):
+            self.actor_sessions.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
 
     def close(self, error: Exception) -> None:
         """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads."""
@@ -370,9 +354,6 @@ class LearnerCore:
             self.sink.event("closed_with_pending_segments", pending=pending)
         for client in self.registry:
             client.worker.end()
-        self.dispatcher.close(error)
+            for future in client.checkpoints.asked.values():
+                future.set_exception(error)
         self.operator.close(error)
-
-
-def _failed(error: Exception) -> ThreadFailed:
-    return ThreadFailed(f"{type(error).__name__}: {error}"[:1000], "")

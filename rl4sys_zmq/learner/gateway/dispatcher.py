@@ -6,12 +6,16 @@ import itertools
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.delivery import STALL_S, JournalEntry, JournalPage
+from rl4sys_zmq.delivery.credit import STALL_S, DataAmount
+from rl4sys_zmq.delivery.intake import replay_entry
+from rl4sys_zmq.delivery.journal import JournalEntry, JournalPage
+from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.errors import restart_command
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.wire.thread_messages import CheckpointResult, SaveCheckpoint, StreamEnded
+from rl4sys_zmq.wire.messages import Verdict
+from rl4sys_zmq.wire.thread_messages import CheckpointResult, DeliverSegments, SaveCheckpoint, StreamEnded
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.gateway.core import LearnerCore
@@ -28,7 +32,9 @@ UNBOUNDED_BYTES = 1 << 40
 
 
 class SegmentDispatcher:
-    """The sender of segments to learner threads: new segments that the journal has committed, and earlier ones for a replay.
+    """The sender of segments to learner threads: new ones after the journal has committed them, and those of a replay.
+
+    A replay delivers journal entries again to a learner thread that has loaded a checkpoint.
 
     The object also requests checkpoints. Only the thread of `LearnerCore` uses it.
     """
@@ -36,7 +42,6 @@ class SegmentDispatcher:
     def __init__(self, core: LearnerCore) -> None:
         self._core, self._registry, self._journal = core, core.registry, core.journal
         self._counters, self._sink = core.counters, core.sink
-        self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
         self._save_tokens = itertools.count(1)
         self._rescued = 0
 
@@ -53,20 +58,51 @@ class SegmentDispatcher:
                 if stream is not None:
                     stream.commit(item.end_seq)
                     client.dirty.add(stream.actor_id)
-                if client.replay.token or client.worker.handle is None:
-                    continue
-                client.send_committed(item)
+                if not client.replay.token and client.worker.handle is not None:
+                    self.send_committed(client, stream, item)
             elif item.token == client.replay.token:
                 self._on_page(client, item)
         for client in self._registry:
-            client.worker.flush()
-            replay = client.replay
-            if replay.page_after is not None and not client.worker.backlog:
+            worker, replay = client.worker, client.replay
+            while worker.backlog and worker.handle is not None and worker.handle.send(worker.backlog[0]):
+                worker.backlog.popleft()
+            if replay.page_after is not None and not worker.backlog:
                 after, replay.page_after = replay.page_after, None
                 self._journal.read(client.client_id, replay.token, after, PAGE_BYTES)
 
+    def send_committed(self, client: ClientState, stream: SegmentStream | None, entry: JournalEntry) -> None:
+        """Queue segments that an actor has sent for the learner thread, after the journal has committed them."""
+        if stream is not None and not stream.counted(entry.end_seq):
+            self.send_again(client, entry)  # accepted by an earlier thread; with a full disk, a replayed page can overtake it
+        else:
+            # An entry of refused segments alone was not counted: its stream can end before the journal commits it.
+            waited = stream is not None and entry.accepted > 0
+            self.send(client, entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
+
+    def send_again(self, client: ClientState, entry: JournalEntry) -> None:
+        """Queue an entry for a learner thread that has returned to a checkpoint, without the segments in the checkpoint."""
+        stream = client.table.get(entry.actor_id, entry.origin)
+        if stream is None or client.schema is None:
+            return
+        refused = stream.verdicts[Verdict.REFUSED]
+        again = replay_entry(stream, client.schema, entry)
+        client.books.verdicts[Verdict.REFUSED] += stream.verdicts[Verdict.REFUSED] - refused
+        if again is not None:
+            client.replay.segments += again.load.items
+            self.send(client, entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
+
+    def send(self, client: ClientState, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
+        """Queue a journal entry for the learner thread, without its first `skip` segments, and count `load` as sent.
+
+        `waited` is True if the data was counted as waiting before.
+        """
+        client.pool.transit.send(load, waited=waited)
+        client.worker.backlog.append(
+            DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames, entry.batch)
+        )
+
     def check(self, now: float) -> None:
-        """Correct the counts of segments that wait for the journal, and find stalled clients. Raise an alarm for each fault."""
+        """Correct wrong counts of waiting segments, and find clients that can make no progress. Note an alarm for each."""
         failing = bool(self._journal.state().error)
         busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
         self.dispatch()  # for entries that were committed before `queued` was read
@@ -91,7 +127,7 @@ class SegmentDispatcher:
             log.error("client %s: %d entries of the journal are damaged and are lost", client.client_id, page.damaged)
             self._counters.add("entries_damaged", page.damaged)
         for entry in page.entries:
-            client.send_again(entry)
+            self.send_again(client, entry)
         if page.more:
             client.replay.page_after = page.last_row
             return
@@ -114,25 +150,20 @@ class SegmentDispatcher:
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
 
     def relieve(self) -> None:
-        """Request checkpoints of all clients if the journal becomes full, or if its file was deleted and written anew."""
-        state = self._journal.state()
-        if state.rescued > self._rescued:
-            self._rescued = state.rescued
-            self._after_rescue()
-        if not state.max_bytes or state.used_bytes + state.queued_bytes < CHECKPOINT_FILL * state.max_bytes:
-            return
-        partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
-        for client in self._registry:
-            if client.is_caught_up and not client.worker.backlog and client.books.accepted:
-                client.worker.send(SaveCheckpoint(0, partial))
+        """Request checkpoints of all clients if the journal becomes full, or if its file was deleted and written anew.
 
-    def _after_rescue(self) -> None:
-        """Request checkpoints of all clients, since the earlier ones may have been deleted together with the journal's file."""
-        self._counters.add("journal_rescued")
-        self._sink.event("journal_rescued", times=self._rescued)
-        for client in self._registry:
-            if client.is_caught_up:
-                client.worker.send(SaveCheckpoint(0, partial=False))
+        In the second case, the earlier checkpoints may have been deleted too.
+        """
+        state = self._journal.state()
+        rescued = state.rescued > self._rescued
+        if rescued:
+            self._rescued = state.rescued
+            self._counters.add("journal_rescued")
+            self._sink.event("journal_rescued", times=state.rescued)
+        fill = (state.used_bytes + state.queued_bytes) / state.max_bytes if state.max_bytes else 0.0
+        for client in self._registry if rescued or fill >= CHECKPOINT_FILL else ():
+            if client.is_caught_up and (rescued or (client.books.accepted and not client.worker.backlog)):
+                client.worker.send(SaveCheckpoint(0, fill > PARTIAL_BATCH_FILL))
 
     def expire(self, client: ClientState, now: float) -> None:
         """Delete the records of streams that can no longer continue and whose segments are no longer needed."""
@@ -141,33 +172,17 @@ class SegmentDispatcher:
             if client.worker.handle is not None:
                 client.worker.send(StreamEnded(stream.actor_id, stream.origin))
 
-    # ---- checkpoints
-
-    def save(self, *, partial: bool) -> Future[dict[str, str]]:
+    def save(self, *, partial: bool) -> dict[str, Future[str]]:
         """Request a checkpoint of every running client, with `partial` after training on incomplete batches.
 
-        The result has an error for each client without a new checkpoint.
+        The result of each client's future is the error; empty if the checkpoint was written.
         """
-        token, running = next(self._save_tokens), [c for c in self._registry if c.state is LearnerThreadState.RUNNING]
-        future: Future[dict[str, str]] = Future()
-        self._saves[token] = {c.client_id for c in running}, future, {}
-        for client in running:
-            client.worker.send(SaveCheckpoint(token, partial))
-        if not running:
-            self._saves.pop(token)
-            future.set_result({})
-        return future
-
-    def give_up(self, client: ClientState, error: str) -> None:
-        """End all open requests for checkpoints of a client, with `error` as their result."""
-        for token in list(self._saves):
-            self._saved(client.client_id, token, error)
-
-    def close(self, error: Exception) -> None:
-        """End all open requests for checkpoints. `error` becomes the exception of their futures."""
-        for _, future, _ in self._saves.values():
-            future.set_exception(error)
-        self._saves.clear()
+        token, futures = next(self._save_tokens), {}
+        for client in self._registry:
+            if client.state is LearnerThreadState.RUNNING:
+                futures[client.client_id] = client.checkpoints.asked[token] = Future()
+                client.worker.send(SaveCheckpoint(token, partial))
+        return futures
 
     def checkpointed(self, client: ClientState, message: CheckpointResult) -> None:
         """Record the result of a checkpoint, and let the journal delete entries."""
@@ -185,14 +200,6 @@ class SegmentDispatcher:
             error=message.error,
         )
         client.dirty.update(s.actor_id for s in client.table.live())
-        self._saved(client.client_id, message.token, message.error)
-
-    def _saved(self, client_id: str, token: int, error: str) -> None:
-        waiting, future, errors = self._saves.get(token, (set(), None, {}))
-        if client_id in waiting and future is not None:
-            waiting.discard(client_id)
-            if error:
-                errors[client_id] = error
-            if not waiting:
-                del self._saves[token]
-                future.set_result(errors)
+        asked = client.checkpoints.asked.pop(message.token, None)
+        if asked is not None:
+            asked.set_result(message.error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -25,7 +24,7 @@ log = get_logger(__name__)
 
 
 class PolicyEvaluators:
-    """The `PolicyEvaluator` of each client with the option ``evaluation``. Other threads use only `join`."""
+    """The `PolicyEvaluator` of each client with the option ``evaluation``. Other threads use only `threads`."""
 
     def __init__(
         self,
@@ -35,40 +34,32 @@ class PolicyEvaluators:
         call: Callable[[Callable[[], None]], object],
     ) -> None:
         self._config, self._sink, self._find, self._call = config, sink, find, call
-        self._options = {name: entry.evaluation for name, entry in config.clients.items() if entry.evaluation is not None}
         self._evaluators: dict[str, PolicyEvaluator] = {}
-        self._ending: list[PolicyEvaluator] = []
+        self.threads: list[PolicyEvaluator] = []  # also those that are ending
 
     def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Offer a newly published version to the evaluator of the client, if there is an evaluator and the version is due."""
-        options = self._options.get(client.client_id)
-        if options is None:
+        """Offer a newly published version to the evaluator of the client, if its configuration asks for one."""
+        entry = self._config.clients.get(client.client_id)
+        if entry is None or entry.evaluation is None:
             return
         evaluator = self._evaluators.get(client.client_id)
         if evaluator is None:
-            evaluator = PolicyEvaluator(
-                client.client_id,
-                options,
-                self._config.plugins,
-                self._config.run_dir,
-                functools.partial(self._from_thread, self._on_result, client.client_id),
-                functools.partial(self._from_thread, self._on_failure, client.client_id),
-            )
+            on_result, on_failure = (functools.partial(self._from_thread, f) for f in (self._on_result, self._on_failure))
+            evaluator = PolicyEvaluator(client.client_id, entry.evaluation, self._config, on_result, on_failure)
             self._evaluators[client.client_id] = evaluator
+            self.threads = [*(other for other in self.threads if other.alive), evaluator]
             try:
                 evaluator.start()
             except RuntimeError as exc:
                 self._on_failure(client.client_id, start_error_text(exc))
         origin = client.training.policy_origin(client.client_id, client.settings.algorithm_name)
-        if evaluator.is_due(snapshot.version, origin.steps):
-            evaluator.offer(StoredPolicy(spec, snapshot, origin))
+        evaluator.offer(StoredPolicy(spec, snapshot, origin))
 
     def forget(self, client_id: str) -> None:
         """End the evaluation of a client that was removed, and put its best policy aside."""
         evaluator = self._evaluators.pop(client_id, None)
         if evaluator is not None:
             evaluator.forget()
-            self._ending = [*(other for other in self._ending if other.alive), evaluator]
         elif self._config.run_dir is not None:  # an earlier start of the learner can have kept one
             try:
                 BestPolicyFolder(self._config.run_dir, client_id).abandon()
@@ -82,15 +73,8 @@ class PolicyEvaluators:
 
     def stop(self) -> None:
         """Ask all evaluators to end."""
-        for evaluator in self._evaluators.values():
+        for evaluator in self.threads:
             evaluator.stop()
-
-    def join(self, deadline: float) -> bool:
-        """Wait for the end of all evaluators. Return True if all have ended."""
-        ended = True
-        for evaluator in (*self._evaluators.values(), *self._ending):
-            ended &= evaluator.join(max(0.0, deadline - time.monotonic()))
-        return ended
 
     def _from_thread(self, handle: Callable[..., None], *arguments: object) -> None:
         """Call `handle` with the arguments in the gateway thread; do nothing if the learner is closing."""

@@ -11,33 +11,35 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, JournalContent
+from rl4sys_zmq.delivery.journal import JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
-from rl4sys_zmq.interfaces import Engine, EventSink, WorkerHandle
+from rl4sys_zmq.interfaces import Engine, EventSink, Journal, WorkerHandle
 from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
-from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
+from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLinks
 from rl4sys_zmq.learner.gateway.actor_sessions import MAX_MESSAGE_BYTES
-from rl4sys_zmq.learner.gateway.client import LearnerThreadState
+from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.connections import RouterReader
 from rl4sys_zmq.learner.gateway.core import LearnerCore
-from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, CoreCallbacks
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.gateway.inference import InferenceService
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.security import Authenticator, Authorizer
-from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, Socket, ThreadCalls, subscribed_topics
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.security.access import AccessList
+from rl4sys_zmq.security.authenticator import Authenticator
+from rl4sys_zmq.security.authorizer import Authorizer
+from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, Socket, ThreadCallQueue, subscribed_topics
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
@@ -49,6 +51,9 @@ LAST_MESSAGES_S = 0.05
 
 LAST_REQUESTS_S = 0.5
 """Shortest time that the thread of checkpoints has for its last requests when the learner closes, in seconds."""
+
+RELIEF_S = 1.0
+"""Longest time for the closing of connections while memory runs out, in seconds."""
 
 _unique = itertools.count()
 
@@ -86,17 +91,19 @@ class Gateway(Worker):
         self._service: InferenceService | None = None
         self._config, self._restored, self._authenticator = config, restored, authenticator
         self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
-        self._calls = ThreadCalls("learner")
+        self._calls = ThreadCallQueue("learner")
         self._open = threading.Event()
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
+        self._sockets: list[Socket] = []
         self._upstreams: list[Socket] = []
         self._poller = Poller()
         self._engines: dict[str, Engine] = {}
-        self._tasks: list[AbandonCheckpointsThread] = []
+        self._abandoning: list[AbandonCheckpointsThread] = []
         callbacks = CoreCallbacks(
-            clock=SYSTEM_CLOCK,
+            monotonic=time.monotonic,
+            unix=time.time,
             send=lambda peer, frames: self._router.send([peer, *frames]),
             publish=lambda topic, frames: self._xpub.send([topic, *frames]),
             start_worker=self._start_worker,
@@ -110,22 +117,17 @@ class Gateway(Worker):
         self.core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
         self._evaluators = PolicyEvaluators(config, sink, self.core.registry.get, self.call)
         self._limit = ConnectionLimitThread(self.core.counters)
-        self._remote = WorkerLinks(self.core.counters, self._poller, self.wake)
+        self._remote = RemoteWorkerLinks(self.core.counters, self._poller, self.wake)
         self.published = self.core.registry.published
 
-    # ---- for other threads
-
     def wait_open(self) -> None:
-        """Wait until the sockets are bound."""
+        """Wait until the sockets are bound, and until all engines can start workers."""
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
         if not self.address:
             self.join()  # the error is stored at the end of the thread
             self.raise_if_dead()
-
-    def wait_engines(self) -> None:
-        """Wait until all engines can start workers. Call this after `wait_open`, in another thread."""
         for engine in list(self._engines.values()):
             engine.wait_ready()
 
@@ -144,10 +146,6 @@ class Gateway(Worker):
             return None
         return client.publishing.history
 
-    def learner_threads(self) -> list[WorkerHandle]:
-        """Return the handles of all learner threads that can still be running."""
-        return self.core.registry.workers()
-
     def stop(self) -> None:
         """Ask the gateway thread and its learner threads to end."""
         self._calls.stop()
@@ -161,59 +159,61 @@ class Gateway(Worker):
 
         Workers that are processes and still run at the deadline are killed.
         """
-        done = self.join(max(0.0, deadline - time.monotonic()))
-        for thread in self.learner_threads():
-            done &= thread.join(max(0.0, deadline - time.monotonic())) or thread.abort()
-        done &= self._evaluators.join(deadline)
-        for task in self._tasks:
-            done &= task.join(max(0.0, deadline - time.monotonic()))
+
+        def left_s() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        done = self.join(left_s())
+        for worker in self.core.registry.workers():
+            done &= worker.join(left_s()) or worker.abort()
+        for thread in (*self._evaluators.threads, *self._abandoning):
+            done &= thread.join(left_s())
         if not self.alive:
-            done &= self._remote.join(max(LAST_REQUESTS_S, deadline - time.monotonic()))
+            done &= self._remote.join(max(LAST_REQUESTS_S, left_s()))
             for engine in self._engines.values():
                 engine.close()
         self._calls.release(alive=self.alive)
         return done
 
-    # ---- the thread
-
     def run(self) -> None:
         """Run the thread's loop until `stop`."""
-        sockets: list[Socket] = []
         try:
-            if self._bind(sockets):
-                for socket in sockets:
-                    self._poller.register(socket)
+            if self._bind():
                 self._poller.register(self._calls.wakeup)
                 self._limit.start()
                 self._open.set()
                 self._loop()
+                for thread in self._abandoning:  # first: a command fails now, and its checkpoints stay
+                    thread.stop()
                 self.core.close_sessions(self._calls.closed())
                 self._drain()
         finally:
             self._limit.stop()
             self._limit.join()
             self._evaluators.stop()
+            for thread in self._abandoning:
+                thread.stop()
             self.core.close(self._calls.closed())
             self._remote.close()
             self._poller.close()
-            for socket in (*sockets, *self._upstreams):
+            for socket in self._sockets:
                 socket.close()
             if self._service is not None:
                 self._service.close()
             self._open.set()
             self._calls.refuse_all()
 
-    def _bind(self, sockets: list[Socket]) -> bool:
+    def _bind(self) -> bool:
         """Create the sockets, and restore the clients of an earlier run. Return False if `wait_open` has to raise an error."""
         config = self._config
         try:
             secure = self._authenticator.secure if self._authenticator is not None else None
-            router = self._router = Socket.router(config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
-            sockets.append(router)
+            router = self._router = self._own(
+                Socket.router(config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
+            )
             self._connections = RouterReader(config, router, self.core.actor_sessions, self.core.counters)
             pub = config.pub or _beside(router.bound, "pub")
-            self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
-            sockets.append(self._xpub)
+            self._xpub = self._own(Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True))
             if config.inference is not None:
                 inference = _beside(router.bound, "inference") if config.inference == "auto" else config.inference
                 self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
@@ -270,7 +270,7 @@ class Gateway(Worker):
         with Poller() as poller:
             for upstream in self._upstreams:
                 poller.register(upstream)
-            while any(t.alive for t in self.learner_threads()) and (now := time.monotonic()) < deadline:
+            while any(worker.alive for worker in self.core.registry.workers()) and (now := time.monotonic()) < deadline:
                 poller.poll(0.02)  # workers on other machines are not in this poller
                 self._read_upstream()
                 if beacon.expired(now):
@@ -290,10 +290,14 @@ class Gateway(Worker):
 
     def _listen(self, address: str) -> str:
         """Bind a further PULL socket for the messages of learner threads, and return the bound address."""
-        upstream = Socket.pull(bind=address, max_frame_bytes=NO_FRAME_LIMIT)
+        upstream = self._own(Socket.pull(bind=address, max_frame_bytes=NO_FRAME_LIMIT))
         self._upstreams.append(upstream)
-        self._poller.register(upstream)
         return upstream.bound.uri
+
+    def _own(self, socket: Socket) -> Socket:
+        self._sockets.append(socket)
+        self._poller.register(socket)
+        return socket
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions to weights and beacons, if the subscriber has the right to read the weights."""
@@ -304,8 +308,6 @@ class Gateway(Worker):
                 continue
             self._xpub.grant(topic)
             self.core.on_subscribed(client, topic)
-
-    # ---- the callbacks of the core
 
     def _start_worker(self, assign: AssignClient, key: bytes) -> WorkerHandle:
         client_id = assign.client_id
@@ -328,36 +330,49 @@ class Gateway(Worker):
     def _sender_host(self) -> str:
         return self._router.sender_host()
 
-    def _abandon_checkpoints(self, client_id: str, workers: Sequence[WorkerHandle], folder: str) -> AbandonCheckpointsThread:
-        task = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
-        self._tasks = [*(other for other in self._tasks if not other.done), task]
+    def _abandon_checkpoints(self, client_id: str, workers: Sequence[WorkerHandle], folder: str) -> Future[int]:
+        thread = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
+        self._abandoning = [*(other for other in self._abandoning if other.alive), thread]
         try:
-            task.start()
+            thread.start()
         except RuntimeError as exc:
-            task.problem, task.done = start_error_text(exc), True
-        return task
+            thread.count.set_exception(TransportError(start_error_text(exc)))
+        return thread.count
 
-    def _offer_policy(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> bool:
-        client = self.core.registry.get(client_id)
-        if client is not None:
-            self._evaluators.publish(client, spec, snapshot)
+    def _offer_policy(self, client: ClientState) -> bool:
+        spec, newest = client.publishing.spec, client.publishing.history.newest
+        assert spec is not None  # a version follows the description of the policy
+        self._evaluators.publish(client, spec, newest)
         if self._service is None:
             return False
-        self._service.offer(client_id, spec, snapshot)
-        return client_id in self._service.asked
+        self._service.offer(client.client_id, spec, newest)
+        return client.client_id in self._service.asked
 
     def _forget_policy(self, client_id: str) -> None:
         self._evaluators.forget(client_id)
         if self._service is not None:
             self._service.forget(client_id)
 
-    # ---- for other threads, through `call`
+    def relieve(self, all_connections: bool) -> int:
+        """Close connections because memory runs out, and return their number; 0 if the thread does not answer in time.
 
-    def relieve(self, *, all_connections: bool) -> int:
-        """Close connections of actors because memory runs out, and return how many were closed."""
-        count = self._connections.relieve(all_connections=all_connections)
-        # A subscriber can send one message and then nothing, so its silence says nothing about an incomplete message.
-        return count + (sum(self._xpub.cut(fd) for fd in self._xpub.connections()) if all_connections else 0)
+        Any thread can call this.
+        """
+
+        def cut() -> int:
+            count = self._connections.relieve(all_connections=all_connections)
+            # A subscriber can send one message and then nothing, so its silence says nothing about an incomplete message.
+            return count + (sum(self._xpub.cut(fd) for fd in self._xpub.connections()) if all_connections else 0)
+
+        try:
+            return self.call(cut).result(RELIEF_S)
+        except FutureTimeout:
+            return 0
+
+    def change_access(self, access: AccessList) -> None:
+        """Apply a new access list. Any thread can call this."""
+        with suppress(Closed):
+            self.call(lambda: self.core.change_access(access))
 
     def status(self) -> dict[str, Any]:
         """Return the learner's status as a JSON document."""

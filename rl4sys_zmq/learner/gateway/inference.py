@@ -103,19 +103,15 @@ class InferenceService(Resource):
         except CallbackStuck as exc:
             log.warning("%s", exc)
 
-    def _policy(self, client_id: str) -> tuple[Policy, PolicySpec]:
-        spec, snapshot = self._offered[client_id]
+    def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
+        """Compute the actions for a batch of calls: one forward pass for each value of `explore` that occurs."""
+        offered = self._offered.get(client_id)
+        if offered is None:  # the client was forgotten while these calls waited
+            return [CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
+        spec, snapshot = offered
         policy = self._policies.get(client_id)
         if policy is None or policy.snapshot is not snapshot:
             policy = self._policies[client_id] = build_policy(spec, snapshot)
-        return policy, spec
-
-    def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
-        """Compute the actions for a batch of calls: one forward pass for each value of `explore` that occurs."""
-        try:
-            policy, spec = self._policy(client_id)
-        except KeyError:  # the client was forgotten while these calls waited
-            return [CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
         if reason := local_only_reason(spec):
             return [_invalid(reason) for _ in payloads]
         self.asked.add(client_id)

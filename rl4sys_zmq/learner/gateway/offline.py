@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import ClientRow, JournalContent, JournalPage
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import ClientRow, JournalPage
 from rl4sys_zmq.errors import ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.gateway.operator import (
     COMMANDS,
@@ -32,6 +31,7 @@ from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointSto
 from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL, newest_manifest, open_journal
 from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder
 from rl4sys_zmq.names import folder_name
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
 COMMIT_S = 30.0
@@ -49,17 +49,31 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
         )
     if command.command not in COMMANDS:
         raise unknown_name_error("command", command.command, COMMANDS)
-    with _opened(run_dir) as directory:
-        done = directory.carry_out(command)
+    with _OfflineCommandExecutor(run_dir) as executor:
+        done = executor.carry_out(command)
     _note(run_dir, command, done)
     return done
 
 
-class _OfflineCommandExecutor:
+class _OfflineCommandExecutor(Resource):
     """The executor of operators' commands while no learner runs. The open journal keeps a learner from starting."""
 
-    def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, wakeup: threading.Event) -> None:
-        self._run_dir, self._journal, self._restored, self._wakeup = run_dir, journal, restored, wakeup
+    def __init__(self, run_dir: Path) -> None:
+        if not (run_dir / JOURNAL).is_file():
+            raise RunDirectoryError(f"{run_dir} is not a run directory: it has no {JOURNAL}; give a run directory or an address")
+        self._run_dir, self._wakeup = run_dir, threading.Event()
+        try:
+            journal, restored = open_journal(LearnerConfig(run_dir=run_dir, fsync="always"), self._wakeup.set)
+        except JournalError as exc:
+            raise ConfigError(
+                f"{exc}; if a learner runs on this directory, give the learner's address instead", key="address"
+            ) from exc
+        assert isinstance(journal, DiskJournal) and restored is not None  # since there is a run directory
+        self._journal, self._restored = journal, restored
+
+    def close(self) -> None:
+        self._journal.stop()
+        self._journal.join()
 
     def carry_out(self, command: OperatorCommand) -> OperatorCommandDone:
         client_id = command.client_id
@@ -149,26 +163,6 @@ class _OfflineCommandExecutor:
             if time.monotonic() >= deadline:
                 problem = self._journal.state().error or f"it did not answer within {COMMIT_S:g} s"
                 raise JournalError(str(self._run_dir / JOURNAL), problem, "free space on its disk, and check its permissions")
-
-
-@contextmanager
-def _opened(run_dir: Path) -> Iterator[_OfflineCommandExecutor]:
-    if not (run_dir / JOURNAL).is_file():
-        raise RunDirectoryError(f"{run_dir} is not a run directory: it has no {JOURNAL}; give a run directory or an address")
-    wakeup = threading.Event()
-    config = LearnerConfig(run_dir=run_dir, fsync="always")
-    try:
-        journal, restored = open_journal(config, wakeup.set)
-    except JournalError as exc:
-        raise ConfigError(
-            f"{exc}; if a learner runs on this directory, give the learner's address instead", key="address"
-        ) from exc
-    assert isinstance(journal, DiskJournal) and restored is not None  # since there is a run directory
-    try:
-        yield _OfflineCommandExecutor(run_dir, journal, restored, wakeup)
-    finally:
-        journal.stop()
-        journal.join()
 
 
 def _note(run_dir: Path, command: OperatorCommand, done: OperatorCommandDone) -> None:

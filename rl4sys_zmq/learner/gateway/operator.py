@@ -15,10 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.delivery import JournalPage
+from rl4sys_zmq.delivery.journal import JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
-from rl4sys_zmq.learner.gateway.core_callbacks import AbandonCheckpointsTask
 from rl4sys_zmq.learner.gateway.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.gateway.static_check import require_fraction
 from rl4sys_zmq.logs import get_logger
@@ -67,7 +66,7 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigErro
 
 @dataclass(slots=True)
 class _RunningCommand:
-    """A command in progress. Its generator continues when `ready` returns True."""
+    """An operator's command in progress. Its next step runs when the function `ready` returns True."""
 
     steps: Steps
     ready: Callable[[], bool]
@@ -83,11 +82,8 @@ class OperatorCommandExecutor:
     def __init__(self, core: LearnerCore) -> None:
         self._core = core
         self._running: list[_RunningCommand] = []
-        self._tasks: list[AbandonCheckpointsTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
-        self._committed: set[int] = set()
-
-    # ---- commands
+        self._uncommitted: set[int] = set()
 
     def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
         """Start an operator's command, and return a future for its result."""
@@ -95,12 +91,7 @@ class OperatorCommandExecutor:
         if len(self._running) >= MAX_RUNNING:
             future.set_exception(ProtocolError(RefusalReason.QUOTA, f"{MAX_RUNNING} commands are in progress; try again later"))
             return future
-        try:
-            steps = self._steps(command)
-        except ConfigError as exc:  # there is no such command
-            future.set_exception(exc)
-            return future
-        running = _RunningCommand(steps, lambda: True, future)
+        running = _RunningCommand(self._steps(command), lambda: True, future)
         if self._advance(running):
             self._running.append(running)
         return future
@@ -108,13 +99,12 @@ class OperatorCommandExecutor:
     def turn(self) -> None:
         """Continue each command whose condition has become true. Call this in each turn of the gateway's loop."""
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
-        self._tasks = [task for task in self._tasks if not task.done]
 
     def on_page(self, page: JournalPage) -> bool:
-        """Note that the journal has committed all changes before this page. Return False if another object requested the page."""
+        """Note that the journal has answered a command's request. Return False if another object requested this page."""
         if page.token < FIRST_TOKEN:
             return False
-        self._committed.add(page.token)
+        self._uncommitted.discard(page.token)
         return True
 
     def close(self, error: Exception) -> None:
@@ -123,8 +113,6 @@ class OperatorCommandExecutor:
             running.steps.close()
             running.future.set_exception(error)
         self._running.clear()
-        for task in self._tasks:
-            task.stop()
 
     def _advance(self, running: _RunningCommand) -> bool:
         """Run the next step of a command. Return False if it has ended."""
@@ -140,26 +128,21 @@ class OperatorCommandExecutor:
     def _steps(self, command: OperatorCommand) -> Steps:
         match command.command:
             case "restart" | "give-up-pending":
-                return self._restart(command.client_id, give_up_pending=command.command == GIVE_UP)
+                return (yield from self._restart(command.client_id, give_up_pending=command.command == GIVE_UP))
             case "forget":
-                return self._forget(command.client_id)
+                return (yield from self._forget(command.client_id))
             case "drop-actor":
-                return self._drop_actor(command.client_id, command.actor_id)
+                return (yield from self._drop_actor(command.client_id, command.actor_id))
             case "set":
-                return self._set(command.client_id, command.values)
+                return (yield from self._set(command.client_id, command.values))
         raise unknown_name_error("command", command.command, COMMANDS)
 
     def _until_committed(self, client_id: str) -> Callable[[], bool]:
-        """Return a function that is True, once, when the journal has committed all earlier changes of a client."""
+        """Return a function that is True when the journal has committed all earlier changes of a client."""
         token = next(self._tokens)
+        self._uncommitted.add(token)
         self._core.journal.read(client_id, token, LAST_ROW, 1)
-
-        def committed() -> bool:
-            done = token in self._committed
-            self._committed.discard(token)
-            return done
-
-        return committed
+        return lambda: token not in self._uncommitted
 
     def _client(self, client_id: str) -> ClientState:
         client = self._core.registry.get(client_id)
@@ -203,15 +186,14 @@ class OperatorCommandExecutor:
         figures = {"accepted": client.books.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
         self._detach(client, "an operator removed this client; send HELLO again")
         if client.checkpoints.folder:
-            task = core.callbacks.abandon_checkpoints(client_id, client.worker.handles, client.checkpoints.folder)
-            self._tasks.append(task)
-            yield lambda: task.done
-            if task.problem:
-                problem = f"the client could not be forgotten: {task.problem}"
+            count = core.callbacks.abandon_checkpoints(client_id, client.worker.handles, client.checkpoints.folder)
+            yield count.done
+            if error := count.exception():
+                problem = f"the client could not be forgotten: {error}"
                 with core.registry.changing():
                     core.registry.put_back(client, problem)
                 raise CheckpointError(client.checkpoints.folder, problem)
-            figures["checkpoints"] = task.count
+            figures["checkpoints"] = count.result()
         core.journal.drop_client(client_id)
         yield self._until_committed(client_id)
         core.registry.release(client)
@@ -238,7 +220,7 @@ class OperatorCommandExecutor:
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
         core.journal.retire_actor(client_id, actor_id)
-        core.dispatcher.expire(client, core.callbacks.clock.monotonic())
+        core.dispatcher.expire(client, core.callbacks.monotonic())
         yield self._until_committed(client_id)
         core.counters.add("actors_dropped")
         core.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
@@ -264,8 +246,6 @@ class OperatorCommandExecutor:
             core.sink.event(PARAMETERS_CHANGED, client_id=client_id, changes=changes, by="operator")
         return set_done(client_id, changes, values)
 
-    # ---- idle clients
-
     def expire(self, now: float) -> None:
         """Remove the clients without data that were idle for more than `idle_client_s`."""
         for client in self._core.registry:
@@ -274,10 +254,9 @@ class OperatorCommandExecutor:
 
     def make_room(self, now: float) -> None:
         """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
-        if self._core.registry.full:
-            idle = [client for client in self._core.registry if client.is_expendable]
-            if idle:
-                self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
+        idle = [client for client in self._core.registry if client.is_expendable] if self._core.registry.full else []
+        if idle:
+            self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: ClientState, now: float) -> None:
         self._detach(client, "the client was idle and was removed; send HELLO again")  # without a wait: nothing is to be saved
@@ -296,6 +275,6 @@ class OperatorCommandExecutor:
         for peer in client.waiting:
             core.actor_sessions.refuse(peer, RefusalReason.NO_SESSION, reason)
         client.waiting.clear()
-        core.dispatcher.give_up(client, "the client was forgotten")
+        client.checkpoints.give_up("the client was forgotten")
         core.callbacks.forget_policy(client.client_id)
         core.sink.forget(client.client_id)

@@ -28,7 +28,10 @@ def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None) -> dict[str, Any]:
-    """Merge an algorithm's parameters. Later layers override earlier ones. `like` is the default of the parameter ``like``."""
+    """Merge dicts of an algorithm's parameters: later `layers` override earlier ones.
+
+    `like` is the value of the parameter ``like`` if no layer has it.
+    """
     library = libraries_of(kind.parameters).get(str(next((layer[LIKE] for layer in reversed(layers) if LIKE in layer), like)))
 
     def name(key: str) -> str:
@@ -43,7 +46,10 @@ def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None
 
 
 def by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any], like: object) -> dict[str, Any]:
-    """Return parameters by name as JSON values. Synonyms are replaced by names, unless `like` names another library."""
+    """Return JSON values of parameters, with names in place of synonyms.
+
+    If `like`, the parameter ``like``, names another library, the names stay as they are.
+    """
     return {kind.name_of(key) if like is None else key: plain(value) for key, value in parameters.items()}
 
 

@@ -20,28 +20,13 @@ MAX_SHOWN = 256
 MAX_ADDRESS = 256
 
 
-class _SeenRelay:
-    """A relay that follows clients of this learner. `children`: by client, the number of children and the time of the request."""
-
-    __slots__ = ("children", "seen_at")
-
-    def __init__(self) -> None:
-        self.children: dict[str, tuple[int, float]] = {}
-        self.seen_at = 0.0
-
-    def following(self) -> dict[str, int]:
-        """Return the number of children by client, without the clients that the relay has stopped following."""
-        children = self.children.items()
-        self.children = {name: seen for name, seen in children if not is_silent(self.seen_at, seen[1], RELAY_CHILD_S)}
-        return {client_id: count for client_id, (count, _) in self.children.items()}
-
-
 class RelayDirectory:
     """The relays of one learner. Only the thread of `LearnerCore` uses it."""
 
     def __init__(self, rules: Sequence[RelayRule]) -> None:
         self._rules = tuple(rules)
-        self._seen: dict[tuple[str, str, str], _SeenRelay] = {}
+        # Requests by relay (user, host, address) and client: the number of children and the time. The last relay is the newest.
+        self._requests: dict[tuple[str, str, str], dict[str, tuple[int, float]]] = {}
 
     def choose(self, actor_id: str, host: str) -> list[list[str]]:
         """Return the relays for an actor at the IP address `host`, nearest first, as ``[URI, public key or ""]``; [] if no rule
@@ -57,28 +42,23 @@ class RelayDirectory:
         return [[rule.address, rule.key or ""] for rule in rules[:MAX_CHOICES]]
 
     def note_request(self, user: str, host: str, message: FollowWeights, now: float) -> None:
-        """Record a request of a relay. A request of an actor is ignored."""
+        """Record that a relay has asked for weights, for `report`. Do nothing if an actor sent the message."""
         if not message.relay:
             return
         key = user, host, message.relay[:MAX_ADDRESS]
-        seen = self._seen.pop(key, None) or _SeenRelay()
-        self._seen[key] = seen  # the last one is the one seen last
-        seen.seen_at = now
-        seen.children[message.client_id] = message.children, now
-        while len(self._seen) > MAX_SHOWN:
-            del self._seen[next(iter(self._seen))]
+        earlier = self._requests.pop(key, {}).items()
+        followed = {client_id: request for client_id, request in earlier if not is_silent(now, request[1], RELAY_CHILD_S)}
+        self._requests[key] = {**followed, message.client_id: (message.children, now)}
+        while len(self._requests) > MAX_SHOWN:
+            del self._requests[next(iter(self._requests))]
 
     def report(self, now: float) -> list[dict[str, Any]]:
         """Return the relays that have asked for weights within `RELAY_SHOWN_S` seconds, for the learner's status."""
-        self._seen = {key: seen for key, seen in self._seen.items() if not is_silent(now, seen.seen_at, RELAY_SHOWN_S)}
-        return [
-            {
-                "address": address,
-                "user": user,
-                "host": host,
-                "silent_s": round(now - seen.seen_at, 3),
-                "live": not is_silent(now, seen.seen_at, RELAY_SILENCE_S),
-                "children": seen.following(),
-            }
-            for (user, host, address), seen in self._seen.items()
-        ]
+        shown = []
+        for (user, host, address), requests in self._requests.items():
+            seen_at = max(at for _, at in requests.values())
+            if not is_silent(now, seen_at, RELAY_SHOWN_S):
+                children = {client_id: count for client_id, (count, _) in requests.items()}
+                silence = {"silent_s": round(now - seen_at, 3), "live": not is_silent(now, seen_at, RELAY_SILENCE_S)}
+                shown.append({"address": address, "user": user, "host": host, **silence, "children": children})
+        return shown

@@ -27,6 +27,9 @@ from rl4sys_zmq.wire.messages import Hello
 GIVEN_UP = "given_up"
 """The key of the saved settings that is true if an operator has given up segments while no learner ran."""
 
+SAVED_FIELDS = ("algorithm_name", *SPACES, "weights")
+"""The saved settings that a HELLO has in the same form. `resolve_settings` reads both."""
+
 ANOTHER = "give the client another name, or start another run with --resume never"
 
 
@@ -85,7 +88,9 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     saved = by_name(kind, before, like)
     edited = {name: value for name, value in of_file.items() if earlier.get(name, saved.get(name)) != value}
     defaults = replace(config, algorithms={})  # the section `algorithms` applies to new clients only
-    settings = resolve_settings(defaults, _hello(client_id, known), replace(entry, algorithm_parameters=own))
+    given = {**known["parameters"], "seed": known["seed"]}
+    hello = Hello(client_id, "", 0, 0, 0, 0, algorithm_parameters=given, **{key: known[key] for key in SAVED_FIELDS})
+    settings = resolve_settings(defaults, hello, replace(entry, algorithm_parameters=own))
     settings = replace(
         settings,
         algorithm_type=entry.type or known["algorithm_type"],
@@ -106,23 +111,6 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     in_file = {**by_name(kind, config.algorithms.get(settings.algorithm_name, {}), like), **of_file, **own, **of_entry}
     kept = {name: [in_force[name], value] for name, value in in_file.items() if in_force.get(name, value) != value}
     return RestoredClient(settings, changes, kept)
-
-
-def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
-    """Return saved settings in the form of a HELLO, which `resolve_settings` reads."""
-    return Hello(
-        client_id,
-        "",
-        0,
-        0,
-        0,
-        0,
-        algorithm_name=known["algorithm_name"],
-        algorithm_parameters={**known["parameters"], "seed": known["seed"]},
-        observation_space=known["observation_space"],
-        action_space=known["action_space"],
-        weights=known["weights"],
-    )
 
 
 def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mapping[str, Any], changes: ParameterChanges) -> None:

@@ -45,12 +45,6 @@ class _OtherRank:
     process: ChildProcess
     link: RankLink
 
-    def end(self, patience_s: float) -> int | None:
-        """Wait for the end of the process. Return its exit status, or None if it still runs after `patience_s` seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(patience_s)
-        return None
-
 
 class RankGroup(RankMember, Resource):
     """The ranks of a client, as rank 0 sees them. It implements `rl4sys_zmq.learner.registry.compute.Ranks`.
@@ -126,14 +120,12 @@ class RankGroup(RankMember, Resource):
                 waiting.remove(other)
 
     def _await_connecting(self, deadline: float) -> None:
-        """Wait until all other ranks have begun to connect, or one has ended. `connect` itself cannot be interrupted."""
+        """Wait until all other ranks have begun to connect, or one has ended. A call of `connect` cannot be interrupted."""
         while not self.connecting(self._store, self._assign.generation):
             if time.monotonic() > deadline or any(other.process.poll() is not None for other in self._others):
                 raise self._lost(TimeoutError())
             if self._stopping.wait(_LOOK_S / 10):
                 raise Closed("the learner thread was stopped before its ranks were ready")
-
-    # ---- work
 
     @contextmanager
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> Iterator[None]:
@@ -158,7 +150,7 @@ class RankGroup(RankMember, Resource):
             raise self._lost(exc) from exc
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`. The other ranks get it with the next work."""
+        """Note that the other ranks now differ from rank 0. The next call of `leading` sends them rank 0's state."""
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:
@@ -174,16 +166,15 @@ class RankGroup(RankMember, Resource):
             except OSError as exc:
                 raise self._lost(exc) from exc
 
-    # ---- the end
-
     def _name(self, other: _OtherRank) -> str:
         return f"rank {other.rank} of {self.size} (pid {other.process.pid})"
 
     def _lost(self, error: Exception) -> RankError:
         """End the group after the loss of a rank. Return an error that names the rank."""
         deadline = time.monotonic() + _END_S
-        ends = [(other, other.end(max(0.0, deadline - time.monotonic()))) for other in self._others]
-        ended = [(other, code) for other, code in ends if code is not None]
+        for other in self._others:
+            other.process.ends_within(deadline - time.monotonic())
+        ended = [(other, code) for other in self._others if (code := other.process.poll()) is not None]
         ended.sort(key=lambda pair: pair[1] == LOST_STATUS)
         if ended:
             other, code = ended[0]

@@ -11,8 +11,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, distributed
 
 from rl4sys_zmq.errors import RankError
-from rl4sys_zmq.learner.registry.compute import RowShare, row_share
+from rl4sys_zmq.learner.registry.compute import OneRank, RowShare, row_share
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
 from rl4sys_zmq.resource import Resource
 
@@ -112,8 +111,11 @@ def join_store(port: int) -> Any:
         raise RankError(f"the store of rank 0 at port {port} does not answer: {exc}") from exc
 
 
-class RankMember:
-    """This process as a member of the group of ranks. It implements `rl4sys_zmq.learner.registry.compute.Ranks`."""
+class RankMember(OneRank):
+    """This process as a member of the group of ranks. It implements `rl4sys_zmq.learner.registry.compute.Ranks`.
+
+    Only rank 0 leads: for the others, `leading` and `differ` do nothing.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -128,20 +130,17 @@ class RankMember:
         """
         prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
         prefix.set(f"connecting-{self.rank}", "1")
-        timeout, here = timedelta(seconds=RANK_TIMEOUT_S), (self.rank, self.size)
         try:
             if device.type == "cuda":
                 os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a dead rank then raises, and does not end the process
-                nccl = _DISTRIBUTED.ProcessGroupNCCL
-                options = nccl.Options()
-                options._timeout = timeout
-                self._group = nccl(prefix, *here, options)
+                backend = _DISTRIBUTED.ProcessGroupNCCL
+                options = backend.Options()
             else:
-                gloo = _DISTRIBUTED.ProcessGroupGloo
-                options = gloo._Options()
-                options._timeout = timeout
-                options._devices = [gloo.create_device(hostname=_LOOPBACK)]
-                self._group = gloo(prefix, *here, options)
+                backend = _DISTRIBUTED.ProcessGroupGloo
+                options = backend._Options()
+                options._devices = [backend.create_device(hostname=_LOOPBACK)]
+            options._timeout = timedelta(seconds=RANK_TIMEOUT_S)
+            self._group = backend(prefix, self.rank, self.size, options)
         except RuntimeError as exc:
             raise RankError(f"rank {self.rank} of {self.size} cannot connect to the other ranks: {exc}") from exc
 
@@ -159,10 +158,3 @@ class RankMember:
             self._group.allreduce([tensor], self._options).wait()
         except RuntimeError as exc:
             raise RankError(f"rank {self.rank} of {self.size} cannot add up gradients: {exc}") from exc
-
-    def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
-        """Do nothing. Only rank 0 leads."""
-        return nullcontext()
-
-    def differ(self) -> None:
-        """Do nothing. A rank other than 0 gets its state from rank 0."""

@@ -21,30 +21,19 @@ from rl4sys_zmq.learner.registry import ParallelAlgorithm
 from rl4sys_zmq.learner.registry.algorithm_protocols import TunableAlgorithm
 from rl4sys_zmq.learner.registry.compute import Compute, allow_tf32
 from rl4sys_zmq.plugins import load_object
-from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.values import observation_space_from, space_from
 from rl4sys_zmq.wire.thread_messages import AssignClient, decode_thread_message
 
 PARENT_LOOK_S = 1.0
 
 
-class ParentWatch(Worker):
-    """A thread that ends this process when rank 0 has ended. The main thread can then be in a sum that never completes."""
-
-    def __init__(self, link: RankLink) -> None:
-        super().__init__("rl4sys-parent")
-        self._link, self._parent = link, os.getppid()
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        poll = select.poll()
-        poll.register(self._link.fileno(), 0)  # a hang-up is always reported
-        while not self._stopping.is_set():
-            if (poll.poll(PARENT_LOOK_S * 1000) or os.getppid() != self._parent) and not self._stopping.is_set():
-                os._exit(0)
-
-    def stop(self) -> None:
-        self._stopping.set()
+def _watch_parent(link: RankLink, parent: int, ending: threading.Event) -> None:
+    """End this process when rank 0 has ended, even while the main thread waits for a sum over all ranks."""
+    poll = select.poll()
+    poll.register(link.fileno(), 0)  # a hang-up is always reported
+    while not ending.is_set():
+        if (poll.poll(PARENT_LOOK_S * 1000) or os.getppid() != parent) and not ending.is_set():
+            os._exit(0)
 
 
 def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.device, ParallelAlgorithm]:
@@ -85,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     begin_child(signal.SIGINT, signal.SIGTERM)
     (fd,) = argv if argv is not None else sys.argv[1:]
     with RankLink(socket.socket(fileno=int(fd))) as link:
-        watch = ParentWatch(link)
-        watch.start()
+        ending = threading.Event()
+        threading.Thread(target=_watch_parent, args=(link, os.getppid(), ending), name="rl4sys-parent", daemon=True).start()
         try:
             serve(link)
         except (EOFError, ConnectionError):
@@ -97,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
             link.send({"failed": f"{type(exc).__name__}: {exc}"[:1000]})
             raise
         finally:
-            watch.stop()
+            ending.set()
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
 
 @contextmanager
 def _as_config_error(problem: str, key: str) -> Iterator[None]:
-    """Raise each exception of a plugin's code in the block as a `ConfigError`."""
+    """Convert each exception in the ``with`` block, which runs a plugin's code, to a `ConfigError`."""
     try:
         yield
     except ConfigError:
@@ -108,7 +108,7 @@ def inherited(cls: type[Any], name: str, default: object, *, names: tuple[str, .
 
 
 class Setting(NamedTuple):
-    """The default of an inherited parameter that also gets another meaning or other synonyms, as for `inherited`."""
+    """The arguments of `inherited` for a parameter that gets another default and also another meaning or other synonyms."""
 
     default: object
     doc: str = ""
@@ -135,7 +135,7 @@ def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
 
 
 def rl4sys_notes(parameters: object) -> list[str]:
-    """Return lines for the log that explain the meaning here of parameters whose names come from other projects."""
+    """Return lines for the log about parameters whose names come from other projects, with their meaning here."""
     notes: list[str] = getattr(parameters, "rl4sys_notes", list)()
     return notes
 
@@ -165,7 +165,7 @@ the algorithm does not support, as `flat_space` of `rl4sys_zmq.values.observatio
 
 
 class NamedFactory(NamedTuple):
-    """The factory of one of several algorithms with the same builder.
+    """A factory that calls a builder with an algorithm's name. Several algorithms can share the builder.
 
     Attributes:
         builder: The function that builds the algorithms, or its path. Its first argument is `name`.

@@ -31,7 +31,7 @@ class RowShare(NamedTuple):
 
 
 def row_share(rows: int, rank: int, size: int) -> RowShare:
-    """Return the share of one of `size` ranks. Their numbers of rows differ by at most one."""
+    """Return the part of `rows` rows for one of `size` ranks. The ranks' numbers of rows differ by at most one."""
     start, stop = rows * rank // size, rows * (rank + 1) // size
     if start == stop:
         return RowShare(slice(0, 1), 0.0)
@@ -84,29 +84,34 @@ class Ranks(Protocol):
         """
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`. The other ranks then get it with the next work."""
+        """Note that rank 0's state has changed in other code than a ``with`` block of `leading`.
+
+        The other ranks now differ from rank 0. The next call of `leading` sends them rank 0's state before the work.
+        """
 
 
-class _OneRank:
+class OneRank:
     """The `Ranks` of an algorithm that trains in one process."""
 
     rank = 0
     size = 1
 
     def share(self, rows: int) -> RowShare:
+        """Return all rows."""
         return RowShare(slice(None), 1.0)
 
     def add_up(self, tensor: Tensor) -> None:
-        pass
+        """Do nothing."""
 
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
+        """Do nothing."""
         return nullcontext()
 
     def differ(self) -> None:
-        pass
+        """Do nothing."""
 
 
-ONE_RANK: Ranks = _OneRank()
+ONE_RANK: Ranks = OneRank()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

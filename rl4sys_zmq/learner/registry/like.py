@@ -1,4 +1,4 @@
-"""The parameters of other libraries (the parameter ``like``): a table for each algorithm, and the conversion to ours."""
+"""The parameter ``like``: an algorithm takes the parameters of another library, and converts them to those of this one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rl4sys_zmq.config.options import InvalidValue, check_value, closest, number, unknown_key
 from rl4sys_zmq.errors import config_error
 
-__all__ = ["LIKE", "Libraries", "Library", "SharedName", "ambiguous_names", "falling"]
+__all__ = ["LIKE", "Libraries", "Library", "ForeignParameter", "ambiguous_names", "falling"]
 __all__ += ["libraries_of", "our_name", "times", "translated"]
 
 LIKE = "like"
@@ -24,8 +24,8 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedName:
-    """A parameter of another library, with a rule or a meaning of its own.
+class ForeignParameter:
+    """The description of one parameter of another library, and the rule that converts its value.
 
     Attributes:
         default: The default in the other library; ``...`` if there is none, so that this library's default applies.
@@ -44,11 +44,11 @@ class SharedName:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The parameters of one algorithm in another library.
+    """The table of the parameters that another library has for one algorithm.
 
     Attributes:
         title: The name of the library, and its class or file.
-        names: By name there, a `SharedName`; or the default alone (``...`` for none) if only the name can differ.
+        names: By name there, a `ForeignParameter`; or the default alone (``...`` for none) if only the name can differ.
         rules: Values of this library's parameters that reproduce a rule of the other library for which it has no parameter.
         absent: The reason and the remedy for each parameter without a counterpart here, if it is not in `names`.
         differences: The remaining differences, as sentences.
@@ -64,10 +64,10 @@ class Library:
     marks: frozenset[str] = frozenset()
     numbers: bool | None = None
 
-    def row(self, name: str) -> SharedName:
-        """Return the entry of `names` for a name, as a `SharedName`."""
+    def row(self, name: str) -> ForeignParameter:
+        """Return the entry of `names` for a name, as a `ForeignParameter`."""
         known = self.names[name]
-        return known if isinstance(known, SharedName) else SharedName(known, "")
+        return known if isinstance(known, ForeignParameter) else ForeignParameter(known, "")
 
 
 Libraries = Mapping[str, Library]
@@ -125,10 +125,11 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
 
 
 def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) -> list[str]:
-    """Return a line for each given name that libraries use differently.
+    """Return warnings about given parameters: one line for each name whose meaning differs between libraries.
 
-    With ``like``, return a line only if that library has its defaults for other actions. `numbers` is True if the actions have
-    a Box, False if they do not, None if they are not known.
+    If the parameter ``like`` is given, it settles the meaning of all names. Then the only warning is that the defaults of the
+    library in ``like`` are for continuous actions and the client's are discrete, or the reverse. `numbers` is True if the
+    client's actions have a Box, False if they do not, None if they are not known.
     """
     libraries, like = libraries_of(cls), given.get(LIKE)
     if isinstance(like, str) and like in libraries:
@@ -143,8 +144,11 @@ def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) 
     return [f"{name}: {'; '.join(notes)}. {keep}" for name, notes in said.items() if notes]
 
 
-def falling(default: float, ours: str, schedule: Values) -> SharedName:
-    """Return the entry of the number `ours`, which can fall linearly to 0. Then the parameters get the values of `schedule`."""
+def falling(default: float, ours: str, schedule: Values) -> ForeignParameter:
+    """Return the entry of a number that the other library lets fall linearly to 0 if the value asks for that.
+
+    `ours` is this library's name. If the number falls, this library's parameters get the values of `schedule`.
+    """
 
     def convert(value: Any, values: Values) -> dict[str, object]:
         try:
@@ -153,16 +157,16 @@ def falling(default: float, ours: str, schedule: Values) -> SharedName:
         except ValueError:
             raise InvalidValue(f"a number from 0, or {FALLING} and a number that falls to 0") from None
 
-    return SharedName(default, f"{FALLING} and a number: from it to 0, by {', '.join(schedule)}", ours, convert)
+    return ForeignParameter(default, f"{FALLING} and a number: from it to 0, by {', '.join(schedule)}", ours, convert)
 
 
-def times(factor: float, name: str, default: object, note: str) -> SharedName:
-    """Return the entry of a number that is multiplied by `factor` here (null stays null), so the name means something else."""
+def times(factor: float, name: str, default: object, note: str) -> ForeignParameter:
+    """Return the entry of a number whose value here is `factor` times that in the other library. Null stays null."""
     read = number(0.0, 1e9)
-    return SharedName(default, note, "", lambda value, _: {name: None if value is None else factor * read(value)}, True)
+    return ForeignParameter(default, note, "", lambda value, _: {name: None if value is None else factor * read(value)}, True)
 
 
 def libraries_of(cls: type[Any] | None) -> Libraries:
-    """Return the tables of an algorithm, given the dataclass of its parameters."""
+    """Return an algorithm's tables of other libraries, by library, given the dataclass of its parameters."""
     libraries: Libraries = getattr(cls, "libraries", {})
     return libraries

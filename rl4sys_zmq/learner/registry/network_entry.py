@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.layers.layer import Layer
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rl4sys_zmq.algorithms.networks.interface import ActorCriticNetwork, ReplayNetwork, SequenceNetwork
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ The specification is that of the plan. All parameters are zero.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayShape:
-    """The inputs and outputs of the networks of a `ReplayNetwork`.
+    """The numbers of inputs and outputs of the networks of a replay algorithm, such as DQN or SAC.
 
     Attributes:
         outputs: The number of outputs of each network, by its index. Network 0 has the most.
@@ -147,7 +149,7 @@ class NetworkEntry:
         factories = {"onpolicy": self.actor_critic, "offpolicy": self.replay, "sequences": self.sequence_replay}
         return any(factories[form] != "" for form in forms or factories)
 
-    def load(self, factory: Callable[..., Any] | str) -> Callable[..., Any]:
+    def load(self, factory: Callable[..., T] | str) -> Callable[..., T]:
         """Return a factory of this entry. If the factory is given as a path, import it.
 
         Raises:
@@ -168,15 +170,12 @@ class NetworkChoice:
 
     def actor_critic(self, spec: PolicySpec) -> ActorCriticNetwork:
         """Build the networks of an actor-critic for a policy that `plan` has described."""
-        network: ActorCriticNetwork = self.entry.load(self.entry.actor_critic)(self.options, spec)
-        return network
+        return self.entry.load(self.entry.actor_critic)(self.options, spec)
 
     def replay(self, observation_space: ObservationSpace, shape: ReplayShape) -> ReplayNetwork:
         """Build networks of a replay algorithm."""
-        network: ReplayNetwork = self.entry.load(self.entry.replay)(self.options, observation_space, shape)
-        return network
+        return self.entry.load(self.entry.replay)(self.options, observation_space, shape)
 
     def sequence_replay(self, observation_space: ObservationSpace, outputs: int) -> SequenceNetwork:
         """Build the recurrent network of a replay algorithm."""
-        network: SequenceNetwork = self.entry.load(self.entry.sequence_replay)(self.options, observation_space, outputs)
-        return network
+        return self.entry.load(self.entry.sequence_replay)(self.options, observation_space, outputs)

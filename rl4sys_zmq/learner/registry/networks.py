@@ -1,4 +1,4 @@
-"""The registry of kinds of networks, and the parameter ``network`` that names one. This module imports no torch."""
+"""The registry of kinds of networks, and the parameter ``network``, which names a kind. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rl4sys_zmq.config.options import InvalidValue, mapping, parse_options
-from rl4sys_zmq.errors import config_error
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntry, PolicyRequirements
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import PolicySpec
@@ -101,16 +101,15 @@ def choose_network(
     for name, value in short.items():
         if value is None:
             continue
-        key = f"algorithm_parameters.{name}"
         if entry.name != "mlp":
-            raise config_error(
-                key,
+            raise parameter_error(
+                name,
                 f"{_text(value)} describes an MLP, but network has the kind {entry.name!r}; give the options of that kind "
                 "inside network",
             )
         if options.setdefault(name, value) != value:
-            raise config_error(
-                key, f"{_text(value)} contradicts network.{name}, which is {_text(options[name])}; give one of them"
+            raise parameter_error(
+                name, f"{_text(value)} contradicts network.{name}, which is {_text(options[name])}; give one of them"
             )
     if entry.name == "mlp":
         options = {**(defaults or {}), **options}
@@ -142,8 +141,8 @@ def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
     if entry.serves(*forms):
         return
     others = " and ".join(algorithms for form, algorithms in _TRAINERS.items() if entry.serves(form))
-    raise config_error(
-        "algorithm_parameters.network",
+    raise parameter_error(
+        "network",
         f"{algorithm} cannot train a network of kind {entry.name!r}; it can train "
         f"{', '.join(network_names(*forms))}" + (f"; {others} can train it" if others else ""),
     )

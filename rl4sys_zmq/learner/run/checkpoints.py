@@ -62,9 +62,9 @@ _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckpointedStreamProgress:
-    """The position of a checkpoint in one stream.
+    """The part of one stream that a checkpoint includes.
 
     Attributes:
         next_seq: The first sequence number that the saved state does not include. Training continues from there.
@@ -301,7 +301,10 @@ class CheckpointStore:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Hold the lock of the folder, if no later learner thread has claimed it. Do nothing without a call of `claim`."""
+        """Hold the folder's lock in a ``with`` block. Raise CheckpointError if a later learner thread has claimed the folder.
+
+        Without an earlier call of `claim`, do nothing.
+        """
         if not self._generation:
             yield
             return
@@ -478,7 +481,7 @@ def _disk(path: Path) -> Iterator[None]:
 
 
 def _lock(file: int, folder: Path) -> None:
-    """Wait for the exclusive lock on an open file, which ends with the file or the process."""
+    """Wait for the exclusive lock on an open file. The lock ends when the file is closed or the process ends."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.lags import LAG_LIMITS
-from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RecordFormat, RecordSeries, list_parts
+from rl4sys_zmq.learner.run.record_series import FileSeriesFormat, FileSeriesRecord, RotatingFileWriter, list_parts
 from rl4sys_zmq.names import folder_name
 
 TENSORBOARD = "tensorboard"
@@ -32,8 +32,8 @@ MAX_RECORD_BYTES = 1 << 26
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
-class EventFileFormat(RecordFormat):
-    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is the set of its tags.
+class TensorBoardFileFormat(FileSeriesFormat):
+    """The format of TensorBoard's files of metrics: TFRecords, each with one `Event`. A record's kind is the set of its tags.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -103,8 +103,8 @@ class EventFileFormat(RecordFormat):
                 yield FileSeriesRecord("\n".join(value.tag for value in event.summary.value), start + rest)
 
 
-def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
-    return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
+def event_series(run_dir: Path, client_id: str, form: TensorBoardFileFormat, max_bytes: int) -> RotatingFileWriter:
+    return RotatingFileWriter(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
 
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
@@ -119,7 +119,7 @@ _TIME = re.compile(rb'\{"t": ([0-9]+(?:\.[0-9]+)?),')
 _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')
 
 
-class JsonLineFormat(RecordFormat):
+class JsonLineFormat(FileSeriesFormat):
     """The format of the log: one event per line, as a JSON object. The kind of a record is its event and its client.
 
     All events but ``metrics`` are lasting.
@@ -136,8 +136,8 @@ class JsonLineFormat(RecordFormat):
                 yield FileSeriesRecord(kind, line, lasting=event != "metrics")
 
 
-def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
-    return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
+def log_series(run_dir: Path, max_bytes: int) -> RotatingFileWriter:
+    return RotatingFileWriter(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def last_record_unix_s(run_dir: Path) -> float | None:
@@ -170,30 +170,18 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
     """Open all files of the log, and return them, oldest first. The caller's `stack` closes them."""
     # All are opened before the first is read: a learner can merge and remove files, but one that is open stays readable.
-    for tries_left in reversed(range(TRIES)):
-        with contextlib.ExitStack() as trying:
-            try:
-                files = _open_once(run_dir, trying)
-            except FileNotFoundError:
-                if not tries_left:
-                    raise
-                continue
+    for _ in range(TRIES):
+        with contextlib.ExitStack() as trying, contextlib.suppress(FileNotFoundError):  # a learner has removed a part meanwhile
+            newest: BinaryIO | None = None
+            with contextlib.suppress(FileNotFoundError):  # it has become a part
+                newest = trying.enter_context((run_dir / LOG).open("rb"))
+            parts, _ = list_parts(run_dir / LOG_FOLDER, JsonLineFormat())
+            files: list[BinaryIO] = [trying.enter_context(part.path.open("rb")) for part in parts]
+            if newest is not None and not any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):
+                if not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG)):
+                    continue  # a learner has renamed it
+                files.append(newest)
             if files:
                 stack.push(trying.pop_all())
                 return files
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-
-def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log once, oldest first. Return ``[]`` if a learner has renamed a file meanwhile."""
-    newest: BinaryIO | None = None
-    with contextlib.suppress(FileNotFoundError):  # it has become a part
-        newest = stack.enter_context((run_dir / LOG).open("rb"))
-    parts, _ = list_parts(run_dir / LOG_FOLDER, JsonLineFormat())
-    files: list[BinaryIO] = [stack.enter_context(part.path.open("rb")) for part in parts]
-    if newest is None:
-        return files
-    if any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):  # the log has become a part since
-        return files
-    moved = not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG))
-    return [] if moved else [*files, newest]

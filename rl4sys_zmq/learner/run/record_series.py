@@ -30,7 +30,10 @@ _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
 
 @dataclass(frozen=True, slots=True)
 class FileSeriesRecord:
-    """One record. If space is short, a record with `lasting` is kept as long as these records take at most half of the space."""
+    """One record of a file series, such as a line of the log.
+
+    If space is short, records with `lasting` are kept as long as they take at most half of the space.
+    """
 
     kind: str
     content: bytes
@@ -48,8 +51,8 @@ class SeriesPart:
     nbytes: int
 
 
-class RecordFormat(ABC):
-    """The format of the files of a series: prefix and suffix of their names, bytes before the first record, and the records."""
+class FileSeriesFormat(ABC):
+    """The base class of formats of files: the names of the files, the bytes before the first record, and the records."""
 
     prefix = ""
     suffix = ""
@@ -74,7 +77,7 @@ def thin(records: Sequence[FileSeriesRecord], limit: int) -> list[FileSeriesReco
     return kept
 
 
-def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
+def list_parts(folder: Path, form: FileSeriesFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
     """Return the parts in a folder, oldest first, and the superfluous parts that a crash has left."""
     present: list[SeriesPart] = []
     try:
@@ -94,10 +97,13 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
     return parts, within
 
 
-class RecordSeries(Resource):
-    """The writer of a series. One thread uses it. `dropped` counts the records that were removed to save space."""
+class RotatingFileWriter(Resource):
+    """A writer that appends records to a file, and begins another file when this one is full. Use it in one thread.
 
-    def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
+    To limit the total size, it merges old files, and leaves out some of their records. `dropped` counts these records.
+    """
+
+    def __init__(self, folder: Path, form: FileSeriesFormat, max_bytes: int, *, active: Path | None = None) -> None:
         """Create the writer, without I/O. With `active`, new records go to this file, which moves to `folder` when it is full."""
         self.dropped = 0
         self._folder, self._form, self._active = folder, form, active
@@ -124,7 +130,7 @@ class RecordSeries(Resource):
         return True
 
     def open(self) -> None:
-        """Create the active file now, if the series has one. The name of any other file needs the time of its first record."""
+        """Open the file ``active`` now, not at the first record. Do nothing if the writer was created without ``active``."""
         self._know()
         if self._active is not None and self._file is None:
             self._begin_part(0.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,12 +17,12 @@ from rl4sys_zmq.learner.run.deadletters import DeadLetterFolder
 from rl4sys_zmq.learner.run.log_files import (
     CLIENT_READY,
     LEARNER_STARTED,
-    EventFileFormat,
+    TensorBoardFileFormat,
     event_series,
     last_record_unix_s,
     log_series,
 )
-from rl4sys_zmq.learner.run.record_series import RecordSeries
+from rl4sys_zmq.learner.run.record_series import RotatingFileWriter
 from rl4sys_zmq.learner.run.resume import CONFIG, DEAD
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private, write_private
@@ -40,9 +40,9 @@ class RunDirectoryWriter(Resource):
     def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         self.counters = Counters()
         self._run_dir, self._config = run_dir, config
-        self._form = EventFileFormat()
+        self._form = TensorBoardFileFormat()
         self._log = log_series(run_dir, config["log_max_bytes"])
-        self._curves: dict[str, RecordSeries] = {}
+        self._curves: dict[str, RotatingFileWriter] = {}
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
     def open(self, at_unix_s: float) -> None:
@@ -92,16 +92,11 @@ class RunDirectoryWriter(Resource):
             series.flush()
 
     def close(self) -> None:
-        error: OSError | None = None
-        for series in (self._log, *self._curves.values()):
-            try:
-                series.close()
-            except OSError as exc:
-                error = exc
-        if error is not None:
-            raise error
+        with contextlib.ExitStack() as stack:  # each is closed, also after an error
+            for series in (self._log, *self._curves.values()):
+                stack.callback(series.close)
 
-    def _curve(self, client_id: str) -> RecordSeries:
+    def _curve(self, client_id: str) -> RotatingFileWriter:
         series = self._curves.get(client_id)
         if series is None:
             series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
@@ -119,7 +114,7 @@ class RunDirectoryWriter(Resource):
             figures = {"eval/return": total, "eval/length": length}
             self._write(series, self._form.record(at_unix_s, metrics.step, figures), at_unix_s)
 
-    def _write(self, series: RecordSeries, record: bytes, at_unix_s: float) -> None:
+    def _write(self, series: RotatingFileWriter, record: bytes, at_unix_s: float) -> None:
         before = series.dropped
         if not series.write(record, at_unix_s):
             self.counters.add("records_too_long")
@@ -145,7 +140,7 @@ def log_event(name: str, fields: Mapping[str, Any]) -> None:
 
 
 class NullEventSink:
-    """An event sink without a run directory: it only logs events with `logging`."""
+    """The event sink of a learner without a run directory. It passes events to `logging`, and drops metrics."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Do nothing."""
@@ -170,8 +165,7 @@ class Recorder(Worker):
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         super().__init__("rl4sys-recorder")
         self.run_dir = run_dir
-        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(QUEUE_RECORDS)
-        self._ending = threading.Event()
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_RECORDS)
         self._files = RunDirectoryWriter(run_dir, config)
         self.counters = self._files.counters
 
@@ -184,42 +178,39 @@ class Recorder(Worker):
             raise RunDirectoryError(message) from exc
         self.start()
 
-    # ---- called by the gateway; never blocks
-
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        self._put((client_id, metrics, time.time()))
+        self._put(partial(self._files.metrics, client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
         log_event(name, fields)
-        self._put((name, fields, time.time()))
+        self._put(partial(self._files.event, name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        self._put((client_id, letter, time.time()))
+        self._put(partial(self._files.dead_letter, client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        self._put((client_id, None, time.time()))
+        self._put(partial(self._files.forget, client_id))
 
-    def _put(self, record: tuple[Any, ...]) -> None:
+    def _put(self, write: Callable[[], None]) -> None:
         try:
-            self._queue.put_nowait(record)
+            self._queue.put_nowait(write)
         except queue.Full:
             self.counters.add("records_dropped")
-
-    # ---- the thread
 
     def run(self) -> None:
         next_flush = time.monotonic() + FLUSH_S
         try:
             while True:
-                ending = self._ending.is_set()  # then the queue has all records, but maybe not the None of `stop`
+                ending = self._stop_asked.is_set()  # then the queue has all records, but maybe not the None of `stop`
                 try:
-                    record = self._queue.get(timeout=FLUSH_S)
+                    write = self._queue.get(timeout=FLUSH_S)
                 except queue.Empty:
-                    record = None if ending else ()
-                if record is None:
-                    return
-                if record:
-                    self._try(partial(self._write, *record))
+                    if ending:
+                        return
+                else:
+                    if write is None:
+                        return
+                    self._try(write)
                 if time.monotonic() >= next_flush:
                     next_flush = time.monotonic() + FLUSH_S
                     self._try(self._files.flush)
@@ -228,22 +219,12 @@ class Recorder(Worker):
 
     def stop(self) -> None:
         """Ask the thread to write all queued records and end."""
-        if self.ident is not None and not self._ending.is_set():
-            self._ending.set()
+        if self.ident is not None and not self._stop_asked.is_set():
+            super().stop()
             try:
                 self._queue.put(None, timeout=FLUSH_S)
             except queue.Full:
                 log.warning("the recorder of %s is too slow: its queue is full, and the last records are lost", self.run_dir)
-
-    def _write(self, name: str, what: TrainingMetrics | QuarantinedSegment | dict[str, Any] | None, at: float) -> None:
-        if what is None:
-            self._files.forget(name)
-        elif isinstance(what, QuarantinedSegment):
-            self._files.dead_letter(name, what, at)
-        elif isinstance(what, dict):
-            self._files.event(name, what, at)
-        else:
-            self._files.metrics(name, what, at)
 
     def _try(self, write: Callable[[], None]) -> None:
         """Call `write`. Count and log an `OSError`."""

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Literal, cast
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import JournalContent, MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
+from rl4sys_zmq.delivery.journal import JournalContent, MemoryJournal
+from rl4sys_zmq.delivery.journal_file import JournalLossRules
 from rl4sys_zmq.delivery.journal_marks import JournalStateInCheckpoint, marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
@@ -133,7 +133,7 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
         message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
         raise RunDirectoryError(message) from exc
     fsync = cast(Literal["normal", "always"], config.fsync)
-    recovery = JournalLossPolicy(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
+    recovery = JournalLossRules(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
     journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
     content = journal.open()
     for folder in (run_dir / CHECKPOINTS).glob("*/"):

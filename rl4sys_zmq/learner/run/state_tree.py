@@ -37,7 +37,7 @@ _PLAIN = (type(None), bool, str)
 
 
 def piece_of(array: str) -> str:
-    """Return the name of the piece that an array belongs to; empty if none. `array` is its name in the result of `pack_state`."""
+    """Return the name of the `StatePiece` that has an array; empty if none. `array` is the name that `pack_state` gave it."""
     kind, _, rest = array.partition(":")
     return rest.partition(":")[0] if kind == "piece" else ""
 
@@ -84,7 +84,7 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 class _StatePacker:
-    """The converter of one state to a tree. `arrays` has the arrays found so far, by their path in the state."""
+    """The converter of one algorithm's state to a tree of JSON values. `arrays`: those found so far, by their path."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}

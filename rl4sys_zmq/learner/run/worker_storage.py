@@ -5,7 +5,7 @@ size of the ranges that follow. ``suspects.json`` has the segments that could ha
 (`rl4sys_zmq.learner.training.suspects`).
 
 `LocalStorage` uses the folder of the client in the run directory. A worker on another machine sends the files to the gateway
-(`rl4sys_zmq.remote.gateway_storage`).
+(`rl4sys_zmq.remote.worker_side_storage`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.private import make_private
@@ -40,8 +40,12 @@ def encode_range(key: Key, first: int, end: int) -> bytes:
 
 
 def encode_mark(count: int, ranges: bytes, *, excused: bool = False) -> bytes:
-    """Return the content of ``training.mark``: a head, and `count` ranges from `encode_range`. `excused`: no range is
-    suspected.
+    """Return the content of ``training.mark``, the file that lists the segments in training.
+
+    Args:
+        count: The number of ranges of segments in the list.
+        ranges: The ranges as bytes: the results of `encode_range`, joined.
+        excused: True if the process was asked to end. Then the segments in the list do not become suspects.
     """
     return _HEAD.pack(_MAGIC, excused, count, len(ranges)) + ranges
 
@@ -55,7 +59,7 @@ def is_excused(mark: bytes) -> bool:
 
 
 def read_mark(mark: bytes) -> list[SegmentRange]:
-    """Return the segments that were in training when the process ended; ``[]`` if it was asked to end."""
+    """Return the segments that were in training when the worker's process ended; [] if the process was asked to end."""
     if is_excused(mark):
         return []
     _, _, count, size = _HEAD.unpack_from(mark)
@@ -78,7 +82,7 @@ class SuspectStorage(Protocol):
 
     @property
     def each_message(self) -> bool:
-        """True to record the segments of each message before the algorithm gets them; False to record those in updates only."""
+        """True to record segments before the algorithm observes them; False to record only those of each update."""
 
     def read(self) -> tuple[bytes, bytes]:
         """Return the suspected segments as JSON, and the previous worker's ``training.mark``. Either can be empty."""
@@ -87,10 +91,13 @@ class SuspectStorage(Protocol):
         """Begin a new ``training.mark``, without segments."""
 
     def write(self, at: int, data: bytes, count: int) -> None:
-        """Replace the encoded ranges in ``training.mark`` from position `at` on by `data`. The file then has `count` ranges."""
+        """Keep the first `at` bytes of the list in ``training.mark``, and replace the rest of the list by `data`.
+
+        The list consists of ranges from `encode_range`. It then has `count` ranges in all.
+        """
 
     def excuse(self) -> None:
-        """Record that the process was asked to end. The call does not block, and any thread can make it."""
+        """Record that the process was asked to end. This method does not block, and any thread can call it."""
 
     def save(self, suspects: bytes) -> None:
         """Store the suspected segments, as JSON."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry import (
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltAlgorithm:
+class BuiltAlgorithm(NamedTuple):
     """A new algorithm that has loaded no checkpoint, with its devices and ranks."""
 
     algorithm: Algorithm
@@ -74,7 +72,7 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
 
 
 def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
-    """Use the option `publish_every_updates` in place of the algorithm's own number, if the option is set."""
+    """Set the algorithm's `publish_every_updates` to the option of this name, if the configuration has it."""
     if assign.publish_every_updates:
         algorithm.publish_every_updates = assign.publish_every_updates
 

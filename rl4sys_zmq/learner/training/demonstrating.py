@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.registry import Algorithm, CloneOptions, CloningAlgorith
 from rl4sys_zmq.learner.registry.policy_checks import require_rewards, require_use
 from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_error
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.replay.demonstrations import Demonstration, Demonstrations, demonstrations_of, read_demonstrations
+from rl4sys_zmq.replay.demonstrations import Demonstration, demonstrations_of, read_demonstrations
 from rl4sys_zmq.values import ObservationSpace, observation_space_from, space_from
 from rl4sys_zmq.values.observations import flat_space, leaves_of
 from rl4sys_zmq.values.spaces import FlatSpace
@@ -38,9 +38,18 @@ class TrainingDemonstrations:
         self._options = options = DemonstrationsConfig.from_mapping(assign.demonstrations)
         takes, clones = isinstance(algorithm, DemonstrationAlgorithm), isinstance(algorithm, CloningAlgorithm)
         require_use(assign.algorithm_name, options, takes=takes, clones=clones)
-        self._demonstrations = demonstrations = _read(options)
+        if options.path is not None:
+            demonstrations = read_demonstrations(options.path)
+        else:
+            assert options.minari is not None  # as the configuration has checked
+            demonstrations = demonstrations_of(*read_minari(options.minari))
+        self._demonstrations = demonstrations
         demonstrations.check_spaces(schema.observation_space, schema.action_space)
-        _check_numbers(demonstrations, SegmentContentRules(schema, limits, 0, 0))
+        rules = SegmentContentRules(schema, limits, 0, 0)
+        for number, segment in enumerate(demonstrations.segments):
+            if reason := content_error(segment, rules):
+                episode = f"episode {number} of {len(demonstrations.segments)}"
+                raise ConfigError(f"demonstrations: {episode}: {reason}", key="demonstrations")
         if isinstance(algorithm, DemonstrationAlgorithm) and options.fraction:
             require_rewards(options, rewarded=demonstrations.rewarded)
             algorithm.use_demonstrations(demonstrations.segments, options.fraction, demonstrations.digest)
@@ -48,8 +57,9 @@ class TrainingDemonstrations:
         log.info("client %s has %d demonstrations of %d steps", assign.client_id, count, demonstrations.steps)
 
     def clone(self, send: Callable[[dict[str, float]], None]) -> bool:
-        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. `send` gets metrics. Return True if it
-        has cloned.
+        """Train the policy to imitate the demonstrations, if the option `clone_steps` asks for that.
+
+        `send` gets the metrics. Return True if the policy was trained.
         """
         options, algorithm = self._options, self._algorithm
         if not options.clone_steps or not isinstance(algorithm, CloningAlgorithm):
@@ -67,20 +77,6 @@ class TrainingDemonstrations:
         loss = algorithm.clone(self._demonstrations.segments, steps)
         log.info("client %s has cloned its demonstrations in %d steps; loss %.4g", self._client_id, steps.steps, loss)
         return True
-
-
-def _read(options: DemonstrationsConfig) -> Demonstrations:
-    if options.path is not None:
-        return read_demonstrations(options.path)
-    assert options.minari is not None  # as the configuration has checked
-    return demonstrations_of(*read_minari(options.minari))
-
-
-def _check_numbers(demonstrations: Demonstrations, rules: SegmentContentRules) -> None:
-    segments = demonstrations.segments
-    for number, segment in enumerate(segments):
-        if reason := content_error(segment, rules):
-            raise ConfigError(f"demonstrations: episode {number} of {len(segments)}: {reason}", key="demonstrations")
 
 
 def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demonstration]]:

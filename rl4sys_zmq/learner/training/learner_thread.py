@@ -9,9 +9,8 @@ import traceback
 
 from rl4sys_zmq.errors import Closed, ConfigError, RankLost
 from rl4sys_zmq.learner.run.worker_storage import LocalStorage, WorkerStorage
-from rl4sys_zmq.learner.training.inbox import LearnerThreadInbox, WorkerQueue
 from rl4sys_zmq.learner.training.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
-from rl4sys_zmq.learner.training.train_loop import TrainLoop
+from rl4sys_zmq.learner.training.train_loop import LearnerThreadInbox, TrainLoop, WorkerQueue
 from rl4sys_zmq.limits import NO_FRAME_LIMIT
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
@@ -28,7 +27,7 @@ LINGER_S = 5.0
 
 
 class LearnerThread(Worker):
-    """A thread that trains one client. In the learner's process, `queue` has the messages of the gateway.
+    """A worker's thread, which trains one client. In the learner's process, `queue` has the messages of the gateway.
 
     A worker process calls `run` in its main thread, with other addresses. `AssignClient` is the first message to the thread,
     and `StopThread` the last.
@@ -52,7 +51,6 @@ class LearnerThread(Worker):
         self._remote = remote
         self._began = time.monotonic()
         self._down, self._up, self._queue = down, up, queue
-        self._stopping = threading.Event()
         self._replaced = threading.Event()
         self._loop: TrainLoop | None = None
 
@@ -63,7 +61,7 @@ class LearnerThread(Worker):
             Socket.pull(connect=self._down, hwm=PULL_MESSAGES, max_frame_bytes=NO_FRAME_LIMIT) as down,
             Socket.push(connect=self._up, linger_s=linger_s) as up,
         ):
-            upstream = GatewaySender(up, self._key, self._stopping, patience_s)
+            upstream = GatewaySender(up, self._key, self._stop_asked, patience_s)
             try:
                 try:
                     self._learn(down, upstream)
@@ -81,8 +79,8 @@ class LearnerThread(Worker):
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
     def _learn(self, down: Socket, upstream: GatewaySender) -> None:
-        inbox = LearnerThreadInbox(down, self._queue)
-        learning = self._loop = TrainLoop(inbox, upstream, self._storage, self._stopping, self._replaced)
+        inbox = LearnerThreadInbox(down, self._queue, self._stop_asked)
+        learning = self._loop = TrainLoop(inbox, upstream, self._storage, self._stop_asked, self._replaced)
         try:
             learning.run()
         finally:
@@ -96,13 +94,12 @@ class LearnerThread(Worker):
     def expect_end(self) -> None:
         """Record that the thread was asked to end. Any thread can call this."""
         if self._loop is not None:
-            self._loop.expect_end()
+            self._loop.suspects.expect_end(disable=self._replaced.is_set())
 
     def stop(self) -> None:
         """Ask the thread to end as soon as no message waits in its PULL socket. Any thread can call this."""
-        self._stopping.set()
-        if self._loop is not None:
-            self._loop.expect_end(replaced=self._replaced.is_set())
+        super().stop()
+        self.expect_end()
 
     def replace(self) -> None:
         """Ask the thread to end without a checkpoint. Its client was removed, or another thread takes over the client."""

@@ -33,13 +33,13 @@ changes of an update are not. On LunarLander, rounding changes the policy a thou
 
 
 class WeightQuantizer:
-    """The rounding of one policy's weights to its wire dtype. Call `round` once per version, in order.
+    """The object that rounds one policy's weights to the wire dtype. Call `round` once per version, in order.
 
     The algorithm's own weights are not changed, so rounding errors do not add up over versions.
     """
 
     def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
-        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others, spec.exact)
+        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.tensors)
         # For each rounded tensor of the last version, the distance of neighbouring values, as an exponent of 2. Empty unless
         # `wire_dtype` is ``grid``. A checkpoint stores these exponents.
         self.steps: Steps = ()
@@ -50,7 +50,7 @@ class WeightQuantizer:
         encoding = self.encoding
         if encoding.dtype is WireDtype.FP32:
             return flat
-        parts = division_of(encoding.dtype, encoding.sizes, encoding.exact)
+        parts = division_of(encoding.dtype, encoding.tensors)
         weights = parts.rounded(flat)
         if encoding.dtype is WireDtype.GRID:
             self.steps = choose_steps(weights, self._last, self.steps, parts.sizes, noise=GRID_NOISE)
@@ -64,7 +64,7 @@ class PolicyPublisher:
     def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[ThreadMessage], None]) -> None:
         self.version = self._resumed_version = -1  # before the first publication, the number before the first one
         self._assign, self._spec, self._send = assign, spec, send
-        self._quantizer = WeightQuantizer(assign.wire_dtype, assign.weights_level, spec)
+        self.quantizer = WeightQuantizer(assign.wire_dtype, assign.weights_level, spec)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
         self._master_digest = 0
@@ -72,7 +72,7 @@ class PolicyPublisher:
     def resume(self, version: int, grid: Steps) -> None:
         """Continue from a checkpoint, before the first publication."""
         self.version, self._resumed_version = version - 1, version
-        self._quantizer.steps = grid
+        self.quantizer.steps = grid
 
     @property
     def first_version(self) -> int:
@@ -81,10 +81,6 @@ class PolicyPublisher:
         For the lag of a segment, a higher version of an earlier learner thread counts as this version.
         """
         return max(self._resumed_version, 0)
-
-    @property
-    def grid(self) -> Steps:
-        return self._quantizer.steps
 
     def version_of(self, weights_digest: int) -> int:
         """Return the version of the algorithm's present weights, for a checkpoint.
@@ -97,10 +93,10 @@ class PolicyPublisher:
     def publish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         flat, others = self._spec.flatten(tensors)
         self.version += 1
-        wire = self._quantizer.round(flat)
+        wire = self.quantizer.round(flat)
         new = PolicySnapshot(self._assign.generation, self.version, digest(wire, others), wire, others)
         self._master_digest = new.digest if wire is flat else digest(flat, others)
-        encoding = self._quantizer.encoding
+        encoding = self.quantizer.encoding
         base = self._snapshot if encoding.level else None
         header, payload = encode_update(self._assign.policy_id, base, new, encoding, before=self._before)
         state: Frame = wire.astype("<f4", copy=False).view(np.uint8).data

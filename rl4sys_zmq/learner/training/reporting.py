@@ -12,15 +12,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.lags import count_lags
-from rl4sys_zmq.learner.training.progress import ObservedDataCounts
 from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, ThreadMessage, TrainingMetrics
-from rl4sys_zmq.wire.values import REPORT_HEADER
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket after the learner thread was asked to stop, in seconds."""
@@ -43,7 +41,7 @@ class GatewaySender:
 
     def send(self, message: ThreadMessage) -> None:
         """Send a message. Wait while the gateway's PULL socket is full, which can take long when it is busy."""
-        frames = [self._key, *encode(message, header=REPORT_HEADER)]
+        frames = [self._key, *encode(message)]
         stops = self._stopping.is_set()
         while not self._up.send_wait(frames, self._timeout_s):
             if stops:
@@ -61,6 +59,15 @@ class _ReportedDemand(NamedTuple):
     version: int  # the lowest with which actors should start a segment
 
 
+class ObservedDataCounts(NamedTuple):
+    """Counts of the steps and episodes that an algorithm has received so far, as a checkpoint stores them."""
+
+    steps: int = 0
+    episodes: int = 0
+    recent: tuple[tuple[float, int], ...] = ()  # return and length of the latest of these episodes, oldest first
+    overridden_steps: int = 0  # also those that the algorithm has not received
+
+
 class LearnerThreadReporter:
     """The reporter of a learner thread: it collects verdicts, the demand and metrics, and sends them to the gateway.
 
@@ -69,12 +76,11 @@ class LearnerThreadReporter:
 
     def __init__(self, send: Callable[[ThreadMessage], None], observed: ObservedDataCounts) -> None:
         self._send = send
-        observed_steps = observed.steps
         self.observed_episodes = observed.episodes
-        self.recent = deque(observed.recent, maxlen=RECENT_EPISODES)
+        self._recent = observed.recent
         # Steps and segments without those that the gateway refused; messages and bytes with them.
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
-        self.observed_steps = self._reported_steps = self._first_steps = observed_steps
+        self.observed_steps = self._reported_steps = self._first_steps = observed.steps
         self.scalars: dict[str, float] = {}
         self.overridden_steps = 0
         if observed.overridden_steps:
@@ -96,11 +102,13 @@ class LearnerThreadReporter:
             return GATHER_S
         return METRICS_PERIOD_S if self._has_new_metrics else IDLE_S
 
+    def counts(self) -> ObservedDataCounts:
+        """Return the counts since the beginning of the training, for a checkpoint."""
+        return ObservedDataCounts(self.observed_steps, self.observed_episodes, self._recent, self.overridden_steps)
+
     def start_clock(self) -> None:
         """Start the clock of ``charts/SPS`` at the first call. Call this when data arrive."""
         self._began = self._began or time.monotonic()
-
-    # ---- verdicts
 
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
@@ -114,10 +122,8 @@ class LearnerThreadReporter:
             self._send(SegmentVerdicts(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
 
-    # ---- demand
-
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send verdicts and the demand if they have changed, at most every `GATHER_S`, but `at_once` if an actor may wait."""
+        """Send verdicts and the demand if they have changed: every `GATHER_S` seconds, or now if `at_once`."""
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         current = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
         self._gathers = bool(self._disposed) or current != self._reported
@@ -130,7 +136,7 @@ class LearnerThreadReporter:
                 self._send(DataDemand(limit_steps - self.taken_steps, self.taken_messages, version))
 
     def _is_pressing(self, current: _ReportedDemand) -> bool:
-        """Return True if an actor may soon have to wait for this report."""
+        """Return True if an actor may soon wait because the gateway lacks the `current` demand."""
         reported = self._reported
         return (
             2 * (reported.limit_steps - self.taken_steps) < current.limit_steps - self.taken_steps
@@ -139,11 +145,9 @@ class LearnerThreadReporter:
             or current.nbytes - reported.nbytes >= GATHER_BYTES
         )
 
-    # ---- metrics
-
     def ended(self, step: int, total: float, length: int) -> None:
         self.observed_episodes += 1
-        self.recent.append((total, length))
+        self._recent = (*self._recent, (total, length))[-RECENT_EPISODES:]
         self._episodes.append([step, total, length])
 
     def evaluated(self, version: int, total: float, length: int) -> None:

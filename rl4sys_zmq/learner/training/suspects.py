@@ -1,4 +1,4 @@
-"""Detection of segments that crash the learner's process when they are trained on.
+"""The segments in training, and the detection of those that crash the learner's process when they are trained on.
 
 ``training.mark`` lists the segments that are in training at the moment. If a new process finds segments in this file, the
 previous process ended during their training. Unless that process was asked to end, the segments become *suspects*. The file is
@@ -15,14 +15,17 @@ n. A suspect whose training completes is no longer a suspect. These are quaranti
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.learner.run.worker_storage import MARK_BYTES, MAX_RANGES, SegmentRange, SuspectStorage, encode_range, read_mark
-from rl4sys_zmq.learner.training.held_segments import SegmentInTraining, streams_of
+from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.values import Segment
 
 log = get_logger(__name__)
 
@@ -34,8 +37,42 @@ _HEAD_BYTES = 16
 Number = tuple[str, int, int]
 
 
+@dataclass(slots=True, eq=False)
+class SegmentInTraining:
+    """A segment that an algorithm received and may receive again, for example after an update was undone."""
+
+    message: DecodedSegmentMessage | None  # None if it was discarded to save memory
+    index: int  # of the segment in the message
+    key: Key
+    seq: int
+    correct: bool  # for `Algorithm.observe`: the segment is so old that it needs importance weights
+
+    @property
+    def segment(self) -> Segment:
+        assert self.message is not None
+        return self.message.segments[self.index]
+
+
+def to_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending integers as ranges ``(first, end)`` of consecutive integers. A range does not include `end`."""
+    if not numbers:
+        return []
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return [(numbers[0], numbers[-1] + 1)]
+    breaks = [n for n in range(1, len(numbers)) if numbers[n] != numbers[n - 1] + 1]
+    return [(numbers[a], numbers[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(numbers)])]
+
+
+def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
+    """Return segments as ranges ``(stream, first, end)`` of sequence numbers."""
+    by_stream: dict[Key, list[int]] = {}
+    for one in held:
+        by_stream.setdefault(one.key, []).append(one.seq)
+    return [(key, *run) for key, numbers in by_stream.items() for run in to_ranges(numbers)]
+
+
 class CrashSuspectRecord:
-    """The record of the segments in training, and of the suspects of earlier crashes, in files for the next process.
+    """The record of the segments in training, and of those suspected of earlier crashes, for the next worker.
 
     A learner thread uses this object; only `expect_end` can be called from any thread.
     """
@@ -47,7 +84,6 @@ class CrashSuspectRecord:
         self._in_hand: list[SegmentRange] = []
         self._bytes = 0
         self._suspected: set[Number] = set()
-        self._spans: dict[Key, tuple[int, int]] = {}
         self._to_quarantine: dict[Number, str] = {}
         self._ends = self._same = 0
         self._disabled = storage is None
@@ -72,10 +108,11 @@ class CrashSuspectRecord:
         self._disabled = disable
         self._storage.excuse()
 
-    # ---- in hand
-
     def note(self, key: Key, first: int, end: int) -> None:
-        """Record further segments ``[first, end)`` of a stream as in training, if the storage records each message."""
+        """Record that the segments ``[first, end)`` of a stream are in training too.
+
+        Do nothing if the storage records only the segments of each update (`SuspectStorage.each_message` is False).
+        """
         if not self._disabled and len(self._in_hand) < MAX_RANGES and self._storage is not None and self._storage.each_message:
             self._write([(key, first, end)])
 
@@ -94,21 +131,16 @@ class CrashSuspectRecord:
 
     def clear_pending(self) -> None:
         """Record that training on the recorded segments has completed: none of them is in training or a suspect any more."""
-        if self._suspected:
-            self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
+        self._clear_suspects(self._in_hand)
         self.clear()
 
     def clear_suspects(self, held: Iterable[SegmentInTraining]) -> None:
         """Stop suspecting these segments, because training on them has completed."""
         if self._suspected:
-            self._clear_suspects({(*one.key, one.seq) for one in held})
+            self._clear_suspects(streams_of(held))
 
-    # ---- suspicion
-
-    def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
-        """Return False if no segment in a range is a suspect. True means that one can be."""
-        least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
-        return first <= most and least < end
+    def contains_suspects(self, key: Key, first: int, end: int) -> bool:
+        return bool(self._suspected) and any(self.suspects(key, seq) for seq in range(first, end))
 
     def suspects(self, key: Key, seq: int) -> bool:
         return (*key, seq) in self._suspected
@@ -144,28 +176,18 @@ class CrashSuspectRecord:
             self._to_quarantine.update(dict.fromkeys(sorted(self._suspected), why))
             self.finding = f"{count} segments will be quarantined: they ended the process {self._ends} times in a row"
             self._reset()
-        self._span()
         self._save()
 
-    def _clear_suspects(self, numbers: set[Number]) -> None:
-        if self._suspected & numbers:
-            self._suspected -= numbers
-            if not self._suspected:
+    def _clear_suspects(self, ranges: Sequence[SegmentRange]) -> None:
+        left = {number for number in self._suspected if not any(_holds(one, number) for one in ranges)}
+        if len(left) < len(self._suspected):
+            self._suspected = left
+            if not left:
                 self._reset()
-            self._span()
             self._save()
-
-    def _span(self) -> None:
-        """Compute the range of suspects of each stream, so that `may_contain_suspects` is fast."""
-        self._spans = {}
-        for actor_id, origin, seq in self._suspected:
-            least, most = self._spans.get((actor_id, origin), (seq, seq))
-            self._spans[actor_id, origin] = min(least, seq), max(most, seq)
 
     def _reset(self) -> None:
         self._suspected, self._ends, self._same = set(), 0, 0
-
-    # ---- files
 
     def _write(self, ranges: Sequence[SegmentRange]) -> None:
         data = b"".join(encode_range(*one) for one in ranges)
@@ -184,7 +206,6 @@ class CrashSuspectRecord:
             self._suspected = {(str(a), int(o), int(s)) for a, o, s in known["suspected"]}
             self._to_quarantine = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
             self._ends, self._same = int(known["ends"]), int(known["same"])
-            self._span()
         except (ValueError, KeyError, TypeError) as exc:
             log.warning("the record of suspects cannot be read, and is discarded: %s", exc)
 

@@ -1,4 +1,4 @@
-"""The loop of a learner thread: it gives segments to the algorithm, trains, and lets weights be published and saved."""
+"""The loop of a learner thread: it reads messages, gives segments to the algorithm, trains, and lets weights be published."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 import operator
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import assert_never
 
 import numpy as np
 
-from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.registry import TunableAlgorithm
@@ -19,18 +20,16 @@ from rl4sys_zmq.learner.run.worker_storage import WorkerStorage
 from rl4sys_zmq.learner.training.building import build_algorithm, load_initial_policy, max_policy_lag, pacing_lag, set_publishing
 from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints
 from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations
-from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage, streams_of, to_ranges
-from rl4sys_zmq.learner.training.inbox import LearnerThreadInbox
-from rl4sys_zmq.learner.training.progress import CheckpointProgress, ObservedDataCounts
 from rl4sys_zmq.learner.training.publishing import PolicyPublisher
 from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, plain_text
-from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, streams_of, to_ranges
 from rl4sys_zmq.learner.training.training import UpdateOutcome, UpdateRunner
-from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_errors
-from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage, SegmentContentRules, SegmentValueLimits, decode_message
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
-from rl4sys_zmq.wire import SegmentSchema, read_segments, spec_body, spec_to_document
+from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.wire import SegmentSchema, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import Verdict
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
@@ -38,13 +37,15 @@ from rl4sys_zmq.wire.thread_messages import (
     DeliverSegments,
     FromLearnerThread,
     OperatorAlarm,
+    RemoteWorkerControl,
     SaveCheckpoint,
     StopThread,
     StreamEnded,
     ThreadMessage,
     ThreadReady,
-    ToRemoteWorker,
     TrainingMetrics,
+    WorkerMessage,
+    decode_thread_message,
 )
 
 log = get_logger(__name__)
@@ -55,6 +56,61 @@ ASSIGN_S = 0.5
 
 MAX_POISONED = 3
 """Largest number of segments in a row that the algorithm can reject by an exception. If it rejects more, the client fails."""
+
+
+class WorkerQueue:
+    """The messages to a learner thread in the gateway's process, oldest first. The gateway appends, the thread removes.
+
+    Attributes:
+        awake: False while the thread waits. Who appends a message then sets this to True, and wakes the thread.
+    """
+
+    __slots__ = ("awake", "messages")
+
+    def __init__(self) -> None:
+        self.messages: deque[WorkerMessage] = deque()
+        self.awake = True
+
+
+class LearnerThreadInbox:
+    """The object from which a learner thread reads its messages.
+
+    In the gateway's process, the messages are in a `WorkerQueue`, and the PULL socket only wakes the thread. In other
+    processes, the messages come encoded through the socket.
+    """
+
+    def __init__(self, pull: Socket, queue: WorkerQueue | None, stopping: threading.Event) -> None:
+        self._pull, self._queue, self._stopping = pull, queue, stopping
+        self._poller = Poller()
+        self._poller.register(pull)
+
+    def read(self) -> ThreadMessage | None:
+        """Return the next message. If there is none, return `StopThread` when the thread has been asked to stop, else None."""
+        if self._queue is None:
+            message: WorkerMessage | None = self._pull.recv(MAX_MESSAGE_FRAMES)
+        else:
+            message = self._queue.messages.popleft() if self._queue.messages else None
+        if message is None:
+            return StopThread() if self._stopping.is_set() else None
+        return message if isinstance(message, DeliverSegments) else decode_thread_message(message)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there is a message, or for `timeout_s` seconds."""
+        queue = self._queue
+        if queue is None:
+            self._poller.poll(timeout_s)
+            return
+        queue.awake = False  # before the look, so that no message can come unnoticed between the two
+        if not queue.messages and self._poller.poll(timeout_s):
+            self._pull.recv()
+        queue.awake = True
+
+    def wait_for_assignment(self) -> AssignClient:
+        while not isinstance(message := self.read(), AssignClient):
+            if isinstance(message, StopThread):
+                raise Closed("the learner thread was stopped before it was assigned a client")
+            self.wait(ASSIGN_S)
+        return message
 
 
 class TrainLoop:
@@ -69,11 +125,9 @@ class TrainLoop:
         replaced: threading.Event,
     ) -> None:
         self._inbox, self._send = inbox, upstream.send
-        self._stopping = stopping
         self.turned_at = time.monotonic()  # when the thread last looked for messages. Any thread can read it.
-        self._assign = self._wait_for_assignment()
-        built = build_algorithm(self._assign, storage.folder(self._assign), stopping)
-        self._algorithm, self._devices, self._ranks = built.algorithm, built.devices, built.ranks
+        self._assign = inbox.wait_for_assignment()
+        self._algorithm, self._devices, self._ranks = build_algorithm(self._assign, storage.folder(self._assign), stopping)
         self._spec = self._algorithm.spec()
         self._max_policy_lag = max_policy_lag(self._algorithm, self._assign)
         self._pacing_lag = pacing_lag(self._algorithm, self._assign)
@@ -84,17 +138,14 @@ class TrainLoop:
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
         self._rejected_in_a_row = 0
-        self._progress = CheckpointProgress()
         store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
         self._checkpoints = TrainingCheckpoints(self._assign, self._algorithm, self._publisher, store, replaced)
-        demonstrations = None
-        if self._assign.demonstrations:
-            demonstrations = TrainingDemonstrations(self._assign, self._algorithm, self._schema, self._bounds)
-        self._ready = self._resume(demonstrations)
+        self._ready = self._resume()
+        self._progress = self._checkpoints.progress
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not replaced.is_set()
-        self._suspects = CrashSuspectRecord(storage.suspects(self._assign) if noted else None)
-        self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._checkpoints.saved_updates))
+        self.suspects = CrashSuspectRecord(storage.suspects(self._assign) if noted else None)
+        self._trainer = UpdateRunner(self._algorithm, self.suspects, max(0, self._checkpoints.saved_updates))
         self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
 
     def run(self) -> None:
@@ -104,20 +155,22 @@ class TrainLoop:
         self._publish()
         if self._algorithm.kind == "offpolicy":
             self._slack_steps = 0  # until the next version, because the demand can include the steps of `learning_starts`
-        if self._suspects.finding:
-            log.warning("client %s: %s", self._assign.client_id, self._suspects.finding)
-        if self._suspects.repeated:
-            self._alarm(PROCESS_KILLER, self._suspects.finding)
+        if self.suspects.finding:
+            log.warning("client %s: %s", self._assign.client_id, self.suspects.finding)
+        if self.suspects.repeated:
+            self._alarm(PROCESS_KILLER, self.suspects.finding)
         self._report()
         while True:
             self._inbox.wait(self._reporter.rest_s)
             self.turned_at = time.monotonic()
             for _ in range(DRAIN_MESSAGES):
-                message = self._read()
+                message = self._inbox.read()
                 if message is None:
                     break
                 if isinstance(message, StopThread):
-                    self._finish()
+                    self._report(at_once=True)
+                    self._save()  # a journal on disk keeps segments that wait for a full batch
+                    self._reporter.report_figures(self._trainer.updates, at_once=True)
                     return
                 self._handle(message)
                 if not self._algorithm.demand():
@@ -134,14 +187,10 @@ class TrainLoop:
         Only the learner thread calls this.
         """
         try:
-            self._suspects.close(crashed=crashed)
+            self.suspects.close(crashed=crashed)
         finally:
             if self._ranks is not None:
                 self._ranks.close()
-
-    def expect_end(self, *, replaced: bool = False) -> None:
-        """Record that the thread was asked to stop, so that no segment is suspected. `replaced` ends all recording."""
-        self._suspects.expect_end(disable=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:
         self._send(OperatorAlarm(name, plain_text(text), count))
@@ -162,104 +211,66 @@ class TrainLoop:
                 set_publishing(self._algorithm, self._assign)
                 if self._ranks is not None:
                     self._ranks.change(message.parameters)
-            case AssignClient() | StopThread() | ToRemoteWorker() | FromLearnerThread():
+            case AssignClient() | StopThread() | RemoteWorkerControl() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
                 assert_never(message)
 
-    def _finish(self) -> None:
-        """Send the last reports and write the last checkpoint. A journal on disk keeps segments that wait for a full batch."""
-        self._report(at_once=True)
-        self._save()
-        self._reporter.report_figures(self._trainer.updates, at_once=True)
-
-    # ---- messages
-
-    def _wait_for_assignment(self) -> AssignClient:
-        while True:
-            message = self._read()
-            if isinstance(message, AssignClient):
-                return message
-            if isinstance(message, StopThread):
-                raise Closed("the learner thread was stopped before it was assigned a client")
-            self._inbox.wait(ASSIGN_S)
-
-    def _read(self) -> ThreadMessage | None:
-        message = self._inbox.read()
-        return StopThread() if message is None and self._stopping.is_set() else message
-
-    # ---- checkpoints
-
-    def _resume(self, demonstrations: TrainingDemonstrations | None) -> ThreadReady:
+    def _resume(self) -> ThreadReady:
         """Load the newest valid checkpoint into the algorithm, if there is one.
 
         Without a checkpoint, the algorithm gets the weights and clones the demonstrations that its settings name.
         """
-        assign, algorithm, checkpoints = self._assign, self._algorithm, self._checkpoints
-        manifest = checkpoints.load()
-        if manifest is not None:
-            if manifest.journal_id == assign.journal_id:
-                self._progress = CheckpointProgress(manifest.marks, manifest.verdicts)
-            else:
-                text = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
-                log.warning(text, assign.client_id, manifest.number)
-            self._progress.observed = ObservedDataCounts(
-                manifest.steps, manifest.episodes, manifest.recent, manifest.overridden_steps
-            )
-        else:
-            if assign.init:
-                load_initial_policy(algorithm, assign)
+        algorithm, checkpoints = self._algorithm, self._checkpoints
+        demonstrations = None
+        if self._assign.demonstrations:
+            demonstrations = TrainingDemonstrations(self._assign, algorithm, self._schema, self._bounds)
+        if not checkpoints.load():
+            if self._assign.init:
+                load_initial_policy(algorithm, self._assign)
                 checkpoints.save_soon()
             if demonstrations is not None and demonstrations.clone(
                 lambda scalars: self._send(TrainingMetrics(0, 0, scalars, [], 0, []))
             ):
                 checkpoints.save_soon()
+        progress, observed = checkpoints.progress, checkpoints.progress.observed
         return ThreadReady(
             spec=spec_to_document(self._spec),
             kind=algorithm.kind,
             rollout_length=algorithm.rollout_length,
             max_policy_lag=self._max_policy_lag,
-            checkpoint=manifest.number if manifest is not None else 0,
-            marks=self._progress.as_documents(),
-            verdicts=dict(self._progress.verdicts),
+            checkpoint=checkpoints.number,
+            marks=progress.as_documents(),
+            verdicts=dict(progress.verdicts),
             damaged=list(checkpoints.damaged),
             body=spec_body(self._spec),
-            steps=self._progress.observed.steps,
+            steps=observed.steps,
             updates=max(0, checkpoints.saved_updates),
-            episodes=self._progress.observed.episodes,
-            recent=[list(episode) for episode in self._progress.observed.recent],
+            episodes=observed.episodes,
+            recent=[list(episode) for episode in observed.recent],
             devices=list(self._devices),
         )
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
-        result = self._checkpoints.save(self._trainer.updates, self._progress, token, asked=asked)
+        result = self._checkpoints.save(self._trainer.updates, token, asked=asked)
         if result is not None:
             if not result.error:
                 self._reporter.report_verdicts()
             self._send(result)
 
-    # ---- data in
-
     def _on_segments(self, message: DeliverSegments) -> None:
         self._reporter.start_clock()
-        nbytes = sum(len(frame) for frame in message.body)
-        self._reporter.taken_bytes += nbytes
-        batch = message.batch if message.batch is not None else read_segments(message.body)
-        batch.schema = self._schema  # the gateway has given the batch away
-        segments = batch.segments()
-        refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
-        generation, version = self._assign.generation, self._publisher.version
-        bad = content_errors(batch, segments, refused, SegmentContentRules(self._schema, self._bounds, generation, version))
-        oldest = batch.oldest(generation, self._publisher.first_version)
-        key = (message.actor_id, message.origin)
-        decoded = DecodedSegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
+        rules = SegmentContentRules(self._schema, self._bounds, self._assign.generation, self._publisher.version)
+        decoded = decode_message(message, rules, self._publisher.first_version)
+        batch = decoded.batch
+        self._reporter.taken_bytes += decoded.nbytes
         index = message.skip
         while index < len(batch):
             if index > message.skip:
                 self._train()  # the batch became full in the middle of the message
             index = self._observe_some(decoded, index)
         self._reporter.taken_messages += 1
-        if self._suspects.may_contain_suspects(decoded.key, batch.first_seq, batch.first_seq + len(batch)):
+        if self.suspects.contains_suspects(decoded.key, batch.first_seq, batch.first_seq + len(batch)):
             self._train()  # with no other segments in hand
         if self._algorithm.kind != "onpolicy":
             decoded.release()
@@ -275,10 +286,10 @@ class TrainLoop:
         self._progress.receive(key, first, first)
         observed = []
         end = batch.first_seq + len(batch)
-        careful = self._suspects.may_contain_suspects(key, first, end)
+        careful = self.suspects.contains_suspects(key, first, end)
         if not careful:
-            self._suspects.note(key, first, end)
-        refused, bad = message.refused, message.bad | self._suspects.reasons(key, batch.first_seq, end)
+            self.suspects.note(key, first, end)
+        refused, bad = message.refused, message.bad | self.suspects.reasons(key, batch.first_seq, end)
         onpolicy = self._algorithm.kind == "onpolicy"
         for index in range(start, len(batch)):
             seq, segment, is_late = batch.first_seq + index, message.segments[index], lags[index] > longest
@@ -297,8 +308,8 @@ class TrainLoop:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
             else:
                 if careful:
-                    self._suspects.clear()
-                    self._suspects.note(key, seq, seq + 1)
+                    self.suspects.clear()
+                    self.suspects.note(key, seq, seq + 1)
                 try:
                     self._trainer.observe(message, index, correct=is_late)
                 except Exception as exc:  # noqa: BLE001 - `_reject` logs it or raises it again
@@ -308,13 +319,13 @@ class TrainLoop:
                 observed.append(index)
                 if segment.source:
                     self._reporter.overridden(segment.steps)
-                if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
+                if not self._algorithm.demand() or (careful and self.suspects.suspects(key, seq)):
                     break
         taken = [one for one in range(start, index + 1) if one not in refused]
         self._reporter.taken_items += len(taken)
         self._reporter.taken_steps += sum(batch.steps[one] for one in taken)
         if onpolicy:
-            self._suspects.clear()
+            self.suspects.clear()
         self._progress.receive(key, first, batch.first_seq + index + 1)
         self._note(message, lags, observed)
         return index + 1
@@ -345,17 +356,14 @@ class TrainLoop:
         self._send(message.dead_letter(index, reason))
 
     def _barrier(self) -> None:
-        reporter, before = self._reporter, self._progress.observed
-        recent = before.recent if reporter.observed_episodes == before.episodes else tuple(reporter.recent)
         self._progress.barrier()
-        self._progress.observed = ObservedDataCounts(
-            reporter.observed_steps, reporter.observed_episodes, recent, reporter.overridden_steps
-        )
+        self._progress.observed = self._reporter.counts()
 
     def _reject(self, message: DecodedSegmentMessage, index: int, exc: Exception) -> None:
-        """Quarantine a segment for which the algorithm has raised an exception, so that no new learner thread receives it.
+        """Quarantine segment number `index` of a message, because the algorithm has raised the exception `exc` for it.
 
-        If more than `MAX_POISONED` in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
+        So no later learner thread receives the segment. If the algorithm has raised an exception for more than `MAX_POISONED`
+        segments in a row, the fault is assumed to be in the algorithm: the segment is not quarantined, and `exc` is raised.
         """
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > MAX_POISONED:
@@ -366,8 +374,6 @@ class TrainLoop:
     def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         self._progress.record_verdict(key, verdict, end - first, replaces)
         self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
-
-    # ---- learning
 
     def _train(self, *, partial: bool = False) -> None:
         while (outcome := self._trainer.update(partial=partial)) is not None:
@@ -384,7 +390,7 @@ class TrainLoop:
             self._reporter.report_verdicts()
             if partial or self._trainer.updates % self._algorithm.publish_every_updates == 0:
                 self._publish()
-        self._suspects.clear_pending()
+        self.suspects.clear_pending()
 
     def _undone(self, outcome: UpdateOutcome) -> None:
         reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")

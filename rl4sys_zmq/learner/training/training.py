@@ -8,6 +8,8 @@ data at fault itself (`UndoableAlgorithm.discard`).
 
 from __future__ import annotations
 
+import bisect
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.errors import RankError, TrainingDiverged
 from rl4sys_zmq.learner.registry import Algorithm, UndoableAlgorithm
-from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage, RecentSegments, SegmentInTraining
-from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
-from rl4sys_zmq.learner.training.validation import is_finite
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, SegmentInTraining
+from rl4sys_zmq.learner.training.validation import DecodedSegmentMessage, is_finite
 from rl4sys_zmq.weights import digest
 
 MAX_TRIALS = 128
@@ -43,6 +45,64 @@ class UpdateOutcome:
     unchanged: bool = False  # no weight has changed although the learning rate is not 0
 
 
+@dataclass(slots=True, eq=False)
+class _ObservedMessage:
+    first: int  # the number of the first of them in the order of observation
+    key: Key
+    first_seq: int  # of the message
+    message: DecodedSegmentMessage | None  # None if it was discarded to save memory
+    indices: list[int] = field(default_factory=list)  # of each segment in the message; `POPPED` after `pop`
+
+
+POPPED = -1
+
+
+class RecentSegments:
+    """The latest segments that an off-policy algorithm has observed, by their number in the order of observation, from 0."""
+
+    def __init__(self, max_segments: int, max_bytes: int) -> None:
+        self.nbytes = 0
+        self._max_segments, self._max_bytes = max_segments, max_bytes
+        self._next = 0
+        self._messages: deque[_ObservedMessage] = deque()
+        self._kept: deque[_ObservedMessage] = deque()  # those of `_messages` that still have their message
+
+    def add(self, message: DecodedSegmentMessage, index: int) -> None:
+        if not self._messages or self._messages[-1].message is not message:
+            self._add_message(message)
+        self._messages[-1].indices.append(index)
+        self._next += 1
+
+    def pop(self, number: int) -> SegmentInTraining | None:
+        """Return the segment with this number, and forget it. Return None if it is not kept, or was observed before a restart."""
+        at = bisect.bisect_right(self._messages, number, key=lambda one: one.first) - 1
+        if at < 0 or number >= self._next:
+            return None
+        observed = self._messages[at]
+        index, observed.indices[number - observed.first] = observed.indices[number - observed.first], POPPED
+        if index == POPPED:
+            return None
+        return SegmentInTraining(observed.message, index, observed.key, observed.first_seq + index, False)
+
+    def _add_message(self, message: DecodedSegmentMessage) -> None:
+        observed = _ObservedMessage(self._next, message.key, message.batch.first_seq, message)
+        self._messages.append(observed)
+        self._kept.append(observed)
+        self.nbytes += message.nbytes
+        while self.nbytes > self._max_bytes and len(self._kept) > 1:
+            self._drop_oldest_message()
+        while self._next - self._messages[0].first > self._max_segments:
+            if self._messages[0] is self._kept[0]:
+                self._drop_oldest_message()
+            self._messages.popleft()
+
+    def _drop_oldest_message(self) -> None:
+        oldest = self._kept.popleft()
+        assert oldest.message is not None
+        self.nbytes -= oldest.message.nbytes
+        oldest.message = None
+
+
 class UpdateRunner:
     """The object that makes the updates of one algorithm, undoes failed ones, and finds the segments at fault."""
 
@@ -57,10 +117,8 @@ class UpdateRunner:
         self._since_kept = self._diverged = self._trials = 0
         self._keep()
 
-    # ---- observing
-
     def observe(self, message: DecodedSegmentMessage, index: int, *, correct: bool = False) -> None:
-        """Give a segment to the algorithm, and keep it. `correct` and exceptions are those of `Algorithm.observe`."""
+        """Give a segment of a message to the algorithm, and keep the segment. `correct` is that of `Algorithm.observe`."""
         self._algorithm.observe(message.segments[index], correct=correct)
         if self._onpolicy:
             seq = message.batch.first_seq + index
@@ -68,28 +126,14 @@ class UpdateRunner:
         elif self._hooks is not None:
             self._recent.add(message, index)
 
-    # ---- updates
-
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
         """Do one update if there is enough data, or with `partial` if there is any. Return the result; None without one."""
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()
-            self._suspects.record(self.held)
-        failure: Exception | None = None
-        metrics: Mapping[str, float] | None = None
-        try:
-            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
-        except RankError:
-            noted = False  # the record stays: a segment can have ended the rank
-            raise
-        except Exception as exc:
-            if self._hooks is None and not self._onpolicy:
-                raise
-            failure = exc
-        finally:
-            if noted:
-                self._suspects.clear()
+        metrics, failure = self._try(self.held if noted else (), partial=partial)
+        if failure is not None and self._hooks is None and not self._onpolicy:
+            raise failure
         if metrics is None and failure is None:
             return None
         reason = self._problem(metrics, failure, due=self._is_due(partial))
@@ -100,16 +144,39 @@ class UpdateRunner:
         used, self.held = self.held, []
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
-    def _is_due(self, partial: bool) -> bool:
-        """Return True if the next update must be checked in full, and the state before it must be kept.
+    def _try(
+        self, batch: Sequence[SegmentInTraining], *, partial: bool, again: bool = False
+    ) -> tuple[Mapping[str, float] | None, Exception | None]:
+        """Do an update. Return its metrics or the exception that it raised. `batch` is recorded as in training meanwhile.
 
-        Off-policy, these are updates that can be published, and those that are repeated after a failure.
+        With `again`, the algorithm first observes the segments of `batch` again.
+        """
+        metrics: Mapping[str, float] | None = None
+        failure: Exception | None = None
+        if batch:
+            self._suspects.record(batch)
+        try:
+            if again:
+                self._observe_again(batch)
+            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
+        except RankError:  # the record stays: a segment can have ended the rank
+            raise
+        except Exception as exc:  # noqa: BLE001 - the failure is the result
+            failure = exc
+        if batch:
+            self._suspects.clear()
+        return metrics, failure
+
+    def _is_due(self, partial: bool) -> bool:
+        """Return True if all weights must be checked after the next update, and the state before that update kept.
+
+        Off-policy, this is so for updates whose weights can be published, and for those repeated after a failure.
         """
         every = self._algorithm.publish_every_updates
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a successful update, and keep the state if `due`. Return True if no weight changed although it should."""
+        """Count a successful update, and copy the state if `due`. Return True if no weight has changed, which is a fault."""
         self.updates += 1
         self._diverged = 0
         self._careful = max(0, self._careful - 1)
@@ -138,6 +205,10 @@ class UpdateRunner:
         else:
             self._algorithm.load(self._state)
 
+    def _observe_again(self, batch: Sequence[SegmentInTraining]) -> None:
+        for one in batch:
+            self._algorithm.observe(one.segment, correct=one.correct)
+
     def _numbers_to_check(self) -> Sequence[NDArray[Any]]:
         if self._hooks is not None:
             return self._hooks.numbers_to_check()
@@ -153,8 +224,6 @@ class UpdateRunner:
         if due and not all(is_finite(array) for array in self._numbers_to_check()):
             return "the weights or the optimiser's state are not finite"
         return ""
-
-    # ---- undoing
 
     def _undo(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Restore the state before a failed update, find the segments that made it fail, and remove them from the batch."""
@@ -175,8 +244,7 @@ class UpdateRunner:
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
         self._restore()
-        for one in rest:
-            self._algorithm.observe(one.segment, correct=one.correct)
+        self._observe_again(rest)
         self.held = rest
         return UpdateOutcome(culprits=culprits, reason=reason)
 
@@ -192,18 +260,7 @@ class UpdateRunner:
         """Return True if an update on some segments of a batch fails, starting from the state before the batch."""
         self._trials += 1
         self._restore()
-        metrics: Mapping[str, float] | None = None
-        failure: Exception | None = None
-        self._suspects.record(part)
-        try:
-            for one in part:
-                self._algorithm.observe(one.segment, correct=one.correct)
-            metrics = self._algorithm.update(partial=True)
-        except RankError:  # the record stays: a segment can have ended the rank
-            raise
-        except Exception as exc:  # noqa: BLE001 - the failure is the result; `_undo` raises it if no segment is left
-            failure = exc
-        self._suspects.clear()
+        metrics, failure = self._try(part, partial=True, again=True)
         return bool(self._problem(metrics, failure, due=True))
 
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
@@ -230,8 +287,6 @@ class UpdateRunner:
             raise TrainingDiverged(self._diverged, reason)
         return UpdateOutcome(culprits=[one for one in map(self._recent.pop, numbers) if one is not None], reason=reason)
 
-    # ---- suspects of an earlier end of the process
-
     def _try_suspects(self) -> None:
         """Make trial updates on each half of the waiting suspects, and throw the results away. See `CrashSuspectRecord`."""
         parts = self._suspects.parts(self.held)
@@ -240,5 +295,4 @@ class UpdateRunner:
         for part in parts:
             self._fails(part)
         self._restore()
-        for one in self.held:
-            self._algorithm.observe(one.segment, correct=one.correct)
+        self._observe_again(self.held)

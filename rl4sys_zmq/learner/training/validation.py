@@ -1,5 +1,5 @@
-"""The check of the numbers in segments before training. First a whole message is checked; if the check fails, each of its
-segments.
+"""The decoding of messages with segments, and the check of their numbers before training. First a whole message is checked; if
+the check fails, each of its segments.
 
 The bounds of a space give the allowed range. Values without bounds are limited by ``max_magnitude`` and ``max_reward``. Real
 systems and environments exceed the bounds of their Box: in Gymnasium's LunarLander-v3, the height can be 200, and its bound is
@@ -19,10 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.delivery.stream import Key
+from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.observations import integer_bounds
 from rl4sys_zmq.values.spaces import LeafSpace
-from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, encode, read_segments
+from rl4sys_zmq.wire.thread_messages import DeliverSegments, QuarantinedSegment
 
 MAX_LOG_PROB = 100.0
 """Largest absolute value of a negative log-probability, for each dimension of the action.
@@ -154,8 +157,6 @@ def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnValueLimits:
     return ColumnValueLimits(low, high, dtype, slack)
 
 
-_NUMBERS = ("rewards", "log_probs")
-
 CHUNK = 1 << 16
 """Number of elements checked at a time, so that intermediate arrays stay small."""
 
@@ -168,10 +169,46 @@ class SegmentContentRules:
     version: int  # the newest that it has published. Segments of later versions are errors.
 
 
+@dataclass(slots=True, eq=False)
+class DecodedSegmentMessage:
+    """A decoded message with segments of one actor. It is kept as long as a segment of it may have to be quarantined."""
+
+    key: Key
+    batch: SegmentBatchReader
+    segments: list[Segment]  # empty after `release`
+    refused: dict[int, ProtocolError]  # the error of each segment that the gateway has refused, by the segment's index
+    bad: dict[int, str]  # the problem of each segment with invalid content, by the segment's index
+    oldest: list[int]  # the lowest policy version among the steps of each segment
+    nbytes: int
+
+    def release(self) -> None:
+        """Free the memory of the decoded segments and images. `dead_letter` needs only the message."""
+        self.segments.clear()
+        self.batch.release_images()
+
+    def dead_letter(self, index: int, reason: str) -> QuarantinedSegment:
+        return QuarantinedSegment(*self.key, self.batch.first_seq + index, reason, tuple(encode(self.batch.alone(index))))
+
+
+def decode_message(message: DeliverSegments, rules: SegmentContentRules, first_version: int) -> DecodedSegmentMessage:
+    """Decode and check a message. A version of an earlier learner thread above `first_version` counts as `first_version`."""
+    batch = message.batch if message.batch is not None else read_segments(message.body)
+    batch.schema = rules.schema  # the gateway has given the batch away
+    segments = batch.segments()
+    refused = batch.errors(rules.schema) if message.refused else {}  # the same check as in the gateway
+    bad = content_errors(batch, segments, refused, rules)
+    oldest = batch.oldest(rules.generation, first_version)
+    nbytes = sum(len(frame) for frame in message.body)
+    return DecodedSegmentMessage((message.actor_id, message.origin), batch, segments, refused, bad, oldest, nbytes)
+
+
 def content_errors(
     batch: SegmentBatchReader, segments: Sequence[Segment], skip: Container[int], rules: SegmentContentRules
 ) -> dict[int, str]:
-    """Check the numbers in all segments of a message. Return the reason against each unfit segment, by its index."""
+    """Check the contents of a message's segments, except those in `skip`.
+
+    Return a dict from the index of each segment that cannot be trained on to the reason.
+    """
     undecodable = {index: f"observations: {reason}" for index, reason in batch.decode_images().items()}
     # A journal can hold segments that an earlier configuration of the client accepted.
     unfit = {index: error.detail for index, error in batch.layout_errors(rules.schema).items() if index not in skip}
@@ -200,16 +237,22 @@ def _is_sound_column(name: str, column: NDArray[Any], rules: SegmentContentRules
         return not column.size or int(np.maximum.reduce(column)) <= rules.version
     if name == "masks":
         return bool(column.all()) or rules.schema.actions.forbidden_choice(column) is None
+    return not _column_error(name, column, rules)
+
+
+def _column_error(name: str, column: NDArray[Any], rules: SegmentContentRules) -> str:
     space = rules.schema.discrete.get(name)
-    if space is not None:
+    if space is not None and column.size:
         low, high = space.start, space.start + space.n - 1
         flat = column.reshape(-1)
-        if flat.size and not low <= np.minimum.reduce(flat) <= np.maximum.reduce(flat) <= high:
-            return False
+        if not low <= np.minimum.reduce(flat) <= np.maximum.reduce(flat) <= high:
+            return f"{name} are outside {low} to {high}"
     bounds = rules.bounds.of(name)
-    if bounds is not None and not bounds.vacuous:
-        return bounds.holds(column)
-    return column.dtype.kind != "f" or is_finite(column)
+    if bounds is not None and not bounds.vacuous and bounds.holds(column):
+        return ""
+    if column.dtype.kind == "f" and not is_finite(column):
+        return f"{name} are not finite"
+    return bounds.error(name, column) if bounds is not None and not bounds.vacuous else ""
 
 
 def is_finite(column: NDArray[Any]) -> bool:
@@ -232,14 +275,11 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
     columns = dict(zip(schema.leaves.names, schema.leaves.flatten(segment.observations), strict=True))
     acted = schema.actions.leaves
     columns.update(zip(acted.names, acted.flatten(segment.actions), strict=True))
-    columns.update({name: getattr(segment, name) for name in _NUMBERS})
+    columns.update(rewards=segment.rewards, log_probs=segment.log_probs)
     if segment.source:  # NaN: unknown; minus infinity: the policy never takes the action
         columns["log_probs"] = np.where(segment.log_probs > 0.0, segment.log_probs, np.float32(0.0))
     for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):
-        if column.dtype.kind == "f" and not is_finite(column):
-            return f"{name} are not finite"
-        bounds = rules.bounds.of(name)
-        if bounds is not None and not bounds.vacuous and (error := bounds.error(name, column)):
+        if error := _column_error(name, column, rules):
             return error
     if segment.episode_return is not None:
         limit = rules.bounds.max_return(segment.episode_length or 0)
@@ -247,10 +287,6 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
             return "the episode's return is not finite"
         if abs(segment.episode_return) > limit:
             return f"the episode's return is {segment.episode_return:g}; expected at most {limit:g} in absolute value"
-    for name, space in schema.discrete.items():
-        column = columns[name]
-        if not ((column >= space.start) & (column < space.start + space.n)).all():
-            return f"{name} are outside {space.start} to {space.start + space.n - 1}"
     if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
         return (
             f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"

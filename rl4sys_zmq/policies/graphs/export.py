@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.policies.folder import StoredPolicy
-from rl4sys_zmq.policies.graphs.layers import add_layers
 from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
 from rl4sys_zmq.policies.graphs.reader import decode_model
 from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
@@ -69,7 +68,7 @@ def _of_layers(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGra
     head, layers = read_network(spec)
     graph = GraphBuilder()
     names = [graph.constant(tensors[tensor.name], tensor.name) for tensor in layers.tensors()]
-    values = add_layers(graph, spec.observation_space, layers, names)
+    values = graph.layers(spec.observation_space, layers, names)
     outputs = _outputs(graph, spec, head, values, tensors)
     return graph.graph(observation_inputs(spec.observation_space), outputs)
 

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.values.features import FeatureLeaf
+from rl4sys_zmq.layers.layer_list import LayerList
+from rl4sys_zmq.values import ObservationSpace
+from rl4sys_zmq.values.features import FeatureLeaf, feature_layout
 
 OPSET, IR_VERSION = 17, 8
 """The versions of the operators and of the file format. Runtimes from 2022 on can read them (ONNX 1.12, onnxruntime 1.12)."""
@@ -75,7 +77,7 @@ class OnnxGraph:
     opset: int = OPSET
 
     def renamed(self, names: Mapping[str, str], inputs: Sequence[OnnxValue], outputs: int) -> OnnxGraph:
-        """Return the graph with renamed inputs and another number of outputs. `names` has the new name of each renamed input."""
+        """Return the graph with inputs renamed by `names` (old to new) and described by `inputs`, with `outputs` columns."""
         nodes = tuple([replace(node, inputs=tuple([names.get(name, name) for name in node.inputs])) for node in self.nodes])
         described = tuple([replace(value, shape=(None, outputs)) for value in self.outputs])
         return replace(self, nodes=nodes, inputs=tuple(inputs), outputs=described)
@@ -119,8 +121,22 @@ class GraphBuilder:
         values = np.concatenate([low + np.arange(count) for low, count in zip(leaf.lowest, leaf.counts, strict=True)])
         return self.cast(self.add("Equal", repeated, self.constant(values)), np.float32)
 
+    def layers(self, space: ObservationSpace, layers: LayerList, names: Sequence[str]) -> str:
+        """Append the features of observations and all layers, and return the name of the outputs ``[N, outputs]``.
+
+        The graph's inputs are the arrays of observations. `names` are those of the tensors, in the order of `LayerList.tensors`.
+
+        Raises:
+            ConfigError: If a layer has no form in ONNX.
+        """
+        parts = [self.features(part) for part in feature_layout(space).parts]
+        features = values = parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=1)
+        for layer, own, inputs in zip(layers.layers, layers.divided(names), layers.shapes, strict=False):
+            values = layer.onnx_form(self, values, own, features, inputs)
+        return values
+
     def graph(self, inputs: Iterable[OnnxValue], outputs: Iterable[OnnxValue]) -> OnnxGraph:
-        """Return the graph with these inputs and outputs."""
+        """Return the finished graph, with the given inputs and outputs."""
         return OnnxGraph(tuple(inputs), tuple(outputs), tuple(self.nodes), dict(self.constants))
 
 

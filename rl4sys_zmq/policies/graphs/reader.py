@@ -90,16 +90,7 @@ def _read(
     refused: Mapping[int, str] | None = None,
     most: int = MAX_PACKED,
 ) -> dict[int, list[Any]]:
-    """Return the values of the known fields of a message by number, in their order.
-
-    Args:
-        data: The message.
-        message: Its name for errors.
-        known: The name and the reader of each field.
-        skipped: The numbers of the fields that have no meaning for a policy. All others are refused.
-        refused: The names of some others, for errors.
-        most: The largest number of values of a field.
-    """
+    """Return the values of the `known` fields of a message by number. Raise ConfigError for others, except `skipped` ones."""
     found: dict[int, list[Any]] = {number: [] for number in known}
     for number, value in _fields(data, message):
         if number in known:
@@ -180,7 +171,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _wholes(value: Any, name: str) -> list[int]:
-    """Return the integers in one occurrence of a repeated field, packed or single."""
+    """Return the integers in one field of a protocol buffer: several packed ones, or a single one."""
     if isinstance(value, int):
         return [_signed(value)]
     numbers: list[int] = []

@@ -99,7 +99,7 @@ def check_graph(graph: OnnxGraph, inputs: Sequence[OnnxValue], outputs: int) -> 
     size = sum(array.nbytes for array in _all_constants(graph))
     if size > MAX_CONSTANT_BYTES:
         raise _refused(f"its constants have {size} bytes; the limit is {MAX_CONSTANT_BYTES}; make them weights")
-    _Walk(graph).check()
+    _GraphChecker(graph).check()
 
 
 def _refused(problem: str) -> ConfigError:
@@ -141,8 +141,8 @@ def _check_values(found: Sequence[OnnxValue], expected: Sequence[OnnxValue]) -> 
             )
 
 
-class _Walk:
-    """A walk over the nodes of one graph, in order, which checks each node."""
+class _GraphChecker:
+    """A checker of the nodes of one graph, in the order of their computation."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self._graph = graph

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, PolicyError
-from rl4sys_zmq.policies.graphs.model import OnnxValue, encode_model
+from rl4sys_zmq.layers.layer_list import LayerList
+from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxValue, encode_model
 from rl4sys_zmq.policies.graphs.reader import decode_model
 from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import ObservationSpace
@@ -46,7 +47,7 @@ def observation_inputs(space: ObservationSpace) -> tuple[OnnxValue, ...]:
 
 
 @lru_cache(maxsize=KEPT_SESSIONS)
-def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
+def load_session(blob: bytes, space: ObservationSpace, weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
     """Return the session of a graph: an existing session of this process, or a new session after all checks.
 
     The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here. Its inputs must be
@@ -61,7 +62,7 @@ def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tupl
         raise ConfigError(
             f"this policy needs the package onnxruntime ({exc}): pip install 'rl4sys-zmq[onnx]'", key="kind"
         ) from exc
-    graph = decode_model(blob)
+    graph, observations = decode_model(blob), observation_inputs(space)
     check_graph(graph, (*observations, *weights), outputs)
     # onnxruntime reads what the rules have seen: a parser that reads the bytes in another way cannot matter.
     model = encode_model(graph)
@@ -111,10 +112,17 @@ class OnnxNetwork:
     raise `PolicyError` if onnxruntime cannot run the graph.
     """
 
-    def __init__(self, session: GraphSession, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
-        self._session = session
+    def __init__(
+        self,
+        model: bytes,
+        space: ObservationSpace,
+        weights: tuple[OnnxValue, ...],
+        outputs: int,
+        tensors: Mapping[str, NDArray[Any]],
+    ) -> None:
+        self._session = load_session(model, space, weights, outputs)
         self._leaves: SpaceLeaves = leaves_of(space)
-        self._weights = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
+        self._weights = {weight.name: np.ascontiguousarray(tensors[weight.name]) for weight in weights}
 
     def single(self, observation: Any) -> NDArray[Any]:
         """Return the outputs for one observation, as a new array ``[outputs]``."""
@@ -135,7 +143,7 @@ class OnnxNetwork:
             raise _failed(exc) from exc
 
     def forward(self) -> Callable[[Any], NDArray[Any]]:
-        """Return the form of `single` for one thread. Buffers of the observation and the outputs are bound once."""
+        """Return a faster form of `single` for one thread, with buffers that are reused for the observation and the outputs."""
         import onnxruntime
 
         session, bound, flatten = self._session, onnxruntime.OrtValue.ortvalue_from_numpy, self._leaves.flatten
@@ -166,6 +174,26 @@ class OnnxNetwork:
             return row
 
         return forward
+
+
+@lru_cache(maxsize=16)
+def _model_of(space: ObservationSpace, layers: LayerList) -> tuple[bytes, tuple[OnnxValue, ...]]:
+    """Return the ONNX model of a network whose weights are inputs of the graph, and the descriptions of these inputs."""
+    graph = GraphBuilder()
+    weights = tuple([OnnxValue(tensor.name, tensor.dtype, tensor.shape) for tensor in layers.tensors()])
+    graph.add("Identity", graph.layers(space, layers, [weight.name for weight in weights]), output=OUTPUTS)
+    outputs = OnnxValue(OUTPUTS, "float32", (None, layers.outputs))
+    return encode_model(graph.graph([*observation_inputs(space), *weights], [outputs])), weights
+
+
+def network_of_layers(space: ObservationSpace, layers: LayerList, tensors: Mapping[str, NDArray[Any]]) -> OnnxNetwork:
+    """Return a network of layers that onnxruntime computes, with the weights `tensors`.
+
+    Raises:
+        ConfigError: If onnxruntime is not installed, or a layer has no form in ONNX.
+    """
+    model, weights = _model_of(space, layers)
+    return OnnxNetwork(model, space, weights, layers.outputs, tensors)
 
 
 def _failed(exc: Exception) -> PolicyError:

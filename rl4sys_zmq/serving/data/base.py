@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import check_value, integer
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
@@ -20,10 +21,11 @@ from rl4sys_zmq.replay.folder import StoreFolder, new_lineage
 from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, as_leaf, copy_payload
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.values.trees import unflatten_names
 
 
 def as_batch(batch_data: object) -> list[Any]:
-    """Convert a batch to a list of items."""
+    """Return the items of a batch as a list."""
     if not isinstance(batch_data, Iterable):
         raise DataError("batch_data", f"{batch_data!r:.60} is not a sequence of items")
     return list(batch_data)
@@ -85,9 +87,9 @@ class DataStoreBase(ABC):
             self.insert(data)
 
     def gap(self) -> None:
-        """Mark a gap: the next inserted item does not follow the last one, because items between them were lost or rejected.
+        """Declare that the next inserted item does not follow the last one, because items between them were lost or rejected.
 
-        The trainer's server, which fills the store, calls this. A store of trajectories then begins a new trajectory. Other
+        `TrainerServer`, which fills the store, calls this. A store of trajectories then begins a new trajectory. Other
         stores do nothing.
         """
 
@@ -182,7 +184,7 @@ class ColumnStore(DataStoreBase, Resource):
     The first item determines keys, shapes and dtypes. Columns are in memory, or in memory-mapped files in a folder.
 
     Args:
-        path: Folder for the columns. None: memory. If the folder has a store of the same class, it is opened.
+        path: Folder for the columns. None: memory. A store of this class that is already in the folder is opened.
         options: Further options, as JSON values, saved in the folder. To open the folder again, the options and `capacity` must
             be the same.
     """
@@ -204,7 +206,7 @@ class ColumnStore(DataStoreBase, Resource):
         self._ring = RowRingBuffer(self.capacity, self._folder)
 
     def seed(self, seed: int | None = None) -> list[int]:
-        """Start a new sequence of random numbers for samples."""
+        """Start a new sequence of random numbers for samples. Return a list with the seed, which is random for None."""
         if seed is None:
             seed = secrets.randbits(63)
         rng = _generator(seed)
@@ -222,16 +224,19 @@ class ColumnStore(DataStoreBase, Resource):
         return self._ring.begin
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
-        """Return copies of the stored items with numbers above `from_id`, oldest first. `insert` accepts them."""
+        """Return copies of the stored items with numbers above `from_id`, oldest first. `insert` accepts such items."""
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-        """Return copies of the stored items with numbers above `from_id`, at most `limit`, and the number of the first."""
+        """Return the number of the first stored item above `from_id`, and copies of at most `limit` items from there on."""
         with self._open():
             begin, end = self._ring.begin, self._ring.end
             first = max(begin, min(from_id + 1, end))
             stop = end if limit is None else min(end, first + limit)
-            return first, self._items(np.arange(first, stop), gap=first > from_id + 1) if stop > first else []
+            if stop <= first:
+                return first, []
+            leaves = self._gather(np.arange(first, stop), gap=first > from_id + 1)
+            return first, [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(stop - first)]
 
     def __len__(self) -> int:
         with self._lock:
@@ -255,11 +260,11 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of each column."""
+        """Return the shape and dtype of each column, by the name of the column."""
 
     @abstractmethod
-    def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        """Return the items with the given numbers. `gap` is True if earlier items were requested and are lost."""
+    def _gather(self, ids: Ids, *, gap: bool = False) -> dict[str, NDArray[Any]]:
+        """Return the values of items, as arrays ``[batch, ...]`` by path. `gap` is True if the items before them are lost."""
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
@@ -271,7 +276,7 @@ class ColumnStore(DataStoreBase, Resource):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[StoreLayout | None]:
-        """Yield the layout of the store in the folder, or None for a new store. If the block raises, release the folder."""
+        """Yield the folder's shapes and dtypes, or None for a new store. If the ``with`` block raises, release the folder."""
         try:
             yield None if self._folder is None or self._folder.layout is None else StoreLayout(self._folder.layout)
         except BaseException:
@@ -298,7 +303,7 @@ def _generator(seed: object) -> np.random.Generator:
 
 
 def leaf_spec(path: str, value: object) -> ArraySpec:
-    """Return the shape and dtype of a value of an item."""
+    """Return the shape and dtype of `value`, which an item has at `path`."""
     array = as_leaf(path, value)
     return ArraySpec(array.shape, array.dtype)
 
@@ -312,7 +317,7 @@ def batch_count(batch_size: object) -> int:
 
 @contextlib.contextmanager
 def memory_error_as_data_error(count: int) -> Iterator[None]:
-    """Convert a `MemoryError` to a `DataError` about a batch of `count` items."""
+    """Convert a `MemoryError` of the ``with`` block to a `DataError` about a batch of `count` items."""
     try:
         yield
     except MemoryError as exc:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.errors import ConfigError, DataError
+from rl4sys_zmq.errors import ConfigError, DataError, config_error
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.replay.layout import ArraySpec, DataShape, is_space, space_leaves
 from rl4sys_zmq.serving.data.base import as_batch
@@ -26,11 +26,11 @@ class _SerlBuffer(ReplayBuffer):
     _said = False
 
     def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
-        """Store several transitions, as `ReplayBuffer.batch_insert`, without keys that the store does not have."""
+        """Store several transitions, without keys that the store does not have. If a transition is invalid, store none."""
         super().batch_insert([self._known(data) for data in as_batch(batch_data)])
 
     def sample(self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None) -> dict[str, Any]:
-        """Draw a batch of transitions; see `ReplayBuffer.sample`. In a program that imports flax, the batch is a `FrozenDict`."""
+        """Draw a batch of transitions, as `ReplayBuffer.sample` does. In a program with flax, the batch is a `FrozenDict`."""
         return _as_flax(super().sample(batch_size, keys, indx))
 
     def _known(self, data: Any) -> Any:
@@ -77,10 +77,10 @@ class ReplayBufferDataStore(_SerlBuffer):
 
 
 class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
-    """A replay buffer of transitions that stores equal images once, with the arguments of the RL libraries SERL and HIL-SERL.
+    """A replay buffer of transitions that stores an image once that is in several stacks of images.
 
-    The store keeps the keys that `ReplayBuffer` names and those that the arguments add. Other keys of a transition are left
-    out, with one warning.
+    The arguments are those of the class of this name in SERL and HIL-SERL. The store keeps the keys that `ReplayBuffer` names
+    and those that the arguments add. Other keys of a transition are left out, with one warning.
 
     Args:
         observation_space: Dict space that sets the shapes and dtypes of observations. Axis 0 of an image observation is the
@@ -121,12 +121,10 @@ class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
         leaves = space_leaves("observations", observation_space)
         missing = [key for key in self._image_keys if not getattr(leaves.get(f"observations/{key}"), "shape", ())]
         if missing or not self._image_keys:
-            raise ConfigError(
-                f"image_keys is {self._image_keys}; expected keys of the images in {sorted(leaves)}", key="image_keys"
-            )
+            raise config_error("image_keys", f"expected keys of the images in {sorted(leaves)}, not {self._image_keys}")
         stacks = {leaves[f"observations/{key}"].shape[0] for key in self._image_keys}
         if len(stacks) > 1:
-            raise ConfigError(f"image_keys have stacks of {sorted(stacks)} images; expected the same number", key="image_keys")
+            raise config_error("image_keys", f"they have stacks of {sorted(stacks)} images; expected the same number")
         super().__init__(
             capacity, observation_space, action_space, image_keys=self._image_keys, num_stack=stacks.pop(), seed=seed, path=path
         )
@@ -134,18 +132,19 @@ class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
     def sample(
         self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None, pack_obs_and_next_obs: bool = False
     ) -> dict[str, Any]:
-        """Draw a batch of transitions; see `ReplayBuffer.sample`.
+        """Draw a batch of transitions uniformly, with replacement.
 
         Args:
             batch_size: Number of transitions.
-            keys: Keys of the result.
-            indx: Numbers of the transitions to return instead.
+            keys: Keys of the result. None: those of a transition, and ``masks``.
+            indx: Numbers of the transitions to return instead of drawn ones.
             pack_obs_and_next_obs: True to append the last image of the next observation to the stack of the observation, so that
                 an image has the shape ``[batch, num_stack + 1, ...]``, and to leave images out of ``next_observations``.
 
         Raises:
-            StoreEmpty: As `ReplayBuffer.sample`.
-            DataError: As `ReplayBuffer.sample`. Also if images are packed, and `keys` lacks an observation.
+            StoreEmpty: If the store is empty.
+            DataError: If a key is unknown, a transition of `indx` is not stored, or the batch does not fit in memory. Also if
+                images are packed, and `keys` lacks an observation.
             Closed: After `close`.
         """
         batch = ReplayBuffer.sample(self, batch_size, keys, indx)
@@ -204,7 +203,7 @@ def make_default_trajectory_buffer(
     """Create a trajectory buffer for transitions, from which ``sample("training", batch_size)`` draws single transitions.
 
     A step has ``observations``, ``next_observations``, ``actions``, ``rewards`` and ``masks``, and optionally the flag
-    ``end_of_trajectory``. A sample has all six. agentlace never samples the last step of a trajectory; here it is sampled.
+    ``end_of_trajectory``. A sample has all six keys. The last step of a trajectory is also sampled, unlike in agentlace.
 
     Args:
         observation_space: Space that sets the shapes and dtypes of observations.
@@ -240,16 +239,12 @@ def _as_flax(batch: dict[str, Any]) -> dict[str, Any]:
 def _check(name: str, observation_space: object, action_space: object, rlds_logger: object) -> None:
     for key, space in (("observation_space", observation_space), ("action_space", action_space)):
         if not is_space(space):
-            raise ConfigError(
-                f"{key} is {space!r:.60}, which is not a space; the order is {name}(observation_space, action_space, capacity)",
-                key=key,
-            )
+            order = f"the order is {name}(observation_space, action_space, capacity)"
+            raise config_error(key, f"{space!r:.60} is not a space; {order}")
     _check_rlds(rlds_logger)
 
 
 def _check_rlds(rlds_logger: object) -> None:
     if rlds_logger is not None:
-        raise ConfigError(
-            "rlds_logger was given, and this package does not write RLDS; give None, and log the transitions in your actor",
-            key="rlds_logger",
-        )
+        problem = "this package does not write RLDS; give None, and log the transitions in your actor"
+        raise config_error("rlds_logger", problem)

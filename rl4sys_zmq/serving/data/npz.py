@@ -23,8 +23,8 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrajectoryFile:
-    """The contents of a file of a saved `TrajectoryBuffer`."""
+class SavedTrajectories:
+    """The steps and trajectories of a `TrajectoryBuffer`, as a file has them."""
 
     capacity: int
     begin: int  # number of the oldest step
@@ -34,8 +34,8 @@ class TrajectoryFile:
     data: dict[str, NDArray[Any]]  # for each value of a step, by path, an array ``[N, ...]`` of all ``N`` steps
 
 
-def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
-    """Write a saved `TrajectoryBuffer` to a file: under a temporary name first, which is renamed when the disk has the file."""
+def write_npz(path: str | os.PathLike[str], saved: SavedTrajectories) -> None:
+    """Write a saved `TrajectoryBuffer` to a file. An existing file is replaced only when the disk has the whole new file."""
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     meta = {_META + f.name: np.asarray(getattr(saved, f.name)) for f in fields(saved) if f.name != "data"}
@@ -52,7 +52,7 @@ def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
         raise StoreFileError(target, f"cannot be written: {exc.strerror or exc}") from exc
 
 
-def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
+def read_npz(path: str | os.PathLike[str]) -> SavedTrajectories:
     """Read a file that `write_npz` wrote."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -63,7 +63,7 @@ def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
         ended = bool(arrays.pop(_META + "ended"))
         starts = arrays.pop(_META + "starts").astype(np.int64, casting="safe")
         data = {name.removeprefix(_DATA): block for name, block in arrays.items()}
-        saved = TrajectoryFile(**counts, ended=ended, starts=starts, data=data)
+        saved = SavedTrajectories(**counts, ended=ended, starts=starts, data=data)
         _check(saved)
     except OSError as exc:
         raise StoreFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
@@ -72,7 +72,7 @@ def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
     return saved
 
 
-def _check(saved: TrajectoryFile) -> None:
+def _check(saved: SavedTrajectories) -> None:
     sizes = {len(block) for block in saved.data.values()}
     if len(sizes) > 1 or max(sizes, default=0) > saved.capacity:
         raise ValueError("its columns differ in length, or are longer than the capacity")

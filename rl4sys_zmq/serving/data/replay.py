@@ -91,15 +91,15 @@ class ReplayBuffer(ColumnStore):
         self._num_stack = check_value("num_stack", num_stack, integer(1))
         self._stack_axis = check_value("stack_axis", stack_axis, integer(-MAX_DIMENSIONS, MAX_DIMENSIONS))
         self._expected = {**_FIXED, **self._further}
-        for name, space in zip(
-            (*_OBSERVATION_KEYS, "actions"), (observation_space, observation_space, action_space), strict=True
-        ):
+        spaces = {**dict.fromkeys(_OBSERVATION_KEYS, observation_space), "actions": action_space}
+        for name, space in spaces.items():
             if space is not None:
                 self._expected |= space_leaves(name, space)
         self._images = {key: "" if key == "observations" else f"/{key}" for key in _keys(image_keys)}
         self._frames: dict[str, FrameStore] = {}
         options = {"image_keys": [*self._images], "num_stack": self._num_stack, "stack_axis": self._stack_axis}
         super().__init__(capacity, seed, path, options)
+        self._block = -(-self.capacity // _BLOCKS)  # the number of frames in a block
         with self._opening() as layout:
             if layout is not None and self._folder is not None:
                 self._reopen(self._folder, layout)
@@ -109,8 +109,8 @@ class ReplayBuffer(ColumnStore):
 
         Raises:
             DataError: If a key, shape or dtype is not that of the store. The message names the key. Nothing was stored.
-            StoreFileError: If files cannot be created. The transitions before that point are stored.
-            ConfigError: If there is not enough memory. The transitions before that point are stored.
+            StoreFileError: If files cannot be created. Earlier transitions of the batch are stored.
+            ConfigError: If there is not enough memory. Earlier transitions of the batch are stored.
             Closed: After `close`.
         """
         rows = [_transition(data) for data in as_batch(batch_data)]
@@ -194,7 +194,7 @@ class ReplayBuffer(ColumnStore):
             yield ahead.popleft()
 
     def _first_layout(self, row: Mapping[str, object]) -> StoreLayout:
-        """Return the layout of a transition, from the spaces and the first transition."""
+        """Return the shapes and dtypes of all values of a transition, from the spaces and the first transition, `row`."""
         leaves = {}
         for path, value in row.items():
             leaves[path] = self._expected[path] if path in self._expected else leaf_spec(path, value)
@@ -210,7 +210,10 @@ class ReplayBuffer(ColumnStore):
         return StoreLayout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, ArraySpec], suffix: str) -> ArraySpec:
-        """Return the shape and dtype of one frame of the image key `key`. `suffix` is the key's part of a value's path."""
+        """Return the shape and dtype of one image (frame) of the image key `key`.
+
+        `leaves` has the shapes and dtypes of all values by path. `suffix` follows ``observations`` in the path of the key.
+        """
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
             raise DataError(f"observations{suffix}", f"is missing, and {key!r} is one of image_keys")
@@ -222,10 +225,8 @@ class ReplayBuffer(ColumnStore):
         except IndexError:
             stacked = 0
         if stacked != self._num_stack:
-            raise DataError(
-                f"observations{suffix}",
-                f"shape {leaf.shape} does not have {self._num_stack} frames along axis {self._stack_axis}",
-            )
+            problem = f"shape {leaf.shape} does not have {self._num_stack} frames along axis {self._stack_axis}"
+            raise DataError(f"observations{suffix}", problem)
         return ArraySpec(tuple(shape), leaf.dtype)
 
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
@@ -237,9 +238,9 @@ class ReplayBuffer(ColumnStore):
     def _allocate(self, layout: StoreLayout) -> None:
         frames = {}
         for index, (key, suffix) in enumerate(self._images.items()):
-            block = -(-self.capacity // _BLOCKS)
             leaf = self._frame_leaf(key, layout.leaves, suffix)
-            frames[key] = FrameStore(leaf, block, partial(self._make_block, index, ArraySpec((block, *leaf.shape), leaf.dtype)))
+            whole = ArraySpec((self._block, *leaf.shape), leaf.dtype)
+            frames[key] = FrameStore(leaf, self._block, partial(self._make_block, index, whole))
         super()._allocate(layout)
         self._frames = frames
 
@@ -249,31 +250,28 @@ class ReplayBuffer(ColumnStore):
         return self._folder.make(_block_name(key, number), leaf)
 
     def _reopen(self, folder: StoreFolder, layout: StoreLayout) -> None:
-        """Open the transitions and images of an existing folder."""
+        """Open the transitions and images that an earlier store has left in the folder."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
-                raise StoreFileError(
-                    folder.path, f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}"
-                )
+                problem = f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}"
+                raise StoreFileError(folder.path, problem)
         try:
             self._allocate(layout)
         except DataError as exc:
             raise StoreFileError(folder.path, f"is damaged ({exc}); delete the folder to start again") from exc
         held = np.arange(self._ring.begin, self._ring.end)
-        block = -(-self.capacity // _BLOCKS)
-        for index, (key, suffix) in enumerate(self._images.items()):
-            leaf = self._frame_leaf(key, layout.leaves, suffix)
+        most = 2 * self._num_stack * (self.capacity + 1) + self._block
+        for index, (key, frames) in enumerate(self._frames.items()):
             slots = self._ring.gather(_slots(key), held)
-            if slots.size and not 0 <= slots.min() <= slots.max() < 2 * self._num_stack * (self.capacity + 1) + block:
-                raise StoreFileError(
-                    folder.path, "refers to frames that cannot exist: it is damaged; delete the folder to start again"
-                )
-            count = int(slots.max()) // block + 1 if slots.size else 0
-            whole = ArraySpec((block, *leaf.shape), leaf.dtype)
-            self._frames[key].restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
+            if slots.size and not 0 <= slots.min() <= slots.max() < most:
+                problem = "refers to frames that cannot exist: it is damaged; delete the folder to start again"
+                raise StoreFileError(folder.path, problem)
+            count = int(slots.max()) // self._block + 1 if slots.size else 0
+            whole = ArraySpec((self._block, *frames.leaf.shape), frames.leaf.dtype)
+            frames.restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
 
     def _write(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
-        """Write `count` transitions. With image keys, `count` must be 1."""
+        """Write `count` transitions from arrays ``[count, ...]`` by path. With image keys, `count` must be 1."""
         held: dict[str, NDArray[np.int64]] = {}
         try:
             for key, suffix in self._images.items():
@@ -290,11 +288,11 @@ class ReplayBuffer(ColumnStore):
         self._ring.append(blocks, count)
 
     def _unstack(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the frames of an image observation, ``[num_stack, *frame]``."""
+        """Return the images (frames) that an observation stacks, ``[num_stack, *frame]``."""
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
-    def _gather(self, ids: Ids, keys: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Return the transitions with these numbers, or only their values under `keys`, as arrays ``[batch, ...]`` by path."""
+    def _gather(self, ids: Ids, keys: Collection[str] | None = None, *, gap: bool = False) -> dict[str, NDArray[Any]]:
+        """Return the transitions with these numbers, or only their values under `keys`: by path, an array ``[batch, ...]``."""
         if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
         paths = [path for path in self._layout.leaves if keys is None or path.partition("/")[0] in keys]
@@ -309,15 +307,11 @@ class ReplayBuffer(ColumnStore):
                 leaves[name + suffix] = frames[:, 0] if self._num_stack == 1 else np.moveaxis(frames, 1, axis)
         return leaves
 
-    def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        leaves = self._gather(ids)
-        return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
-
 
 def _slots(key: str) -> str:
-    """Return the name of the column of an image key's frames.
+    """Return the name of the column that says where the images of an image key are stored.
 
-    A row is ``[2, num_stack]``: the indices in the frame store for ``observations`` and for ``next_observations``.
+    A row of this column, ``[2, num_stack]``, has the indices of the images of ``observations`` and ``next_observations``.
     """
     return f"/slots/{key}"
 
@@ -345,10 +339,9 @@ def _transition(data: object) -> dict[str, object]:
             raise DataError(key, f"is missing from a transition with the keys {', '.join(map(str, data))}")
     ends = [key for key in ("terminated", "masks", "dones") if key in data]
     if not ends or ends[:2] == ["terminated", "masks"]:
-        raise DataError(
-            ends[1] if ends else "terminated",
-            f"a transition must have one of terminated and masks, or dones; this one has {' and '.join(ends) or 'none of them'}",
-        )
+        these = " and ".join(ends) or "none of them"
+        problem = f"a transition must have one of terminated and masks, or dones; this one has {these}"
+        raise DataError(ends[1] if ends else "terminated", problem)
     leaves = flatten_names(data)
     if ends[0] != "terminated":
         leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")

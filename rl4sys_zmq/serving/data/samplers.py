@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import check_value, instance_of, integer, number, optional
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, config_error
 from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
 from rl4sys_zmq.replay.ring import Ids
 
@@ -25,7 +25,7 @@ ROWS = integer(-MAX_ROWS, MAX_ROWS)
 
 
 def require_numpy(use_jax: object, device: object = None) -> None:
-    """Refuse agentlace's arguments that keep the steps in arrays of JAX."""
+    """Raise `ConfigError` if an argument asks for arrays of JAX, which agentlace can use. The steps are numpy arrays."""
     for key, value in (("use_jax", use_jax), ("device", device)):
         if value is not None and value is not False:
             text = f"{key} is {value!r:.60}, and the steps are numpy arrays; omit it, and copy each sample with jax.device_put"
@@ -67,16 +67,17 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Choose rows for a batch of ``B`` drawn rows (*anchors*).
+        """Choose one row or ``T`` rows of the sample for each of ``B`` drawn rows (*anchors*), from the anchor's trajectory.
 
         Args:
-            anchors: ``[B]``, the rows that were drawn.
+            anchors: ``[B]``, the numbers of the rows that were drawn.
             begins: ``[B]``, the first stored row of each anchor's trajectory.
             ends: ``[B]``, the last row of each anchor's trajectory, plus one.
             rng: Random generator of the buffer.
 
         Returns:
-            Rows with ``begins <= ids < ends``. For other rows, `TrajectoryBuffer.sample` raises `ConfigError`.
+            The row numbers ``ids``, ``[B]`` or ``[B, T]``, and a mask. For a number outside of ``begins <= ids < ends``,
+            `TrajectoryBuffer.sample` raises `ConfigError`.
         """
 
 
@@ -111,9 +112,7 @@ class SequenceSampler(Sampler):
         if end <= begin:
             raise ConfigError(f"a sequence with begin {begin} and end {end} is empty", key="end")
         if squeeze and end - begin != 1:
-            raise ConfigError(
-                f"a sequence of {end - begin} rows cannot be squeezed; use one row, or squeeze=False", key="squeeze"
-            )
+            raise config_error("squeeze", f"a sequence of {end - begin} rows cannot be squeezed; use one row, or squeeze=False")
         self._squeeze, self._begin, self._end = squeeze, begin, end
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
@@ -128,8 +127,8 @@ class FutureSampler(Sampler):
     """A sampler that returns the drawn step or a random later one of its trajectory, for hindsight experience replay.
 
     With ``source="next_observations"`` this is the strategy *future* of Andrychowicz et al. 2017, "Hindsight Experience
-    Replay". In the sample, the key and its mask each have two entries: ``data``, and ``offset``, the number of rows after the
-    drawn row.
+    Replay". In a sample, the value of the key that has this sampler is a dict: ``data`` has the values, and ``offset`` the
+    numbers of rows between the drawn rows and the returned ones. The mask of the key is a dict with the same two entries.
 
     Args:
         distribution: `UNIFORM`: all rows up to the end of the trajectory are equally likely. `GEOMETRIC`: each row is
@@ -187,7 +186,7 @@ class PrioritySampler(LatestSampler):
 
     A sampling configuration can have at most one such sampler, under a separate key. In the sample, this key has two entries:
     ``indices``, the numbers of the rows, and ``weights``, the importance weights ``(N P(i)) ** -beta``, divided by the largest
-    weight in the batch.
+    weight in the batch. ``N`` is the number of steps, and ``P(i)`` the probability to draw step ``i``.
 
     Args:
         alpha: Exponent. 0: uniform sampling. 1: fully proportional. It must be the same in all configurations of a buffer.
@@ -206,6 +205,6 @@ class PrioritySampler(LatestSampler):
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the importance weights ``[B]`` of a batch of drawn steps. The largest weight is 1.
 
-        `masses` has ``(priority + epsilon) ** alpha`` of each step.
+        `masses` has ``(priority + epsilon) ** alpha`` of each drawn step.
         """
         return importance_weights(masses, self.beta)

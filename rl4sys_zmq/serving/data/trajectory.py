@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import Check, check_value, instance_of, integer, mapping
-from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
+from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError, config_error
 from rl4sys_zmq.replay.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
 from rl4sys_zmq.replay.priorities import RowPriorities
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.replay.spans import TrajectorySpans
 from rl4sys_zmq.serving.data.base import ColumnStore, as_batch, batch_count, leaf_spec, memory_error_as_data_error
-from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
+from rl4sys_zmq.serving.data.npz import SavedTrajectories, read_npz, write_npz
 from rl4sys_zmq.serving.data.samplers import ROWS, PrioritySampler, Sampler, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
@@ -29,7 +29,7 @@ _START_COLUMN = "/start"
 
 @dataclass(frozen=True, slots=True)
 class _SampleConfig:
-    """A registered configuration for `TrajectoryBuffer.sample`."""
+    """A configuration for `TrajectoryBuffer.sample`; `TrajectoryBuffer.register_sample_config` describes the fields."""
 
     samplers: dict[str, Sampler]
     sample_range: tuple[int, int]
@@ -168,11 +168,8 @@ class TrajectoryBuffer(ColumnStore):
                 if self._priorities is None:
                     self._priorities = RowPriorities(self._ring, mine)
                 elif (theirs := self._priorities.options) != mine:
-                    raise ConfigError(
-                        f"alpha and epsilon are {(mine.alpha, mine.epsilon)}; the other configs of this buffer have "
-                        f"{(theirs.alpha, theirs.epsilon)}",
-                        key=name,
-                    )
+                    others = f"in the other configs of this buffer {(theirs.alpha, theirs.epsilon)}"
+                    raise config_error(name, f"alpha and epsilon are {(mine.alpha, mine.epsilon)}, and {others}")
             self._configs[name] = _SampleConfig(chosen, (low, high), transform, prioritised[0] if prioritised else None)
 
     def insert(self, data: Mapping[str, Any], end_of_trajectory: bool = False) -> None:
@@ -281,7 +278,7 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             held = np.arange(self._ring.begin, self._ring.end)
             leaves = self._layout.leaves if self._layout is not None else {}
-            saved = TrajectoryFile(
+            saved = SavedTrajectories(
                 capacity=self.capacity,
                 begin=self._ring.begin,
                 min_trajectory_length=self._min_length,
@@ -293,7 +290,7 @@ class TrajectoryBuffer(ColumnStore):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], seed: int | None = None, *, device: None = None, use_jax: bool = False) -> Self:
-        """Read a file of `save`, and return a buffer in memory with the same steps and numbers.
+        """Read a file that `save` wrote, and return a buffer in memory with the same steps and numbers.
 
         Sample configurations are not in the file; register them for the new buffer.
 
@@ -337,19 +334,18 @@ class TrajectoryBuffer(ColumnStore):
             self._ended = bool(last[-1])
 
     def _find_spans(self) -> None:
-        """Find the trajectories in the columns that were read from a folder."""
+        """Find where the trajectories begin, in the columns that were read from a folder."""
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
         return {**layout.leaves, _START_COLUMN: ArraySpec((), np.dtype("?"))}
 
-    def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
+    def _gather(self, ids: Ids, *, gap: bool = False) -> dict[str, NDArray[Any]]:
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves} if self._layout is not None else {}
         start = self._ring.gather(_START_COLUMN, ids)
         start[0] |= gap
-        leaves[_START], leaves[_END] = start, self._ends(ids)
-        return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+        return {**leaves, _START: start, _END: self._ends(ids)}
 
     def _ends(self, ids: Ids) -> NDArray[np.bool_]:
         """Return a bool for each row: True if it is the last row of a trajectory that has ended."""
@@ -392,7 +388,7 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return the columns that a sampler reads: that of its source key, or all below it."""
+        """Return the columns that a sampler reads, by path below the sampler's source key. The key itself has the path ""."""
         if isinstance(sampler, PrioritySampler):
             return {}
         assert self._layout is not None
@@ -410,9 +406,7 @@ def _range(sample_range: object) -> tuple[int, int]:
         raise ConfigError(f"sample_range must be two numbers of rows, not {sample_range!r:.60}", key="sample_range")
     low, high = (check_value("sample_range", rows, ROWS) for rows in sample_range)
     if not low <= 0 < high:
-        raise ConfigError(
-            f"sample_range {sample_range} does not include the step itself; expected begin <= 0 < end", key="sample_range"
-        )
+        raise config_error("sample_range", f"{sample_range} does not include the step itself; expected begin <= 0 < end")
     return low, high
 
 
@@ -425,9 +419,8 @@ def _declared(shapes: object) -> StoreLayout:
     for name in leaves:
         bad = name == _START or not all(name.split("/"))
         if bad or sum(other.startswith(f"{name}/") for other in names) > 1 or len(names) != len(shapes):
-            raise ConfigError(
-                f"{name!r} cannot be a column: it is reserved, not a path, given twice, or also a dict", key="data_shapes"
-            )
+            problem = f"{name!r} cannot be a column: it is reserved, not a path, given twice, or also a dict"
+            raise config_error("data_shapes", problem)
     if not leaves:
         raise ConfigError("data_shapes is empty; omit it to use the columns of the first step", key="data_shapes")
     return StoreLayout(leaves)
@@ -436,9 +429,8 @@ def _declared(shapes: object) -> StoreLayout:
 def _step(data: object) -> tuple[dict[str, object], bool, bool]:
     """Check a step. Return its values by path, and two bools: True if the step begins, and if it ends, a trajectory."""
     if not isinstance(data, Mapping):
-        raise DataError(
-            "", f"a step must be a dict of arrays, not a {type(data).__name__}; use a QueuedDataStore for other payloads"
-        )
+        problem = f"a step must be a dict of arrays, not a {type(data).__name__}; use a QueuedDataStore for other payloads"
+        raise DataError("", problem)
     leaves = flatten_names(data)
     start, end = (flag(name, leaves.pop(name, False)) for name in (_START, _END))
     if not leaves:

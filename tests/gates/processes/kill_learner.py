@@ -26,14 +26,15 @@ from harness.stepped_clock import step_clock
 from harness.trace import TraceWriter
 
 import rl4sys_zmq.learner.run.checkpoints as checkpoints
-from rl4sys_zmq.delivery import JournalEntry
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter
-from rl4sys_zmq.delivery.journal_rows import JournalTables
+from rl4sys_zmq.delivery.journal_rows import JournalFile, JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState
+from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.gateway.gateway import Gateway
 from rl4sys_zmq.learner.training import train_loop
 from rl4sys_zmq.learner.training.building import build_algorithm
@@ -89,13 +90,13 @@ def after(owner: Any, function: Callable[..., Any]) -> Callable[[Fuse], None]:
 
 def before_segments(fuse: Fuse) -> None:
     """Call a fuse with the number of segments of each entry, before the entry is replayed."""
-    call = ClientState.send_again
+    call = SegmentDispatcher.send_again
 
-    def wrapped(client: ClientState, entry: JournalEntry) -> None:
+    def wrapped(dispatcher: SegmentDispatcher, client: ClientState, entry: JournalEntry) -> None:
         fuse(entry.accepted)
-        call(client, entry)
+        call(dispatcher, client, entry)
 
-    setattr(ClientState, "send_again", wrapped)  # noqa: B010 a method cannot be assigned to
+    setattr(SegmentDispatcher, "send_again", wrapped)  # noqa: B010 a method cannot be assigned to
 
 
 def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:
@@ -120,7 +121,7 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.pruning": before(shutil, shutil.rmtree),
     "checkpoint.untold": after(checkpoints.CheckpointStore, checkpoints.CheckpointStore.write),
     "commit.applied": after(JournalTables, JournalTables.apply),
-    "commit.done": after(DiskJournal, DiskJournal._transact),
+    "commit.done": after(JournalFile, JournalFile.write),
     "marks.note": after(JournalMarksFileWriter, JournalMarksFileWriter.note),
     "marks.renew": before(JournalMarksFileWriter, JournalMarksFileWriter.renew),
     "trim": after(JournalTables, JournalTables._trim),

@@ -13,7 +13,7 @@ import numpy as np
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import segment_queue
+from rl4sys_zmq.actor import segments
 from rl4sys_zmq.cli.act import EpisodeCounts, play
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values import Segment
@@ -141,7 +141,7 @@ def one(kind: str) -> bool:
     return True
 
 
-setattr(segment_queue, "pack_segment", spoil)  # noqa: B010 the module does not export it
+setattr(segments, "pack_segment", spoil)  # noqa: B010 the module does not export it
 environments: list[Any] = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(given["num_envs"])]
 space = environments[0]
 agent = RL4SysAgent(

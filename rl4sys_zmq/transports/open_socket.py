@@ -9,12 +9,12 @@ import time
 
 import zmq
 
-from rl4sys_zmq.errors import Closed, TransportError
+from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.binding import SocketBinding
-from rl4sys_zmq.transports.context import TrackedResource, track, untrack
+from rl4sys_zmq.transports.context import ThreadOwnedResource
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
-from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
+from rl4sys_zmq.transports.monitor import MAX_EVENTS, ConnectionEventReader, MonitorEvent
 from rl4sys_zmq.transports.peers import (
     SubscriptionControl,
     connections,
@@ -26,18 +26,18 @@ from rl4sys_zmq.transports.peers import (
     user_of,
 )
 
-_NO_OWNER = -1
 # The flags for sending the last frame of a message, and the earlier frames: plain numbers, because combining pyzmq's flag
 # objects takes as long as sending.
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-class Endpoint(TrackedResource):
-    """An open socket that sends and receives frames in the thread that created it."""
+class OpenSocket(ThreadOwnedResource):
+    """An open socket that sends and receives frames in the thread that created it.
+
+    `close` discards messages that are still queued, except on a push socket that was created with a time to linger.
+    """
 
     def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: SocketBinding | None) -> None:
-        self.owner = threading.get_ident()  # the identifier of the thread that created the socket
-        self.role = role  # ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``
         self.raw = raw  # the socket of pyzmq
         self.address = address  # to which the socket connects or is bound; with the actual port, path or name if bound
         self._binding = binding
@@ -49,12 +49,11 @@ class Endpoint(TrackedResource):
         self.authenticated = False  # libzmq checks the keys of all peers: on a bound tcp or ipc socket with a ZAP domain
         self._first: zmq.Frame | None = None
         self._heard: dict[int, int] = {}
-        self._monitor: Monitor | None = None
+        self._monitor: ConnectionEventReader | None = None
         self._grants: SubscriptionControl | None = None
-        self.closed = False
         self._timeout_ms = -1
         self._linger_ms = 0
-        track(self)
+        super().__init__(role, f" at {address.uri}")
 
     @property
     def bound(self) -> Address:
@@ -101,8 +100,8 @@ class Endpoint(TrackedResource):
         return result
 
     def send_wait(self, frames: Frames, timeout_s: float | None) -> SendResult:
-        """Send one message as `send` does, but wait while the queue is full. Not on a router, which cannot wait for a single
-        peer.
+        """Send one message as `send` does, but wait up to `timeout_s` seconds (None: no limit) while the queue is full. Not on
+        a router, which cannot wait for a single peer.
         """
         if self.role == "router":
             raise TransportError("a router cannot wait for one peer; use send, and try again later")
@@ -118,8 +117,8 @@ class Endpoint(TrackedResource):
         """Receive one message without blocking. Return None if no message is waiting.
 
         Returns:
-            The frames. A frame of at least `LARGE_FRAME_BYTES` is a read-only view of libzmq's buffer, a smaller one is
-            ``bytes``. On a router, the first frame is the routing id of the sender. On an xpub, the message is a subscription
+            The frames. A frame of at least 64 KiB is a read-only view of libzmq's buffer, a smaller one is ``bytes``. On a
+            router, the first frame is the routing id of the sender. On an xpub, the message is a subscription
             (`read_subscription`).
 
         Raises:
@@ -192,9 +191,9 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return a sort key for connections, of which the lowest is closed first.
+        """Return the key that sorts the connections by which one to close: the lowest is closed first.
 
-        The parts: True if the connection has sent a message or a subscription; the seconds without any data, negative.
+        The key is a pair: True if the connection has sent a message or a subscription, and the seconds without data, negative.
         """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
@@ -223,26 +222,13 @@ class Endpoint(TrackedResource):
 
     def subscribe(self, prefix: bytes) -> None:
         """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
-        self.check_owner()
         self._set_topic(zmq.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
         """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
-        self.check_owner()
         self._set_topic(zmq.UNSUBSCRIBE, prefix)
 
-    def close(self) -> None:
-        """Stop listening and close the socket. A second call does nothing.
-
-        Messages that are still queued are discarded, except on a push socket that was created with a time to linger.
-        """
-        if self.closed:
-            return
-        if self.owner == _NO_OWNER:
-            self.closed = True
-            return
-        self.check_owner()
-        self.closed = True
+    def _release(self) -> None:
         self._first = None
         try:
             if self._monitor is not None:
@@ -251,41 +237,27 @@ class Endpoint(TrackedResource):
                 self._binding.close()
         finally:
             self.raw.close(linger=self._linger_ms)
-            untrack(self)
 
     def adopt(self) -> None:
         """Make the calling thread the owner of the socket, the only thread that can use it.
 
         Use it only if a lock ensures that the previous owner has finished all its calls of the socket.
         """
-        if self.owner != _NO_OWNER:
+        if not self.inherited:
             self.owner = threading.get_ident()
         self.check_owner()
 
-    @property
-    def inherited(self) -> bool:
-        """True if this process is a forked child and the socket belongs to the parent. Only `close` can be called."""
-        return self.owner == _NO_OWNER
-
     def abandon(self) -> None:
         """Mark the socket as unusable in a forked child. The parent's socket is not affected."""
-        self.owner = _NO_OWNER
+        super().abandon()
         if self._binding is not None:
             self._binding.abandon()
 
     def _set_topic(self, option: int, prefix: bytes) -> None:
+        self.check_owner()
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
         self.raw.setsockopt(option, prefix)
-
-    def check_owner(self) -> None:
-        """Raise TransportError if the calling thread does not own the socket, and Closed after `close`."""
-        if self.owner != threading.get_ident():
-            if self.owner == _NO_OWNER:
-                raise TransportError(f"this {self.role} was inherited by a fork; create a new one in the child")
-            raise TransportError(f"this {self.role} belongs to another thread; create, use and close a socket in one thread")
-        if self.closed:
-            raise Closed(f"the {self.role} at {self.address.uri} is closed")
 
     def __repr__(self) -> str:
         state = "closed, was at" if self.closed else "bound to" if self._binding else "connecting to"
@@ -293,7 +265,7 @@ class Endpoint(TrackedResource):
 
 
 def _shared(frame: Frame) -> Frame | zmq.Frame:
-    """Return the libzmq message of a view of a whole received frame, to avoid a copy; else the frame itself."""
+    """Return the received libzmq frame of which `frame` is a whole view, to avoid a copy; else return `frame` itself."""
     if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
         return frame.obj
     return frame

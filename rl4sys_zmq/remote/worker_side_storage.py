@@ -28,8 +28,8 @@ from rl4sys_zmq.wire.thread_messages import (
     CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
-    RecordTraining,
-    ToRemoteWorker,
+    RecordSegmentsInTraining,
+    RemoteWorkerControl,
     TrainingRecorded,
 )
 
@@ -41,22 +41,22 @@ CAREFUL_S = 60.0
 than that, it takes one crash more to find the cause.
 """
 
-T = TypeVar("T", bound=ToRemoteWorker)
+T = TypeVar("T", bound=RemoteWorkerControl)
 
 
-class GatewayStorage:
-    """The storage of one worker on another machine. It implements `WorkerStorage`.
+class WorkerSideStorage:
+    """The object through which a remote worker keeps its files on the gateway's machine. It implements `WorkerStorage`.
 
-    The learner thread uses it. The thread of the connection calls `deliver` and `give_up`.
+    The learner thread uses it. The worker's network thread calls `deliver` and `give_up`.
     """
 
     def __init__(self, post: Callable[[StorageRequest], None]) -> None:
         self._post = post
-        self._answers: queue.SimpleQueue[ToRemoteWorker | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[RemoteWorkerControl | None] = queue.SimpleQueue()
         self._lost = ""
         self._found: CheckpointFound | None = None
 
-    def deliver(self, answer: ToRemoteWorker) -> None:
+    def deliver(self, answer: RemoteWorkerControl) -> None:
         self._answers.put(answer)
 
     def give_up(self, reason: str) -> None:
@@ -100,7 +100,7 @@ class GatewayStorage:
 class _GatewayCheckpoints:
     """The checkpoints of one client on the gateway's machine. It implements `CheckpointStorage`."""
 
-    def __init__(self, storage: GatewayStorage, found: CheckpointFound, folder: Path) -> None:
+    def __init__(self, storage: WorkerSideStorage, found: CheckpointFound, folder: Path) -> None:
         self.damaged = [str(problem) for problem in found.damaged]
         self._storage, self._found, self._folder = storage, found, folder
         self._next_number = found.next_number
@@ -152,7 +152,7 @@ class _GatewayCheckpoints:
         return written
 
     def _taken(self, number: int) -> bool:
-        """Wait for an answer to a part. Return True if the whole checkpoint is stored."""
+        """Wait for the answer to a part of checkpoint `number`. Return True if the whole checkpoint is stored."""
         while True:
             answer = self._storage.wait(CheckpointStored)
             if answer.number != number:
@@ -172,14 +172,15 @@ def _parts(number: int, files: Mapping[str, bytes]) -> Iterator[CheckpointPart]:
 
 
 class _GatewaySuspects:
-    """The record of segments in training on the gateway's machine. It implements `SuspectStorage`.
+    """The part of a remote worker that sends the list of the segments in training to the gateway, which stores the list.
 
-    The object sends the segments of each update. If the previous worker has crashed, the object is *careful* for `CAREFUL_S`:
-    it sends the segments of each message too, and waits until each record has arrived. A process that crashes at once would
-    otherwise end before the record has left it.
+    It implements `SuspectStorage`. Usually the worker sends this list once for each update. If the previous worker has
+    crashed, this worker is *careful* for its first `CAREFUL_S` seconds: it also sends the list before the algorithm observes
+    the segments of an actor's message, and waits until the gateway has stored the list. Otherwise, a process that crashes at
+    once would end before the list has left it.
     """
 
-    def __init__(self, storage: GatewayStorage, found: CheckpointFound) -> None:
+    def __init__(self, storage: WorkerSideStorage, found: CheckpointFound) -> None:
         self._storage, self._found = storage, found
         self._careful_until = time.monotonic() + CAREFUL_S if found.careful else 0.0
         self._ranges = bytearray()
@@ -209,7 +210,7 @@ class _GatewaySuspects:
     def _send(self, suspects: bytes, mark: bytes) -> None:
         self._count += 1
         try:
-            self._storage.post(RecordTraining(self._count, (suspects, mark)))
+            self._storage.post(RecordSegmentsInTraining(self._count, (suspects, mark)))
             while self.each_message and self._storage.wait(TrainingRecorded).count < self._count:
                 continue
         except CheckpointError:

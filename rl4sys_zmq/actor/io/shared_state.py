@@ -13,7 +13,7 @@ from rl4sys_zmq.wire.messages import Welcome
 
 @immutable
 class SessionParameters:
-    """The parameters of the session, from the learner's `Welcome` or from the policy cache. `Welcome` describes the fields."""
+    """The learner's parameters for a session, from its message `Welcome`, which describes them, or from the policy cache."""
 
     generation: int
     algorithm_name: str
@@ -44,11 +44,11 @@ class SegmentStartConditions:
     stage: str  # event that the I/O thread waits for, as text for error messages
 
 
-class HostLink:
-    """The state that an I/O thread and host threads share: its results, and their requests.
+class ActorSharedState:
+    """The state that an I/O thread and host threads share: what the I/O thread has found, and what host threads request.
 
-    Host threads count themselves in `flushing` and `waiting` and raise `want_steps`. The I/O thread sets everything else, except
-    for `absence`. All attributes are read without a lock, so immutable objects are replaced as a whole.
+    Host threads set `want_steps`, and count themselves in `flushing` and `waiting` while they wait. The I/O thread sets all
+    other attributes except `absence`. All are read without a lock, so immutable objects are replaced as a whole.
     """
 
     def __init__(self) -> None:
@@ -56,6 +56,7 @@ class HostLink:
         self.opened = threading.Event()  # the spool and the policy cache are open, or `open_error` is set
         self.open_error: RL4SysError | None = None
         self.credit_gate = SegmentStartConditions(0, 0, 0, None, "the learner to answer")
+        self.session_parameters: SessionParameters | None = None  # those that the learner last sent, or saved by an earlier start
         self.stage = self.credit_gate.stage
         self.error: RL4SysError | None = None
         self.joined = False
@@ -71,11 +72,15 @@ class HostLink:
         """True while a host thread waits for credit or for acknowledgements."""
         return bool(self.waiting or self.flushing)
 
+    def inherit(self, other: ActorSharedState) -> None:
+        """Take the session parameters of `other`, the shared state of the parent process, in a forked child."""
+        self.session_parameters, self.current_at = other.session_parameters, other.current_at
+
     def renew_lock(self) -> None:
         self.changed = threading.Condition()
 
     def notify(self) -> None:
-        """Wake the host threads that wait. Requests for actions never take the lock."""
+        """Wake the waiting host threads, under a lock that requests for actions never take."""
         with self.changed:
             self.changed.notify_all()
 
@@ -119,7 +124,7 @@ BUSY_S = 0.05
 
 
 class IOThrottle:
-    """The pauses of one I/O thread, which leave time to host threads. Only `resting` is for other threads too."""
+    """The timing of an I/O thread's pauses, which leave processor time to host threads. Other threads read `resting` only."""
 
     def __init__(self) -> None:
         self.resting = False  # it sleeps to handle several segments at once: a host thread need not wake it
@@ -128,7 +133,7 @@ class IOThrottle:
         self._paused_at = 0.0
 
     def turn(self, now: float, *, segments: bool) -> None:
-        """Record the start of a pass of the thread through its loop."""
+        """Record the start of a pass through the thread's loop. `segments` is True if new segments have come."""
         self._paused_at = now
         self.busy = segments and now - self._segments_at < BUSY_S
         if segments:

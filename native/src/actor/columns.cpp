@@ -8,6 +8,8 @@
 namespace rl4sys::actor {
 namespace {
 
+constexpr std::size_t kMostUsed = 64;
+
 std::string layout_of(const policy::PolicySpec& spec, bool masked) {
     const auto& [observations, actions] = std::pair<const policy::Space&, const policy::Space&>(spec.observations, spec.actions);
     std::string out = wire::layout_word('o', observations.dtype, observations.shape) + " " +
@@ -125,6 +127,25 @@ wire::PackedSegment SegmentColumns::pack(wire::SegmentNumbers numbers) const {
     numbers.steps = steps;
     if (mixed_) numbers.flags |= wire::flag::versions;
     return wire::pack_segment(numbers, masked_ ? shape_->masked_layout : shape_->plain_layout, columns);
+}
+
+std::unique_ptr<SegmentColumns> ColumnPool::take(const std::shared_ptr<const SegmentShape>& shape, std::uint32_t limit) {
+    std::unique_ptr<SegmentColumns> out;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!used_.empty()) {
+            out = std::move(used_.back());
+            used_.pop_back();
+        }
+    }
+    if (!out) return std::make_unique<SegmentColumns>(shape, limit);
+    out->reset(shape, limit);
+    return out;
+}
+
+void ColumnPool::give_back(std::unique_ptr<SegmentColumns> columns) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (used_.size() < kMostUsed) used_.push_back(std::move(columns));
 }
 
 }  // namespace rl4sys::actor

@@ -1,8 +1,9 @@
-// The steps of one segment, in columns that host threads write and the I/O thread packs.
+// The steps of one segment, in columns that host threads write and pack.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,10 +66,15 @@ private:
     bool masked_ = false, bootstrap_ = false, mixed_ = false;
 };
 
-/// A segment that is complete but for its packing.
-struct FinishedSegment {
-    std::unique_ptr<SegmentColumns> columns;
-    wire::SegmentNumbers numbers;
+/// Columns of segments that were packed, for other segments. Any thread may use it.
+class ColumnPool {
+public:
+    std::unique_ptr<SegmentColumns> take(const std::shared_ptr<const SegmentShape>& shape, std::uint32_t limit);
+    void give_back(std::unique_ptr<SegmentColumns> columns);
+
+private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<SegmentColumns>> used_;
 };
 
 }  // namespace rl4sys::actor

@@ -84,7 +84,7 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
     if (!open_) {
         open_ = std::make_shared<Part>();
         open_->index = segment_index_;
-        open_->columns = rules_.outbox.columns(shape, std::min(segment_steps, cap_left_));
+        open_->columns = rules_.pool.take(shape, std::min(segment_steps, cap_left_));
     }
     SegmentColumns& columns = *open_->columns;
     if (!columns.steps) columns.generation = step.generation;
@@ -159,7 +159,8 @@ void Episode::expire(double now) {
         if (part.columns->missing && part.deadline <= now) {
             part.left = lost_ = true;
             counts_.reward_timeouts.fetch_add(1);
-            rules_.outbox.give_back(std::move(part.columns));
+            rules_.pool.give_back(std::move(part.columns));
+            rules_.outbox.put_dropped("reward_timeout");
             it = waiting_.erase(it);
         } else {
             ++it;
@@ -176,26 +177,28 @@ void Episode::release() {
         part->left = true;
         const bool ends = part->flags & (wire::flag::terminated | wire::flag::truncated);
         reward_sum_ += part->columns->reward_sum();
-        FinishedSegment segment{std::move(part->columns), {}};
-        segment.numbers.episode_id = id_;
-        segment.numbers.segment_index = part->index;
-        segment.numbers.flags = part->flags;
-        segment.numbers.episode_length = part->episode_length;
+        std::unique_ptr<SegmentColumns> columns = std::move(part->columns);
+        wire::SegmentNumbers numbers;
+        numbers.episode_id = id_;
+        numbers.segment_index = part->index;
+        numbers.flags = part->flags;
+        numbers.episode_length = part->episode_length;
         counts_.episodes.fetch_add(ends);
         if (ends && !lost_) {
-            segment.numbers.flags |= wire::flag::has_return;
-            segment.numbers.episode_return = reward_sum_;
+            numbers.flags |= wire::flag::has_return;
+            numbers.episode_return = reward_sum_;
         }
         if (rules_.evaluates) {
             // An evaluation is the last step of an episode; nothing else is sent.
-            if (!(segment.numbers.flags & wire::flag::has_return)) {
-                rules_.outbox.give_back(std::move(segment.columns));
+            if (!(numbers.flags & wire::flag::has_return)) {
+                rules_.pool.give_back(std::move(columns));
                 continue;
             }
-            segment.columns->keep_last();
-            segment.numbers.flags |= wire::flag::evaluation;
+            columns->keep_last();
+            numbers.flags |= wire::flag::evaluation;
         }
-        rules_.outbox.put(std::move(segment));
+        rules_.outbox.put(std::make_shared<const wire::PackedSegment>(columns->pack(numbers)));
+        rules_.pool.give_back(std::move(columns));
         rules_.wake();
     }
 }

@@ -54,6 +54,7 @@ struct Step {
 /// What the episodes of an agent share.
 struct EpisodeRules {
     Outbox& outbox;
+    ColumnPool& pool;
     std::function<void()> wake;
     bool evaluates = false;          // explore: false
     double reward_timeout_s = 60.0;

@@ -353,10 +353,9 @@ std::vector<wire::SharedSegment> IoThread::take_batch() {
             outbox_.drop("too_large");
             continue;
         }
-        std::optional<FinishedSegment> segment = outbox_.take();
+        wire::SharedSegment segment = outbox_.take();
         if (!segment) break;
-        batch.push_back(std::make_shared<const wire::PackedSegment>(segment->columns->pack(segment->numbers)));
-        outbox_.give_back(std::move(segment->columns));
+        batch.push_back(std::move(segment));
         steps += batch.back()->steps;
         bytes += batch.back()->bytes;
         frames += batch.back()->large.size();

@@ -4,86 +4,64 @@
 #include <utility>
 
 namespace rl4sys::actor {
-namespace {
 
-constexpr std::size_t kMostUsed = 64;  // columns that are kept for other segments
-
-}  // namespace
-
-FinishedSegment Outbox::pop() {
-    FinishedSegment out = std::move(items_.front());
+wire::SharedSegment Outbox::pop() {
+    wire::SharedSegment out = std::move(items_.front());
     items_.pop_front();
     --counts_.items;
-    counts_.bytes -= out.columns->bytes();
-    counts_.steps -= out.columns->steps;
+    counts_.bytes -= out->bytes;
+    counts_.steps -= out->steps;
     return out;
 }
 
-void Outbox::put(FinishedSegment segment) {
+void Outbox::put(wire::SharedSegment segment) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++counts_.items;
     ++counts_.put_items;
-    counts_.bytes += segment.columns->bytes();
-    counts_.steps += segment.columns->steps;
-    counts_.put_steps += segment.columns->steps;
+    counts_.bytes += segment->bytes;
+    counts_.steps += segment->steps;
+    counts_.put_steps += segment->steps;
     items_.push_back(std::move(segment));
     while (drops_ && items_.size() > 1 && (counts_.items > max_items_ || counts_.bytes > max_bytes_)) {
-        FinishedSegment oldest = pop();
+        pop();
         ++counts_.dropped["overflow"];
-        if (used_.size() < kMostUsed) used_.push_back(std::move(oldest.columns));
     }
+}
+
+void Outbox::put_dropped(const std::string& reason) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++counts_.put_items;
+    ++counts_.dropped[reason];
 }
 
 std::optional<Outbox::Head> Outbox::peek() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (items_.empty()) return std::nullopt;
-    const SegmentColumns& columns = *items_.front().columns;
-    return Head{columns.generation, columns.oldest_version(), columns.steps, columns.bytes()};
+    const wire::PackedSegment& segment = *items_.front();
+    return Head{segment.generation, segment.oldest_version, segment.steps, segment.bytes};
 }
 
-std::optional<FinishedSegment> Outbox::take() {
+wire::SharedSegment Outbox::take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (items_.empty()) return std::nullopt;
-    return pop();
+    return items_.empty() ? nullptr : pop();
 }
 
 void Outbox::drop(const char* reason) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (items_.empty()) return;
-    FinishedSegment oldest = pop();
+    pop();
     ++counts_.dropped[reason];
-    if (used_.size() < kMostUsed) used_.push_back(std::move(oldest.columns));
 }
 
 std::uint64_t Outbox::newest_version(std::uint64_t steps, std::uint64_t generation) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::optional<std::uint64_t> lowest;
-    for (auto item = items_.rbegin(); item != items_.rend() && item->columns->generation == generation; ++item) {
-        const std::uint64_t oldest = item->columns->oldest_version();
-        lowest = lowest ? std::min(*lowest, oldest) : oldest;
-        if (item->columns->steps >= steps) return *lowest;
-        steps -= item->columns->steps;
+    for (auto item = items_.rbegin(); item != items_.rend() && (*item)->generation == generation; ++item) {
+        lowest = lowest ? std::min(*lowest, (*item)->oldest_version) : (*item)->oldest_version;
+        if ((*item)->steps >= steps) return *lowest;
+        steps -= (*item)->steps;
     }
     return 0;
-}
-
-std::unique_ptr<SegmentColumns> Outbox::columns(const std::shared_ptr<const SegmentShape>& shape, std::uint32_t limit) {
-    std::unique_ptr<SegmentColumns> out;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!used_.empty()) {
-            out = std::move(used_.back());
-            used_.pop_back();
-        }
-    }
-    if (!out) return std::make_unique<SegmentColumns>(shape, limit);
-    out->reset(shape, limit);
-    return out;
-}
-
-void Outbox::give_back(std::unique_ptr<SegmentColumns> columns) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (used_.size() < kMostUsed) used_.push_back(std::move(columns));
 }
 
 Outbox::Counts Outbox::counts() const {

@@ -1,4 +1,4 @@
-// The finished segments between host threads and the I/O thread, and used columns on their way back.
+// The finished segments between host threads and the I/O thread.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "actor/columns.h"
+#include "wire/segments.h"
 
 namespace rl4sys::actor {
 
@@ -20,7 +19,9 @@ class Outbox {
 public:
     Outbox(std::size_t max_items, std::size_t max_bytes, bool drops) : max_items_(max_items), max_bytes_(max_bytes), drops_(drops) {}
 
-    void put(FinishedSegment segment);
+    void put(wire::SharedSegment segment);
+    /// Counts a segment that the host finished and that is not sent, because of `reason`.
+    void put_dropped(const std::string& reason);
 
     /// What decides when the oldest segment is sent or dropped.
     struct Head {
@@ -29,14 +30,11 @@ public:
         std::size_t bytes;
     };
     std::optional<Head> peek() const;
-    std::optional<FinishedSegment> take();
+    /// The oldest segment; null if there is none.
+    wire::SharedSegment take();
     void drop(const char* reason);
     /// The least version among the newest segments of a generation that have `steps` steps together; 0 if there are too few.
     std::uint64_t newest_version(std::uint64_t steps, std::uint64_t generation) const;
-
-    /// Columns for a new segment: used ones, if there are any.
-    std::unique_ptr<SegmentColumns> columns(const std::shared_ptr<const SegmentShape>& shape, std::uint32_t limit);
-    void give_back(std::unique_ptr<SegmentColumns> columns);
 
     struct Counts {
         std::size_t items = 0, bytes = 0;
@@ -46,13 +44,12 @@ public:
     Counts counts() const;
 
 private:
-    FinishedSegment pop();
+    wire::SharedSegment pop();
 
     const std::size_t max_items_, max_bytes_;
     const bool drops_;
     mutable std::mutex mutex_;
-    std::deque<FinishedSegment> items_;
-    std::vector<std::unique_ptr<SegmentColumns>> used_;
+    std::deque<wire::SharedSegment> items_;
     Counts counts_;
 };
 

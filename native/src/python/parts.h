@@ -1,0 +1,29 @@
+// What the sources of the extension module share: its parts, and the border between C++ exceptions and Python's.
+#pragma once
+
+#include "python/convert.h"
+#include "support/zstd.h"
+
+namespace rl4sys::python {
+
+/// Sets the Python exception for the C++ exception that is being handled: rl4sys_zmq.errors.ProtocolError, WeightsError, ...
+void set_error() noexcept;
+
+/// Calls `f`, which returns a Ref. Exceptions become Python's.
+template <class F>
+PyObject* guarded(F f) noexcept {
+    try {
+        return f().release();
+    } catch (...) {
+        set_error();
+        return nullptr;
+    }
+}
+
+/// The compressors of this thread. Throws if libzstd is missing.
+support::Zstd& thread_zstd();
+
+// Each part adds its functions and types to the module. They throw PythonError.
+void add_codec(PyObject* module);
+
+}  // namespace rl4sys::python

@@ -1,0 +1,38 @@
+"""The extension module with the compiled functions, if it is here: `load` returns it, and `reason` says why it is not used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from types import ModuleType
+
+VARIABLE = "RL4SYS_NATIVE"
+"""The environment variable whose value is the default of the option ``native``: ``auto``, ``always`` or ``never``."""
+
+
+def load() -> ModuleType | None:
+    """Return the extension module, or None if this process uses the pure Python form."""
+    return _find()[0]
+
+
+def reason() -> str:
+    """Return the reason why `load` returns None; empty if it returns the module."""
+    return _find()[1]
+
+
+@cache
+def _find() -> tuple[ModuleType | None, str]:
+    if os.environ.get(VARIABLE) == "never":
+        return None, f"the environment has {VARIABLE}=never"
+    try:
+        import zmq  # noqa: F401 - the module uses the libzmq that this import loads
+
+        from rl4sys_zmq import _native
+    except ImportError as exc:
+        return None, f"the extension was not built, or cannot be loaded: {exc}"
+    version = str(sys.modules["rl4sys_zmq"].__version__)
+    if version != _native.VERSION:
+        return None, f"the extension is of version {_native.VERSION}, and the package of version {version}"
+    missing = _native.missing()
+    return (None, missing) if missing else (_native, "")

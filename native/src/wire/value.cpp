@@ -382,7 +382,7 @@ void pack(std::string& out, const Value& value) {
     } else if (const auto* n = value.get<std::int64_t>()) {
         pack_signed(out, *n);
     } else if (const auto* n = value.get<std::uint64_t>()) {
-        pack_unsigned(out, *n);
+        pack_unsigned(out, *large);
     } else if (const auto* x = value.get<double>()) {
         out.push_back('\xcb');
         append_big(out, support::load64(x));

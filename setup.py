@@ -73,12 +73,11 @@ def why_pure(command: list[str]) -> str:
 
 
 class BuildExtension(build_ext):
-    """Compiles on all cores, and in an editable install only what has changed. A failure leaves the pure form."""
+    """Compiles on all cores, and only what has changed. A failure leaves the pure form."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile and link the one extension."""
-        objects = Path("build/extension" if self.inplace or self.editable_mode else self.build_temp)
-        objects /= hashlib.blake2b(repr(COMMAND).encode(), digest_size=8).hexdigest()
+        objects = Path("build/extension", hashlib.blake2b(repr(COMMAND).encode(), digest_size=8).hexdigest())
         define = f'-DRL4SYS_VERSION="{self.distribution.get_version()}"'
         command = [*COMMAND, define, f"-I{sysconfig.get_paths()['include']}"]
         newest = max(Path(header).stat().st_mtime for header in [*ext.depends, "setup.py", "setup.cfg"])
@@ -104,11 +103,6 @@ class BuildExtension(build_ext):
         except subprocess.CalledProcessError as exc:
             extension.unlink(missing_ok=True)
             say_pure(f"{exc.cmd[0]} ended with {exc.returncode}")
-
-    def copy_extensions_to_source(self) -> None:
-        """Copy what was built; after a failure there is nothing."""
-        if Path(self.get_ext_fullpath(self.extensions[0].name)).exists():
-            super().copy_extensions_to_source()
 
 
 class StableWheel(bdist_wheel):
@@ -142,7 +136,7 @@ def extensions() -> list[Extension]:
         return []
     sources = sorted(str(path) for path in NATIVE.rglob("*.cpp") if not path.relative_to(NATIVE).as_posix().startswith(LEFT_OUT))
     headers = [str(path) for path in NATIVE.rglob("*.[hi]*")]
-    return [Extension("rl4sys_zmq._native", sources, depends=headers, py_limited_api=True)]
+    return [Extension("rl4sys_zmq._native", sources, depends=headers, py_limited_api=True, optional=True)]
 
 
 os.chdir(ROOT)

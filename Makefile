@@ -15,7 +15,9 @@ ENV ?= CartPole-v1
 ALGO ?= ppo
 SEED ?= 1
 
-DEFINED := setup.cfg pyproject.toml constraints.txt
+# A change of the extension's sources installs again, which compiles what has changed. RL4SYS_NATIVE=never|always: see setup.py.
+EXTENSION := $(filter-out native/src/api/% native/src/config/%,$(shell find native/src -name '*.[chi]*'))
+DEFINED := setup.cfg setup.py pyproject.toml constraints.txt $(EXTENSION)
 
 .PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs clean
 
@@ -125,5 +127,5 @@ peers: .venv-peers/.installed  ## an environment for the programs that benchmark
 	@touch $@
 
 clean:  ## remove the environments, caches and build outputs; run directories stay
-	rm -rf .venv .venv-base-* .venv-peers build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .skipped-tests*
+	rm -rf .venv .venv-base-* .venv-peers build dist docs/_build *.egg-info rl4sys_zmq/_native.abi3.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .skipped-tests*
 	find rl4sys_zmq tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

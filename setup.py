@@ -69,7 +69,7 @@ def why_pure(command: list[str]) -> str:
         source.write_text(PROBE)
         include = f"-I{sysconfig.get_paths()['include']}"
         done = subprocess.run([*command, include, "-c", source, "-o", f"{source}.o"], cwd=ROOT, capture_output=True, check=False)
-    return f"{command[0]} does not compile C++17 with Python.h (is Python's development package there?)" if done.returncode else ""
+    return f"{command[0]} compiles no C++17 with Python.h (is Python's development package there?)" if done.returncode else ""
 
 
 class BuildExtension(build_ext):
@@ -116,12 +116,12 @@ class StableWheel(bdist_wheel):
 
 
 def say_pure(reason: str) -> None:
-    """Say that the extension is missing, or end if it was asked for. An extension of an earlier build goes."""
+    """Say that the extension is missing, or end if it was asked for. One of an earlier editable install goes."""
     if CHOICE == "always":
         sys.exit(f"rl4sys_zmq: the extension cannot be built: {reason}")
-    if "sdist" not in sys.argv:
+    if "editable_wheel" in sys.argv or "--inplace" in sys.argv:
         (ROOT / "rl4sys_zmq/_native.abi3.so").unlink(missing_ok=True)
-    print(f"rl4sys_zmq: this install is the pure Python form: {reason}", file=sys.stderr)
+    sys.stderr.write(f"rl4sys_zmq: this install is the pure Python form: {reason}\n")
 
 
 COMMAND = compile_command()

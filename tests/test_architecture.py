@@ -31,6 +31,7 @@ CORE = (
         "counters",
         "_lazy",
         "names",
+        "native",
         "plugins",
         "private",
         "loopback",

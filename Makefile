@@ -100,9 +100,10 @@ test-base:  ## the actor's tests on the base install, with the Python that PYTHO
 	@touch $@
 
 # The build takes setuptools from the package index, as pip would, at the pinned version.
-dist: venv-dev  ## a wheel and an sdist in dist/, their files checked, installed and tried in new environments
+dist: venv-dev  ## two wheels (compiled, pure) and an sdist in dist/, their files checked, installed and tried in new environments
 	rm -rf dist
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/python -m build --outdir dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt RL4SYS_NATIVE=always $(VENV)/bin/python -m build --outdir dist
+	CXX=no-compiler RL4SYS_NATIVE=auto $(VENV)/bin/python -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir dist dist/*.tar.gz
 	$(VENV)/bin/python scripts/check-dist dist
 
 # A short form of examples/job_scheduling: a minute of training, then the comparison with the classic schedulers.

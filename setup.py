@@ -119,7 +119,7 @@ def say_pure(reason: str) -> None:
     """Say that the extension is missing, or end if it was asked for. One of an earlier editable install goes."""
     if CHOICE == "always":
         sys.exit(f"rl4sys_zmq: the extension cannot be built: {reason}")
-    if "editable_wheel" in sys.argv or "--inplace" in sys.argv:
+    if CHOICE != "never" and ("editable_wheel" in sys.argv or "--inplace" in sys.argv):
         (ROOT / "rl4sys_zmq/_native.abi3.so").unlink(missing_ok=True)
     sys.stderr.write(f"rl4sys_zmq: this install is the pure Python form: {reason}\n")
 

@@ -16,13 +16,14 @@ ALGO ?= ppo
 SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
+EXTENSION := setup.py $(filter-out native/src/api/% native/src/config/%,$(shell find native/src -name '*.[chi]*'))
 
 .PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(VENV)/.installed  ## a virtual environment with the package and the extras learner, gym, images, yaml
+venv: $(VENV)/.installed $(VENV)/.extension  ## a virtual environment with the package and the extras learner, gym, images, yaml
 
 # torch comes first and by itself: no other requirement can then choose its build.
 $(VENV)/.installed: $(DEFINED)
@@ -32,14 +33,19 @@ $(VENV)/.installed: $(DEFINED)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml]'
+	@touch $@ $(VENV)/.extension
+
+# The extension module, where there is a compiler. RL4SYS_NATIVE=never skips it, and always fails without one.
+$(VENV)/.extension: $(EXTENSION) | $(VENV)/.installed
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps -e .
 	@touch $@
 
-venv-test: $(VENV)/.installed-test  ## the same with the test extras and Ray (80 MB to download, 240 MB on disk)
+venv-test: $(VENV)/.installed-test $(VENV)/.extension  ## the same with the test extras and Ray (80 MB to download, 240 MB on disk)
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,test]'
 	@touch $@
 
-venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy, build and the libraries of the adapters
+venv-dev: $(VENV)/.installed-dev $(VENV)/.extension  ## the same with ruff, mypy, build and the libraries of the adapters
 $(VENV)/.installed-dev: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,sb3,torchrl,pettingzoo,test,dev,recipes]'
 	@touch $@
@@ -98,9 +104,10 @@ test-base:  ## the actor's tests on the base install, with the Python that PYTHO
 	@touch $@
 
 # The build takes setuptools from the package index, as pip would, at the pinned version.
-dist: venv-dev  ## a wheel and an sdist in dist/, their files checked, installed and tried in new environments
+dist: venv-dev  ## two wheels (compiled, pure) and an sdist in dist/, their files checked, installed and tried in new environments
 	rm -rf dist
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/python -m build --outdir dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt RL4SYS_NATIVE=always $(VENV)/bin/python -m build --outdir dist
+	CXX=no-compiler RL4SYS_NATIVE=auto $(VENV)/bin/python -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir dist dist/*.tar.gz
 	$(VENV)/bin/python scripts/check-dist dist
 
 # A short form of examples/job_scheduling: a minute of training, then the comparison with the classic schedulers.
@@ -110,11 +117,11 @@ jobs: venv  ## learn to schedule the jobs of a cluster for a minute; table and b
 	cd examples && ../$(VENV)/bin/python -m job_scheduling.train ../runs/jobs --steps $(JOBS_STEPS) --max-seconds 75
 	cd examples && ../$(VENV)/bin/python -m job_scheduling.evaluate ../runs/jobs --generated 4 --plot ../runs/jobs/boxes.png
 
-bench: $(VENV)/.installed  ## every script in benchmarks/, each beside its baseline
+bench: venv  ## every script in benchmarks/, each beside its baseline
 	@for script in $(filter-out benchmarks/guard.py,$(wildcard benchmarks/[a-z]*.py)); do \
 		echo "== $$script"; $(VENV)/bin/python "$$script" || exit 1; done
 
-guard: $(VENV)/.installed  ## the ratios in benchmarks/results measured again: fails if one is clearly worse
+guard: venv  ## the ratios in benchmarks/results measured again: fails if one is clearly worse
 	$(VENV)/bin/python benchmarks/guard.py
 
 peers: .venv-peers/.installed  ## an environment for the programs that benchmarks compare with, about a gigabyte
@@ -125,5 +132,5 @@ peers: .venv-peers/.installed  ## an environment for the programs that benchmark
 	@touch $@
 
 clean:  ## remove the environments, caches and build outputs; run directories stay
-	rm -rf .venv .venv-base-* .venv-peers build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .skipped-tests*
+	rm -rf .venv .venv-base-* .venv-peers build dist docs/_build *.egg-info rl4sys_zmq/_native.abi3.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .skipped-tests*
 	find rl4sys_zmq tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,14 +28,19 @@ TEST_TOOLS = {
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="the package is installed, not a checkout")
 
 
+def build(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the build of setup.py into a folder."""
+    command = [sys.executable, *f"setup.py -q egg_info --egg-base {folder} build --build-base {folder}/build".split()]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> set[Path]:
     """Return the files that setup.py puts into a wheel, with paths relative to it."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, *f"setup.py -q egg_info --egg-base {folder} build --build-base {folder}/build".split()]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = build(folder, RL4SYS_NATIVE="never")
     assert done.returncode == 0, done.stderr
     return {path.relative_to(folder / "build/lib") for path in (folder / "build/lib").rglob("*") if path.is_file()}
 
@@ -55,7 +60,20 @@ def test_a_wheel_has_each_module(built: set[Path]) -> None:
 
 
 def test_a_wheel_has_the_marker_of_a_typed_package_and_no_other_data(built: set[Path]) -> None:
-    assert {str(path) for path in built if path.suffix != ".py"} == {"rl4sys_zmq/py.typed"}
+    assert {str(path) for path in built if path.suffix != ".py"} == {"rl4sys_zmq/py.typed", "rl4sys_zmq/_native.pyi"}
+
+
+def test_an_extension_that_was_asked_for_is_built_or_the_install_fails(tmp_path: Path) -> None:
+    done = build(tmp_path, RL4SYS_NATIVE="always", CXX="no-such-compiler")
+    assert done.returncode != 0
+    assert "the extension cannot be built: no C++ compiler was found" in done.stderr
+
+
+def test_an_install_without_a_compiler_is_the_pure_form_and_says_so(tmp_path: Path) -> None:
+    done = build(tmp_path, RL4SYS_NATIVE="auto", CXX="no-such-compiler")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("this install is the pure Python form: no C++ compiler was found") == 1
+    assert not list(tmp_path.rglob("*.so"))
 
 
 @pytest.fixture

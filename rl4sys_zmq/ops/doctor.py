@@ -3,6 +3,7 @@
 ====================  ========================================================================================
 stage                 test
 ====================  ========================================================================================
+form                  The form of actors in this installation is named: compiled, or pure with the reason.
 name                  The host name is resolved (tcp).
 connect               A plain connection is opened and closed (tcp, ipc).
 greeting              The peer uses ZMTP 3; its security mechanism is reported (tcp, ipc).
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rl4sys_zmq import native
 from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
@@ -46,7 +48,7 @@ from rl4sys_zmq.wire.messages import (
     Welcome,
 )
 
-STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights", "relays")
+STAGES = ("form", "name", "connect", "greeting", "keys", "protocol", "configuration", "weights", "relays")
 
 BEACON_WAIT_S = 2 * BEACON_S
 
@@ -107,6 +109,11 @@ class _Diagnosis:
     def close(self) -> None:
         if self._dealer is not None:
             self._dealer.close()
+
+    # ---- this installation
+
+    def form(self) -> str:
+        return native.form()
 
     # ---- connection and greeting
 

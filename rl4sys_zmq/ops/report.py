@@ -55,13 +55,15 @@ def _relay_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _versions(report: Mapping[str, Any]) -> str:
-    """Return a line with the versions of the learner, of this command, and of connected actors with another version."""
+    """Return a line with the versions of the learner and of this command, and the forms and other versions of its actors."""
     theirs, ours = report.get("version", "unknown"), package_version()
     text = f"version {theirs}, this command {ours}"
     live = [actor for client in report["clients"].values() for actor in client["actors"].values() if actor["live"]]
+    same = f"rl4sys_zmq {theirs}"
     libraries = Counter(actor.get("library") or "unknown" for actor in live)
-    libraries.pop(f"rl4sys_zmq {theirs}", None)
-    other = ", ".join(f"{count:,} of {library}" for library, count in sorted(libraries.items())[:MAX_LIBRARIES])
+    libraries.pop(same, None)
+    named = sorted((name.removeprefix(f"{same} "), name, count) for name, count in libraries.items())
+    other = ", ".join(f"{count:,} {'of ' * (form == name)}{form}" for form, name, count in named[:MAX_LIBRARIES])
     return text + (f", actors: {other}" if other else "")
 
 

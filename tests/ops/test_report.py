@@ -143,6 +143,13 @@ def test_actors_with_another_version_are_named() -> None:
     assert line == f"version 1.2.3, this command {__version__}, actors: 2 of rl4sys_zmq 1.2.2, 1 of unknown"
 
 
+def test_the_forms_of_actors_are_named() -> None:
+    libraries = [f"rl4sys_zmq 1.2.{text}" for text in ("3 compiled", "3 compiled", "3 pure: a spool", "2 compiled")]
+    actors = {str(place): actor(library=library) for place, library in enumerate(libraries)}
+    line = text(clients={"luna": client(actors=actors, actors_total=4)}).splitlines()[1]
+    assert line.endswith("actors: 2 compiled, 1 pure: a spool, 1 of rl4sys_zmq 1.2.2 compiled")
+
+
 def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
     broken = client(accepted=132)
     assert conservation_error(broken).startswith("accepted 132, but trained 100 + stale 10")

@@ -16,6 +16,10 @@ PyMethodDef kMethods[] = {
 };
 
 int execute(PyObject* module) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {  // threads of the library know one interpreter
+        PyErr_SetString(PyExc_ImportError, "the extension does not load in a subinterpreter");
+        return -1;
+    }
     try {
         add_codec(module);
         return PyModule_AddStringConstant(module, "VERSION", RL4SYS_VERSION);

@@ -1,0 +1,108 @@
+"""The loader of the extension module: what it refuses, and the reason that it gives."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import rl4sys_zmq
+from rl4sys_zmq import native
+from rl4sys_zmq.errors import ConfigError
+
+extension = pytest.mark.skipif(native._find()[0] is None, reason=f"no extension here: {native._find()[1]}")
+
+
+@pytest.fixture(autouse=True)
+def searched_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    native._find.cache_clear()
+    yield
+    native._find.cache_clear()
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, **attributes: object) -> object:
+    """Put an object into the place of the extension module."""
+    module = SimpleNamespace(**{"VERSION": rl4sys_zmq.__version__, "missing": lambda: "", **attributes})
+    monkeypatch.setattr(rl4sys_zmq, "_native", module, raising=False)
+    monkeypatch.setitem(sys.modules, "rl4sys_zmq._native", module)  # type: ignore[arg-type]
+    return module
+
+
+def test_an_extension_of_this_version_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = stand_in(monkeypatch)
+    assert (native.load(), native.reason(), native.form()) == (module, "", "compiled")
+
+
+def test_an_extension_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, VERSION="0.0.9")
+    assert native.load() is None
+    assert "of version 0.0.9" in native.reason() and rl4sys_zmq.__version__ in native.reason()
+    assert native.form() == f"pure: {native.reason()}"
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, missing=lambda: "the system has no libzstd.so.1")
+    assert (native.load(), native.reason()) == (None, "the system has no libzstd.so.1")
+
+
+@pytest.mark.parametrize(("file", "told"), [(False, "was not built"), (True, "does not load")])
+def test_a_module_that_is_absent_or_broken(monkeypatch: pytest.MonkeyPatch, file: bool, told: str) -> None:
+    monkeypatch.delattr(rl4sys_zmq, "_native", raising=False)
+    monkeypatch.setitem(sys.modules, "rl4sys_zmq._native", None)
+    monkeypatch.setattr(native, "_file_exists", lambda: file)
+    assert native.load() is None and told in native.reason()
+
+
+def test_the_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = stand_in(monkeypatch)
+    monkeypatch.setenv(native.VARIABLE, "never")
+    assert (native.default(), native.load()) == ("never", None)
+    assert native.reason() == "the environment has RL4SYS_NATIVE=never"
+    monkeypatch.setenv(native.VARIABLE, "always")
+    assert (native.default(), native.load(), native.reason()) == ("always", module, "")
+
+
+def test_another_word_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, "sometimes")
+    with pytest.raises(ConfigError, match="RL4SYS_NATIVE is 'sometimes'; it must be auto, always or never"):
+        native.load()
+
+
+def in_a_new_process(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+def test_importing_the_package_does_not_load_it() -> None:
+    assert in_a_new_process("import sys, rl4sys_zmq; print('rl4sys_zmq._native' in sys.modules)") == "False"
+
+
+@extension
+def test_a_process_in_which_pyzmq_has_loaded_no_library() -> None:
+    program = "import sys; sys.modules['zmq'] = sys; from rl4sys_zmq import native; print(native.reason())"
+    assert in_a_new_process(program) == "pyzmq has loaded no libzmq whose path is known"
+
+
+@extension
+def test_a_second_interpreter_is_refused() -> None:
+    interpreters = pytest.importorskip("_xxsubinterpreters")
+    number = interpreters.create()
+    try:
+        with pytest.raises(Exception, match="subinterpreter"):
+            interpreters.run_string(number, "import rl4sys_zmq._native")
+    finally:
+        interpreters.destroy(number)
+
+
+@extension
+def test_it_has_a_signature_for_each_name() -> None:
+    """The file _native.pyi is written by hand."""
+    module = native.load()
+    assert isinstance(module, ModuleType)
+    stub = (native.__file__ or "").replace("native.py", "_native.pyi")
+    with open(stub, encoding="utf-8") as file:
+        text = file.read()
+    names = [name for name in vars(module) if not name.startswith("__")]
+    missing = [name for name in names if not any(f"{word}{name}" in text for word in ("def ", "class ", "\n"))]
+    assert not missing

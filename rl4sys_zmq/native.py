@@ -11,9 +11,22 @@ VARIABLE = "RL4SYS_NATIVE"
 """The environment variable whose value is the default of the option ``native``: ``auto``, ``always`` or ``never``."""
 
 
+def default() -> str:
+    """Return the word of the environment; ``auto`` without one."""
+    word = os.environ.get(VARIABLE, "auto")
+    return word if word in ("always", "never") else "auto"
+
+
 def load() -> ModuleType | None:
     """Return the extension module, or None if this process uses the pure Python form."""
     return _find()[0]
+
+
+def require() -> ModuleType:
+    """Return the extension module, which must be there."""
+    module = load()
+    assert module is not None
+    return module
 
 
 def reason() -> str:
@@ -23,8 +36,6 @@ def reason() -> str:
 
 @cache
 def _find() -> tuple[ModuleType | None, str]:
-    if os.environ.get(VARIABLE) == "never":
-        return None, f"the environment has {VARIABLE}=never"
     try:
         import zmq  # noqa: F401 - the module uses the libzmq that this import loads
 

@@ -10,10 +10,12 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
+from rl4sys_zmq import native
 from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+PURE_WAIT_S = 1.0
+"""Longest wait for the end of the compiled thread, before the pure one takes its place."""
+
 
 class ThreadState:
     """The data of an agent for one host thread: the policy in use, the random numbers, and the last action."""
@@ -48,9 +53,9 @@ class ThreadState:
     step: BoundStep  # method `step` of `policy`, bound as `act` is, if the policy has extra columns
     stamp: PolicyStamp  # policy version as the thread's actions record it. The actions share this object
 
-    def __init__(self, seed: int, explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
+    def __init__(self, sampler: RandomSource, explore: bool, owner: AgentIdentity) -> None:
         self._explore, self._owner = explore, owner
-        self.sampler = RandomSource(seed, place)
+        self.sampler = sampler
         self.policy: Policy | None = None
         self.last_act: Any = None  # copy of the last environment action, for use after invalid input
         self.calls_until_cut = 0  # number of batched requests until all trajectories of the batch are cut together
@@ -76,8 +81,10 @@ def _reference(policy: Policy) -> Callable[[], Policy | None]:
 class CurrentThreadState(threading.local):
     """A thread-local holder: its attribute `state` is the `ThreadState` of the current host thread."""
 
-    def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
-        self.state = ThreadState(seed << 32 | next(numbers), explore, owner, place)
+    def __init__(
+        self, new_sampler: Callable[[int], RandomSource], seed: int, numbers: itertools.count[int], explore: bool, owner: AgentIdentity
+    ) -> None:
+        self.state = ThreadState(new_sampler(seed << 32 | next(numbers)), explore, owner)
 
 
 def exploration_place(actor_id: str) -> float:
@@ -128,6 +135,7 @@ class AgentComponents:
     """The parts that make up an agent in one process. The agent in a forked child creates new ones.
 
     Attributes:
+        form: ``compiled``, or ``pure`` with the reason.
         no_policy: The placeholder for the policy of an actor that started without its learner, until the first policy arrives.
     """
 
@@ -144,13 +152,16 @@ class AgentComponents:
         self.closed = False
         self.credit_wait = WaitTimer()  # time that host threads have waited in `admit`
         self._waits = config.overflow == "wait" and config.explore
-        self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=not self._waits)
         hello = _hello(config, self.actor_id)
         try:
             encode(hello)
         except ProtocolError as exc:
             raise ConfigError(f"the configuration cannot be encoded: {exc.detail}", key="algorithm_parameters") from exc
-        self.io = ActorIOThread(config, hello, self.outbox, keys)
+        self._hello, self._keys = hello, keys
+        self._settling = threading.Lock()
+        reason = why_pure(config) if parent is None or parent.form == "compiled" else parent.form.removeprefix("pure: ")
+        self.io = self._new_io(reason)
+        self.outbox = self.io.outbox
         seed = config.seed if config.seed is not None else random.SystemRandom().getrandbits(128)
         if parent is not None:
             self.io.host.inherit(parent.io.host)
@@ -160,6 +171,23 @@ class AgentComponents:
             self.outbox, config.reward_timeout_s, self.io.wake_unless_resting, evaluates=not config.explore
         )
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
+        self._start_io()
+        if self.outbox.spool is not None:
+            self.actor_id = self.outbox.spool.actor_id
+        self.threads = CurrentThreadState(self._sampler(), seed, itertools.count(), config.explore, self.owner)
+
+    def _new_io(self, reason: str) -> ActorIOThread:
+        """Return the I/O thread: compiled, or for a `reason` in pure Python."""
+        config, hello = self.config, self._hello
+        self.form = f"pure: {reason}" if reason else "compiled"
+        if reason:
+            outbox = Outbox(config.queue_items, config.queue_bytes, drops=not self._waits)
+            return ActorIOThread(config, hello, outbox, self._keys)
+        from rl4sys_zmq.actor.io.compiled_thread import CompiledIOThread, CompiledOutbox
+
+        return cast(ActorIOThread, CompiledIOThread(native.require(), config, hello, CompiledOutbox(), self._keys))
+
+    def _start_io(self) -> None:
         try:
             self.io.start()
             self.io.host.opened.wait()
@@ -167,10 +195,33 @@ class AgentComponents:
             self.io.stop()
             self.io.release()
             raise
-        if self.outbox.spool is not None:
-            self.actor_id = self.outbox.spool.actor_id
+
+    def _sampler(self) -> Callable[[int], RandomSource]:
         place = exploration_place(self.actor_id)
-        self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
+        if self.form != "compiled":
+            return lambda seed: RandomSource(seed, place)
+        from rl4sys_zmq.policies.compiled import CompiledRandomSource
+
+        return lambda seed: CompiledRandomSource(native.require(), seed, place)
+
+    def settle_form(self) -> bool:
+        """Change to the pure form if the learner's policy needs it, before any policy has come. Return True after a change."""
+        reason = getattr(self.io.host, "lacks", "")
+        if not reason or self.has_policy:
+            return False
+        with self._settling:
+            before = self.io
+            if self.form != "compiled":
+                return True
+            log.info("%s: uses the pure form: %s", self.config.client_id, reason)
+            before.stop()
+            before.join(PURE_WAIT_S)
+            self._hello = replace(self._hello, incarnation=self._hello.incarnation + 1)
+            self.io = self._new_io(reason)
+            self.outbox = self.io.outbox
+            self.pending.use(self.outbox, self.io.wake_unless_resting)
+            self._start_io()
+        return True
 
     def renew_locks(self) -> None:
         """Replace the locks, in a forked child. A thread of the parent, which the child does not have, can hold the old locks."""
@@ -216,8 +267,9 @@ class AgentComponents:
         until, limit = began + timeout_s, began + (CLIENT_START_S if patient and timeout_s else 0.0)
         while True:
             try:
-                self.wait(lambda: self.has_policy, until - time.monotonic())
-                return
+                self.wait(lambda: self.has_policy or self.settle_form(), until - time.monotonic())
+                if self.has_policy:
+                    return
             except LearnerUnavailable as exc:
                 # An overloaded learner answers late, so the wait goes on for a while after its last answer that it starts.
                 later = min(self.io.host.starting_at + max(SILENCE_S, timeout_s), limit)
@@ -278,6 +330,33 @@ class AgentComponents:
         if joined and not stage:
             hint = "`rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does"
         return LearnerUnavailable(self.config.address, stage or waits_for, timeout_s, hint, answers=joined)
+
+
+def why_pure(config: AgentConfig) -> str:
+    """Return the reason why an actor with this configuration uses the pure form; empty if it uses the compiled one.
+
+    Raises:
+        ConfigError: If there is a reason, and the configuration has ``native: always``.
+    """
+    lacks = {
+        "a spool": config.spool is not None,
+        "relays": bool(config.relays),
+        "a sidecar": config.sidecar,
+        f"inference: {config.inference}": config.inference != "local",
+        "image codecs": config.images is not None,
+    }
+    missing = [what for what, wanted in lacks.items() if wanted]
+    default = native.default()
+    if (config.native or default) == "never":
+        return "native: never" if config.native else f"{native.VARIABLE}=never"
+    reason = f"the compiled form has no support for {missing[0]}" if missing else ""
+    if not reason and native.load() is None:
+        reason = native.reason()
+        if config.native is None and default == "always":
+            raise ConfigError(f"{native.VARIABLE}=always, but {reason}", key="native")
+    if reason and config.native == "always":
+        raise ConfigError(f"native: {reason}; set native: auto", key="native")
+    return reason
 
 
 def _hello(config: AgentConfig, actor_id: str) -> Hello:

@@ -82,7 +82,12 @@ class CurrentThreadState(threading.local):
     """A thread-local holder: its attribute `state` is the `ThreadState` of the current host thread."""
 
     def __init__(
-        self, new_sampler: Callable[[int], RandomSource], seed: int, numbers: itertools.count[int], explore: bool, owner: AgentIdentity
+        self,
+        seed: int,
+        numbers: itertools.count[int],
+        explore: bool,
+        owner: AgentIdentity,
+        new_sampler: Callable[[int], RandomSource] = RandomSource,
     ) -> None:
         self.state = ThreadState(new_sampler(seed << 32 | next(numbers)), explore, owner)
 
@@ -174,7 +179,7 @@ class AgentComponents:
         self._start_io()
         if self.outbox.spool is not None:
             self.actor_id = self.outbox.spool.actor_id
-        self.threads = CurrentThreadState(self._sampler(), seed, itertools.count(), config.explore, self.owner)
+        self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, self._sampler())
 
     def _new_io(self, reason: str) -> ActorIOThread:
         """Return the I/O thread: compiled, or for a `reason` in pure Python."""

@@ -129,9 +129,8 @@ class CompiledIOThread(Worker):
             self.native.notify()
         try:
             self.native.start()
-            while self._handle(self.native.next_event(WATCH_S)):
-                if self._policy_cache is not None:
-                    self._policy_cache.report_absence(time.monotonic(), self.explain_absence)
+            while self._watch(self.native.next_event(WATCH_S)):
+                pass
             if self._policy_cache is not None:
                 self._policy_cache.save(force=True)
         finally:
@@ -145,6 +144,15 @@ class CompiledIOThread(Worker):
 
         self._policy_cache = ActorPolicyCache(config, config.cache_file, self.weight_subscriber, self.host, self.counters)
         self._policy_cache.take_up()
+
+    def _watch(self, event: tuple[str, int, str] | None) -> bool:
+        try:
+            if self._policy_cache is not None:
+                self._policy_cache.report_absence(time.monotonic(), self.explain_absence)
+            return self._handle(event)
+        except Exception:  # such as that of a host's logging handler; it must not end the thread
+            self.counters.add("io_restarts")
+            return True
 
     def _handle(self, event: tuple[str, int, str] | None) -> bool:
         """Handle one event. Return False at the end of the compiled thread."""
@@ -416,7 +424,10 @@ class CompiledWeightSubscriber:
             native = self._native.policy()
             if native is None:
                 return None
-            if native.key != key and (known_policy := next((k[2] for k in self._policies if k[0] == native.key), None)) is not None:
+            if (
+                native.key != key
+                and (known_policy := next((k[2] for k in self._policies if k[0] == native.key), None)) is not None
+            ):
                 return known_policy
             spec = self.spec
             assert spec is not None

@@ -180,6 +180,7 @@ class AgentComponents:
         )
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
         self._start_io()
+        self.settle_form()  # for the policy in the cache
         if self.outbox.spool is not None:
             self.actor_id = self.outbox.spool.actor_id
         self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, self._sampler())
@@ -275,9 +276,8 @@ class AgentComponents:
         until, limit = began + timeout_s, began + (CLIENT_START_S if patient and timeout_s else 0.0)
         while True:
             try:
-                self.wait(lambda: self.has_policy or self.settle_form(), until - time.monotonic())
-                if self.has_policy:
-                    return
+                self.wait(lambda: self.has_policy, until - time.monotonic())
+                return
             except LearnerUnavailable as exc:
                 # An overloaded learner answers late, so the wait goes on for a while after its last answer that it starts.
                 later = min(self.io.host.starting_at + max(SILENCE_S, timeout_s), limit)
@@ -316,20 +316,25 @@ class AgentComponents:
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
         """Wait until the I/O thread's work makes `ready` return True. Error messages name the awaited event by `stage`."""
-        host = self.io.host
         deadline = time.monotonic() + timeout_s
-        self.io.wake_now()
-        with host.changed:
-            while not ready():
-                error = host.open_error or host.credit_gate.error
-                if error is not None:
-                    raise error.with_traceback(None)
-                if self.closed and not host.flushing:
-                    raise Closed("this agent was closed")
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self._unavailable(stage() if callable(stage) else stage, timeout_s)
-                host.changed.wait(min(left, 0.25))
+        while True:
+            host = self.io.host
+            self.io.wake_now()
+            with host.changed:
+                while not ready():
+                    if self.settle_form():
+                        break
+                    error = host.open_error or host.credit_gate.error
+                    if error is not None:
+                        raise error.with_traceback(None)
+                    if self.closed and not host.flushing:
+                        raise Closed("this agent was closed")
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise self._unavailable(stage() if callable(stage) else stage, timeout_s)
+                    host.changed.wait(min(left, 0.25))
+                else:
+                    return
 
     def _unavailable(self, stage: str | None, timeout_s: float) -> LearnerUnavailable:
         """Return the error for an event that did not come in time: `stage`, or the event that the I/O thread waits for."""

@@ -60,7 +60,7 @@ def test_a_policy_that_only_the_pure_form_has_changes_the_form(bench: Bench, cap
     episode(agent)
     agent.flush(20.0)
     assert agent.stats()["accepted"] == 1
-    with pytest.raises(ConfigError, match="native: .*MultiDiscrete"):
+    with pytest.raises(ConfigError, match=r"native: .*MultiDiscrete"):
         bench.agent(native="always", action_space=LACKING, client_id="many")
 
 

@@ -146,6 +146,8 @@ class CompiledIOThread(Worker):
         subscriber = cast(WeightSubscriber, self.weight_subscriber)
         self._policy_cache = ActorPolicyCache(config, config.cache_file, subscriber, self.host, self.counters)
         self._policy_cache.take_up()
+        if self.weight_subscriber.lacks:
+            raise self.host.lacking(self.weight_subscriber.lacks)
 
     def _watch(self, event: tuple[str, int, str] | None) -> bool:
         try:
@@ -262,14 +264,18 @@ class CompiledSharedState(ActorSharedState):
             return ClientFailed(self._config.client_id, text)
         if kind != "unsupported":
             return HandshakeRefused(RefusalReason(code), text, field)
+        return self.lacking(text)
+
+    def lacking(self, reason: str) -> RL4SysError:
+        """Return the error for a policy that the compiled form lacks."""
         if self._config.native == "always":
-            return ConfigError(f"native: {text}", key="native")
-        return FormLacks(text)
+            return ConfigError(f"native: {reason}; set native: auto", key="native")
+        return FormLacks(reason)
 
     @property
     def lacks(self) -> str:
         """What the compiled form lacks for the learner's policy; empty if nothing is known to be missing."""
-        error = self.error
+        error = self.open_error or self.error
         return error.reason if isinstance(error, FormLacks) else ""
 
     @property
@@ -406,6 +412,7 @@ class CompiledWeightSubscriber:
 
     def __init__(self, native: _native.IoThread, config: AgentConfig) -> None:
         self._native, self._config = native, config
+        self.lacks = ""  # what the compiled form lacks for the policy of an earlier start
         self._policies: deque[tuple[int, Any, Policy]] = deque(maxlen=KEPT)  # with their keys, newest last
         self._spec: tuple[int, PolicySpec | None] = (0, None)
         self._lock = threading.RLock()  # held while an object is made, so that each policy has one
@@ -463,13 +470,13 @@ class CompiledWeightSubscriber:
         return (policy.generation, policy.version) if policy is not None else (0, 0)
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Start with a policy that the compiled form has; raise ConfigError for another."""
+        """Start with a policy of an earlier start. If the compiled form lacks it, do nothing but set `lacks`."""
         flat = np.ascontiguousarray(snapshot.flat, dtype=np.float32)
         numbers = snapshot.generation, snapshot.version, snapshot.digest
         try:
             self._native.take_up(spec_to_document(spec), *numbers, flat, bytes(snapshot.others))
         except NotImplementedError as exc:
-            raise ConfigError(str(exc), key="native") from exc
+            self.lacks = str(exc)
 
     def inherit(self, other: Any) -> None:
         """Start with the policy of `other`, the parent's subscriber, in a forked child."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from functools import cache
@@ -27,9 +28,22 @@ def default() -> str:
     return word
 
 
+def default() -> str:
+    """Return the word of the environment; ``auto`` without one."""
+    word = os.environ.get(VARIABLE, "auto")
+    return word if word in ("always", "never") else "auto"
+
+
 def load() -> ModuleType | None:
     """Return the extension module, or None if this process uses the pure Python form."""
     return None if default() == "never" else _find()[0]
+
+
+def require() -> ModuleType:
+    """Return the extension module, which must be there."""
+    module = load()
+    assert module is not None
+    return module
 
 
 def require() -> ModuleType:
@@ -54,7 +68,7 @@ def _find() -> tuple[ModuleType | None, str]:
     try:
         import zmq  # noqa: F401 - the module uses the libzmq that this import loads
 
-        from rl4sys_zmq import _native
+        _native = importlib.import_module("rl4sys_zmq._native")  # by name: the package itself stands on the highest floor
     except ImportError as exc:
         # A file that is there has an error of its own; without one, Python only says that the name is unknown.
         cause = f"the extension does not load: {exc}" if _file_exists() else f"the extension was not built; {HOW}"

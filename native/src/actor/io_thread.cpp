@@ -32,6 +32,7 @@ constexpr double kCreditAhead = 0.5;   // after a message, credit is requested i
 constexpr std::uint64_t kMaxBatchSteps = 16'384, kMaxBatchBytes = 1 << 20, kEntryBytes = 65'536;
 constexpr std::size_t kMaxBatchItems = 64, kMaxBodyFrames = 200;
 constexpr short kPollIn = 1;  // ZMQ_POLLIN
+constexpr int kTerminated = 156'384'765;  // ETERM: the context ends, and waits for this thread's sockets
 constexpr std::uint16_t kFailedProtocol = 0x2000, kFailedAuth = 0x4000;  // events of libzmq's monitor
 constexpr std::uint32_t kCrypto = 0x1100'0001, kMechanism = 0x1100'0002, kDenied = 400;
 
@@ -246,7 +247,7 @@ void IoThread::wait() {
     if (subscriber_.socket()) items[count++].socket = subscriber_.socket()->raw();
     if (listens) items[count++].socket = dealer_->raw();
     host.resting.store(rests, std::memory_order_relaxed);
-    zmq_.poll(items, count, static_cast<long>(std::ceil(left * 1e3)));
+    if (zmq_.poll(items, count, static_cast<long>(std::ceil(left * 1e3))) < 0 && zmq_.error() == kTerminated) request_stop();
     host.resting.store(false, std::memory_order_relaxed);
     wakeup_.clear();
 }

@@ -13,13 +13,14 @@ import time
 from collections import deque
 from dataclasses import asdict
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import numpy as np
 
 from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SegmentStartConditions, SessionParameters
 from rl4sys_zmq.actor.io.thread import explain_absence
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.session import SessionState
@@ -142,7 +143,8 @@ class CompiledIOThread(Worker):
             return
         from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
 
-        self._policy_cache = ActorPolicyCache(config, config.cache_file, self.weight_subscriber, self.host, self.counters)
+        subscriber = cast(WeightSubscriber, self.weight_subscriber)
+        self._policy_cache = ActorPolicyCache(config, config.cache_file, subscriber, self.host, self.counters)
         self._policy_cache.take_up()
 
     def _watch(self, event: tuple[str, int, str] | None) -> bool:
@@ -150,7 +152,7 @@ class CompiledIOThread(Worker):
             if self._policy_cache is not None:
                 self._policy_cache.report_absence(time.monotonic(), self.explain_absence)
             return self._handle(event)
-        except Exception:  # such as that of a host's logging handler; it must not end the thread
+        except Exception:  # noqa: BLE001 - such as that of a host's logging handler; it must not end the thread
             self.counters.add("io_restarts")
             return True
 
@@ -276,13 +278,14 @@ class CompiledSharedState(ActorSharedState):
         return SegmentStartConditions(limit, generation, min_version, self.error, stage)
 
     @property
-    def session_parameters(self) -> SessionParameters | None:  # type: ignore[override]
+    def session_parameters(self) -> SessionParameters | None:
         said = self._native.parameters()
         return None if said is None else SessionParameters(**said)
 
     @session_parameters.setter
-    def session_parameters(self, parameters: SessionParameters) -> None:
-        self._native.set_parameters(asdict(parameters))
+    def session_parameters(self, parameters: SessionParameters | None) -> None:
+        if parameters is not None:
+            self._native.set_parameters(asdict(parameters))
 
     @property
     def stage(self) -> str:  # type: ignore[override]
@@ -300,7 +303,7 @@ class CompiledSharedState(ActorSharedState):
         self._absence = error
 
     @property
-    def current_at(self) -> float:  # type: ignore[override]
+    def current_at(self) -> float:
         return self._native.current_at
 
     @current_at.setter
@@ -312,7 +315,7 @@ class CompiledSharedState(ActorSharedState):
         return self._native.starting_at
 
     @property
-    def want_steps(self) -> int:  # type: ignore[override]
+    def want_steps(self) -> int:
         return self._native.want_steps
 
     @want_steps.setter
@@ -320,7 +323,7 @@ class CompiledSharedState(ActorSharedState):
         self._native.want_steps = steps
 
     @property
-    def waiting(self) -> int:  # type: ignore[override]
+    def waiting(self) -> int:
         return self._native.waiting
 
     @waiting.setter
@@ -328,7 +331,7 @@ class CompiledSharedState(ActorSharedState):
         self._native.waiting = count
 
     @property
-    def flushing(self) -> int:  # type: ignore[override]
+    def flushing(self) -> int:
         return self._native.flushing
 
     @flushing.setter
@@ -336,8 +339,7 @@ class CompiledSharedState(ActorSharedState):
         self._native.flushing = count
 
     def inherit(self, other: ActorSharedState) -> None:
-        if other.session_parameters is not None:
-            self.session_parameters = other.session_parameters
+        self.session_parameters = other.session_parameters
         self.current_at = other.current_at
 
     def renew_lock(self) -> None:
@@ -433,7 +435,7 @@ class CompiledWeightSubscriber:
             assert spec is not None
             policy: Policy
             if spec.columns:  # numpy keeps the recurrent state
-                flat = np.frombuffer(native, dtype=np.float32)
+                flat = np.frombuffer(memoryview(native), dtype=np.float32)
                 policy = build_policy(spec, PolicySnapshot(native.generation, native.version, native.digest, flat, native.others))
             else:
                 policy = CompiledPolicy(spec, native)

@@ -1,42 +1,46 @@
 // The fast path of an ordinary step: bases of RL4SysAction, RL4SysTrajectory and SegmentWriter whose fields lie at known places,
 // and `Steps`, which requests and adds actions. Whatever is not ordinary goes to the methods in Python.
-#include <structmember.h>
-
 #include <array>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "python/policy_type.h"
 #include "python/parts.h"
+#include "python/policy_type.h"
+
+#include <structmember.h>
 
 namespace rl4sys::python {
 namespace {
 
-// The fields of an object that are objects themselves. They come first, so that one traversal serves all types.
+// The fields of an object that are objects themselves. They come first in all types, so that one traversal serves them.
 template <std::size_t N>
 struct Fields {
     PyObject_HEAD
-    std::array<PyObject*, N> fields;
+    PyObject* fields[N];
 };
 
 enum ActionField { kDone, kEnvAct, kReward, kLogProb, kMask, kObs, kRaw, kRow, kStamp, kActionWriter, kMaker, kActionFields };
 
-struct ActionObject : Fields<kActionFields> {
+struct ActionObject {
+    PyObject_HEAD
+    PyObject* fields[kActionFields];
     char* lazy;  // the bytes of the observation and of a Box's actions, until Python reads them; null for none
 };
 
 enum TrajectoryField { kWriter, kLast, kUnder, kEpisodes, kRequested, kCompleted, kTrajectoryFields };
 
-struct TrajectoryObject : Fields<kTrajectoryFields> {};
+using TrajectoryObject = Fields<kTrajectoryFields>;
 
 enum WriterField { kWriterStamp, kPending, kLeft, kMasks, kWriterFields };
 enum Column { kObservations, kActions, kRewards, kLogProbs, kColumns };
 
-struct WriterObject : Fields<kWriterFields> {
+struct WriterObject {
+    PyObject_HEAD
+    PyObject* fields[kWriterFields];
     Py_ssize_t steps, limit, rows, missing;
-    std::array<Py_buffer, kColumns> columns;
+    Py_buffer columns[kColumns];
     bool bound;
 };
 
@@ -48,7 +52,9 @@ enum StepsField {
 
 constexpr std::size_t kMostElements = 64;  // SMALL in actor/inputs.py
 
-struct StepsObject : Fields<kStepsFields> {
+struct StepsObject {
+    PyObject_HEAD
+    PyObject* fields[kStepsFields];
     std::uint64_t thread;  // the last thread; its number is never used again
     std::size_t elements, item, observation_bytes, action_size;  // action_size: the numbers of a Box action; 0 for a Discrete
     std::int64_t start;
@@ -57,6 +63,13 @@ struct StepsObject : Fields<kStepsFields> {
 PyTypeObject* trajectory_class = nullptr;  // the types of the module, which has no second instance
 
 bool is_trajectory(PyObject* object) { return PyObject_TypeCheck(object, trajectory_class); }
+
+// Gives a field a new object, whose reference it takes.
+void replace(PyObject*& field, PyObject* owned) noexcept {
+    PyObject* const before = field;
+    field = owned;
+    Py_XDECREF(before);
+}
 
 template <std::size_t N>
 int traverse(PyObject* self, visitproc visit, void* arg) {
@@ -139,8 +152,7 @@ PyObject* get_made(PyObject* self, void*) {
 
 template <std::size_t field>
 int set_made(PyObject* self, PyObject* value, void*) {
-    Py_XINCREF(value);
-    Py_XSETREF(reinterpret_cast<ActionObject*>(self)->fields[field], value);
+    replace(reinterpret_cast<ActionObject*>(self)->fields[field], Py_XNewRef(value));
     return 0;
 }
 
@@ -157,7 +169,7 @@ PyObject* action_update_reward(PyObject* self, PyObject* reward) {
     double value;
     if (its && is_reward(reward, value)) {
         if (its == Py_None) {
-            Py_XSETREF(action.fields[kReward], Py_NewRef(reward));
+            replace(action.fields[kReward], Py_NewRef(reward));
             Py_RETURN_NONE;
         }
         auto& writer = *reinterpret_cast<WriterObject*>(its);
@@ -166,7 +178,7 @@ PyObject* action_update_reward(PyObject* self, PyObject* reward) {
             if (row >= 0 && row < writer.steps) {
                 writer.missing -= action.fields[kReward] == Py_None;
                 static_cast<float*>(writer.columns[kRewards].buf)[row] = static_cast<float>(value);
-                Py_XSETREF(action.fields[kReward], Py_NewRef(reward));
+                replace(action.fields[kReward], Py_NewRef(reward));
                 Py_RETURN_NONE;
             }
         }
@@ -299,9 +311,9 @@ bool find_thread(StepsObject& steps, std::uint64_t thread, PyObject* policy) {
     Ref chooser(PyObject_GetAttr(state.get(), name_chooser)), stamp(PyObject_GetAttr(state.get(), name_stamp));
     if (!chooser || !stamp || !is_chooser(chooser.get())) return false;
     steps.thread = 0;
-    Py_XSETREF(field(steps, kPolicy), its.release());
-    Py_XSETREF(field(steps, kStampInUse), stamp.release());
-    Py_XSETREF(field(steps, kChooser), chooser.release());
+    replace(field(steps, kPolicy), its.release());
+    replace(field(steps, kStampInUse), stamp.release());
+    replace(field(steps, kChooser), chooser.release());
     steps.thread = thread;
     return true;
 }
@@ -453,10 +465,10 @@ bool ordinary_add(StepsObject& steps, PyObject* traj, PyObject* object) {
     std::memcpy(column(kLogProbs, sizeof log_prob), &log_prob, sizeof log_prob);
     std::memcpy(column(kRewards, sizeof given), &given, sizeof given);
     writer.missing += action.fields[kReward] == Py_None;
-    Py_SETREF(action.fields[kActionWriter], Py_NewRef(its.fields[kWriter]));
-    Py_XSETREF(action.fields[kRow], Py_NewRef(number.get()));
+    replace(action.fields[kActionWriter], Py_NewRef(its.fields[kWriter]));
+    replace(action.fields[kRow], Py_NewRef(number.get()));
     writer.steps = row + 1;
-    Py_XSETREF(its.fields[kLast], Py_NewRef(object));
+    replace(its.fields[kLast], Py_NewRef(object));
     const Ref popped(PyObject_CallMethodObjArgs(requested, name_popleft, nullptr));
     if (!popped) PyErr_Clear();
     return true;

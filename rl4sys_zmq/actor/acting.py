@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import hypot, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 
 if TYPE_CHECKING:
     from rl4sys_zmq import _native
+    from rl4sys_zmq.actor.io.compiled_thread import CompiledIOThread
 
 log = get_logger(__name__)
 
@@ -206,7 +207,7 @@ class ActionSelector:
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
         self.steps = self._compiled_steps(spec)
         if self.steps is not None:
-            self.request = self.steps.request  # type: ignore[method-assign]
+            self.request = self.steps.request  # type: ignore[method-assign, assignment]
 
     def _compiled_steps(self, spec: PolicySpec) -> _native.Steps | None:
         """Return the compiled fast path, which calls the methods here for all that is not ordinary; None if there is none."""
@@ -215,11 +216,12 @@ class ActionSelector:
             return None
         from rl4sys_zmq.policies.compiled import step_arrays
 
+        io = cast("CompiledIOThread", parts.io)
         start, size, makers, scalars = step_arrays(spec)
-        return native.require().Steps(
-            self.episodes, self._request, self.episodes.add, np.ndarray, parts.threads, parts.pending, RL4SysAction, parts.io.native,
-            makers, scalars, start, spec.observation_space.shape[0], dtype.itemsize, size,
-        )  # fmt: skip
+        methods = self.episodes, self._request, self.episodes.add, np.ndarray, parts.threads, parts.pending, RL4SysAction
+        sizes = start, math.prod(self._plain_shape or ()), dtype.itemsize, size
+        steps: _native.Steps = native.require().Steps(*methods, io.native, makers, scalars, *sizes)
+        return steps
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
         if traj is not None and mask is None and type(obs) is np.ndarray:

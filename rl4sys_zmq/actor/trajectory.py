@@ -13,8 +13,8 @@ from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.slots import TrajectorySlots
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
+from rl4sys_zmq.actor.slots import TrajectorySlots
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy

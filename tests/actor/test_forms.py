@@ -26,6 +26,7 @@ def episode(agent: RL4SysAgent, steps: int = 8) -> list[tuple[Any, float]]:
         agent.add_to_trajectory(traj, action)
         action.update_reward(1.0)
         taken.append((action.act, action.log_prob))
+    assert traj is not None
     agent.mark_end_of_trajectory(traj)
     return taken
 
@@ -60,7 +61,7 @@ def test_a_policy_that_only_the_pure_form_has_changes_the_form(bench: Bench, cap
     episode(agent)
     agent.flush(20.0)
     assert agent.stats()["accepted"] == 1
-    with pytest.raises(ConfigError, match="native: .*MultiDiscrete"):
+    with pytest.raises(ConfigError, match=r"native: .*MultiDiscrete"):
         bench.agent(native="always", action_space=LACKING, client_id="many")
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import hypot, isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq import native
 from rl4sys_zmq.actor.action import PolicyStamp, RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import AgentComponents, ThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnActionSelector
 from rl4sys_zmq.actor.inputs import ActionOverrider, BatchInputs, InputValidator
+from rl4sys_zmq.actor.slots import COMPILED
 from rl4sys_zmq.actor.trajectory import MAX_REQUESTED, RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.logs import get_logger
@@ -25,6 +27,10 @@ from rl4sys_zmq.values.action_layout import assemble_action
 from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32, without_float_errors
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, copy_tree
+
+if TYPE_CHECKING:
+    from rl4sys_zmq import _native
+    from rl4sys_zmq.actor.io.compiled_thread import CompiledIOThread
 
 log = get_logger(__name__)
 
@@ -199,6 +205,23 @@ class ActionSelector:
         # If the local policy always chooses, and records no extra columns, the fast path of `request` can be used.
         self._has_fast_path = parts.remote is None and self._fallback.max_age_s is None and not spec.columns
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
+        self.steps = self._compiled_steps(spec)
+        if self.steps is not None:
+            self.request = self.steps.request  # type: ignore[method-assign, assignment]
+
+    def _compiled_steps(self, spec: PolicySpec) -> _native.Steps | None:
+        """Return the compiled fast path, which calls the methods here for all that is not ordinary; None if there is none."""
+        parts, dtype = self._parts, self._plain_dtype
+        if parts.form != "compiled" or not COMPILED or not self._has_fast_path or dtype is None or self._keeps_last:
+            return None
+        from rl4sys_zmq.policies.compiled import step_arrays
+
+        io = cast("CompiledIOThread", parts.io)
+        start, size, makers, scalars = step_arrays(spec)
+        methods = self.episodes, self._request, self.episodes.add, np.ndarray, parts.threads, parts.pending, RL4SysAction
+        sizes = start, math.prod(self._plain_shape or ()), dtype.itemsize, size
+        steps: _native.Steps = native.require().Steps(*methods, io.native, makers, scalars, *sizes)
+        return steps
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
         if traj is not None and mask is None and type(obs) is np.ndarray:
@@ -374,6 +397,9 @@ class StartupActionSelector(ActionSelector):
 
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: Mask) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask)
+
+    def _compiled_steps(self, spec: PolicySpec) -> None:
+        return None
 
     @without_float_errors
     def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:

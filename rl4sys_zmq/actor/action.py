@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.actor.slots import ActionSlots
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, BadInput, RewardError
 from rl4sys_zmq.immutable import immutable_object
@@ -57,7 +58,7 @@ class PolicyStamp:
     sampler: RandomSource | None = None  # random numbers of the thread; None if the policy was never here
 
 
-class RL4SysAction:
+class RL4SysAction(ActionSlots):
     """One action for the host and its step in the episode. `RL4SysAgent.request_for_action` returns this object.
 
     `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys.
@@ -70,7 +71,7 @@ class RL4SysAction:
             then ends the trajectory.
     """
 
-    __slots__ = ("done", "env_act", "known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
+    __slots__ = ()
 
     # No constructor: the call would cost as much time as setting all attributes. `new_action` and `new_actions` create actions.
     obs: Tree
@@ -200,6 +201,12 @@ class RL4SysAction:
             self.known_reward = value
         except RewardError as exc:
             self.stamp.owner.refuse(exc)
+
+    _set_any_reward = update_reward
+
+
+if hasattr(ActionSlots, "set_reward"):  # compiled code sets an ordinary reward, and calls `_set_any_reward` for any other
+    RL4SysAction.update_reward = ActionSlots.set_reward  # type: ignore[method-assign]
 
 
 def new_action(kind: type[A], observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: Mask) -> A:

@@ -33,6 +33,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, TensorSpec
 
 if TYPE_CHECKING:
+    from rl4sys_zmq import _native
     from rl4sys_zmq.security.keys import UserKeys
 
 log = get_logger(__name__)
@@ -129,6 +130,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         self._reopening = threading.Lock()
         self._open: ActionSelector | None = None
         self._startup: StartupActionSelector | None = None
+        self._steps: _native.Steps | None = None
         self._parts = AgentComponents(config, self._keys, self._counters)
         try:
             self._connect()
@@ -207,6 +209,9 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or, with
                 ``overflow: wait``, the trajectory has ended or a later action was added.
         """
+        if self._steps is not None:
+            self._steps.add(traj, action)
+            return
         writer = traj.writer
         if (
             action.stamp is writer.stamp  # an ordinary next step, chosen by the same policy version as the one before
@@ -477,7 +482,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         learners = session_parameters.rollout_length or 128
         rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
         acting = ActionSelector(self._parts, self._spec, rollout, self._baseline, before)
-        self._episodes = acting.episodes
+        self._episodes, self._steps = acting.episodes, acting.steps
         self._open, self._startup, self._parts.no_policy = acting, None, None
         if before is not None:
             dropped = self._counters.get("unrecorded_actions")
@@ -491,7 +496,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
         self._parts.no_policy = PlaceholderPolicy(spec, 0, -1, 0)
         acting = self._startup = StartupActionSelector(self._parts, spec, 0, self._baseline)
-        self._episodes = acting.episodes
+        self._episodes, self._steps = acting.episodes, None
         return acting
 
     def _selector(self) -> ActionSelector:

@@ -50,7 +50,9 @@ PURE_WAIT_S = 1.0
 class ThreadState:
     """The data of an agent for one host thread: the policy in use, the random numbers, and the last action."""
 
-    __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp", "step")
+    __slots__ = (
+        "_explore", "_owner", "act", "batch_width", "calls_until_cut", "chooser", "last_act", "policy", "sampler", "stamp", "step"
+    )  # fmt: skip
 
     act: Act
     step: BoundStep  # method `step` of `policy`, bound as `act` is, if the policy has extra columns
@@ -60,6 +62,7 @@ class ThreadState:
         self._explore, self._owner = explore, owner
         self.sampler = sampler
         self.policy: Policy | None = None
+        self.chooser: Any = None  # the compiled function in `act`, if there is one
         self.last_act: Any = None  # copy of the last environment action, for use after invalid input
         self.calls_until_cut = 0  # number of batched requests until all trajectories of the batch are cut together
         self.batch_width = 0  # number of environments in the last batched request
@@ -69,6 +72,7 @@ class ThreadState:
             if isinstance(policy, ExtraColumnPolicy):
                 self.step = policy.bind_step(self.sampler, self._explore)
             self.act = bind(policy, self.sampler, self._explore)
+            self.chooser = getattr(self.act, "chooser", None)
             self.stamp = PolicyStamp(policy.generation, policy.version, self._owner, "", _reference(policy), self.sampler)
             self.policy = policy
 

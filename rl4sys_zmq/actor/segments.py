@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import AgentIdentity, PolicyStamp, RL4SysAction, new_action
+from rl4sys_zmq.actor.slots import WriterSlots
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ProtocolError, RewardError
 from rl4sys_zmq.immutable import immutable
@@ -72,7 +73,7 @@ def new_column(space: ObservationSpace, rows: int, dtype_of: Callable[[LeafSpace
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class SegmentWriter:
+class SegmentWriter(WriterSlots):
     """A writer of the columns of one unfinished segment. Row ``t`` of all columns is one step.
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
@@ -234,14 +235,16 @@ class SegmentWriter:
         self.versions = np.concatenate([self.versions, np.full_like(self.versions, self.versions[-1])])
         if self.masks is not None:
             self.masks = np.concatenate([self.masks, np.ones_like(self.masks[:rows])])
-        self.rows = 2 * rows
         self._view()
+        self.rows = 2 * rows
 
     def _view(self) -> None:
         """Create memoryviews of the columns. Writing one number to a memoryview takes half as long as to an array."""
         self._action_cells = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells = self.log_probs.data
         self._reward_cells = self.rewards.data
+        if isinstance(self.observations, np.ndarray) and isinstance(self.actions, np.ndarray):
+            self.bind_columns(self.observations, self.actions, self.rewards, self.log_probs)
 
 
 def _grown(column: Any, rows: int) -> Any:

@@ -14,6 +14,7 @@ from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
+from rl4sys_zmq.actor.slots import TrajectorySlots
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
@@ -40,7 +41,7 @@ class RequestedActions(deque[RL4SysAction]):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class RL4SysTrajectory:
+class RL4SysTrajectory(TrajectorySlots):
     """One episode, which `RL4SysAgent.request_for_action` starts. Its steps are sent in segments while the episode runs.
 
     `version`, `actions` and the methods are for programs that were written for RL4Sys. There a trajectory is a list of actions,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,7 @@ class CompiledPolicy:
             return outputs(*choose(inputs(observation), allowed))
 
         discrete = isinstance(spaces[1], DiscreteSpace)
+        act.chooser = choose  # type: ignore[attr-defined]
         return act
 
     def act_batch(self, observations: Tree, masks: Mask, rng: RandomSource, explore: bool) -> Choices:
@@ -113,10 +114,39 @@ def _outputs(space: Any) -> Callable[[Any, Any, float], Choice]:
 
         return scalar
     assert isinstance(space, BoxSpace)
+    raws, acts = _box_arrays(space)
+    return lambda raw, act, log_prob: (raws(raw), acts(act), log_prob)
+
+
+ArrayMaker = Callable[[bytes], NDArray[Any]]
+"""A function from bytes to a new array."""
+
+
+def _box_arrays(space: BoxSpace) -> tuple[ArrayMaker, ArrayMaker]:
+    """Return the functions that make arrays of the raw action (float32) and of the action for the environment (float64)."""
     shape, dtype = space.shape, np.dtype(space.dtype)
+    return (
+        lambda raw: np.frombuffer(bytearray(raw), dtype=np.float32).reshape(shape),
+        lambda act: np.frombuffer(act, dtype=np.float64).reshape(shape).astype(dtype),
+    )
 
-    def array(raw: bytes, act: bytes, log_prob: float) -> Choice:
-        own = np.frombuffer(bytearray(raw), dtype=np.float32).reshape(shape)
-        return own, np.frombuffer(act, dtype=np.float64).reshape(shape).astype(dtype), log_prob
 
-    return array
+def step_arrays(spec: PolicySpec) -> tuple[int, int, tuple[ArrayMaker, ...], list[Any]]:
+    """Return what a compiled step needs to make objects: the first action, the numbers of a Box, array makers, and scalars."""
+    observations, actions = spec.observation_space, spec.action_space
+    dtype = np.dtype(cast(BoxSpace, observations).dtype)
+
+    def observation(data: bytes) -> NDArray[Any]:
+        return np.frombuffer(bytearray(data), dtype=dtype)
+
+    if isinstance(actions, DiscreteSpace):
+        return actions.start, 0, (observation,), list(action_scalars(actions))
+    assert isinstance(actions, BoxSpace)
+    raws, acts = _box_arrays(actions)
+
+    def locked(act: bytes) -> NDArray[Any]:
+        array = acts(act)
+        array.flags.writeable = False
+        return array
+
+    return 0, actions.size, (observation, raws, locked), []

@@ -13,6 +13,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.acting import ActionSelector
 from rl4sys_zmq.actor.action import LARGEST, AgentIdentity, PolicyStamp, RL4SysAction, as_reward, new_action, new_actions
 from rl4sys_zmq.actor.inputs import InputValidator
+from rl4sys_zmq.actor.slots import ActionSlots
 from rl4sys_zmq.actor.trajectory import TrajectoryManager
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RewardError, RL4SysError
@@ -230,9 +231,9 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
 
         return call
 
+    for part, name in ((ActionSelector, "_request"), (TrajectoryManager, "add")):
+        monkeypatch.setattr(part, name, noted(name, getattr(part, name)))
     with agent_of(learner, action_space) as agent:
-        for part, name in ((ActionSelector, "_request"), (TrajectoryManager, "add")):
-            monkeypatch.setattr(part, name, noted(name, getattr(part, name)))
         traj: Any = None
         for _ in range(6):  # one segment: only its first request and its first row take the full path
             traj, action = agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
@@ -248,7 +249,7 @@ def test_a_batch_of_actions_is_as_many_single_ones() -> None:
     batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)
     columns = zip(observations, raws, raws + 1, log_probs.tolist(), [stamp] * 3, masks, strict=True)
     single = [new_action(RL4SysAction, *row) for row in columns]
-    slots = {*RL4SysAction.__slots__} - {"row"}
+    slots = {*ActionSlots.__slots__} - {"row"}
     for ours, theirs in zip(batch, single, strict=True):
         for slot in slots:
             np.testing.assert_equal(getattr(ours, slot), getattr(theirs, slot))

@@ -97,7 +97,7 @@ def test_an_agent_acts_and_stores(bench: Bench, action_space: Any, tree: bool, o
     assert agent.stats()["steps"] == steps + len(trajs)
 
 
-@pytest.mark.usefixtures("errors")
+@pytest.mark.usefixtures("errors", "pure_form")
 def test_the_replacement_of_an_unusable_action_is_computed_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast path finds an action whose log-probability is not finite, and the policy before it raises."""
     agent = bench.agent()

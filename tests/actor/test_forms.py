@@ -26,6 +26,7 @@ def episode(agent: RL4SysAgent, steps: int = 8) -> list[tuple[Any, float]]:
         agent.add_to_trajectory(traj, action)
         action.update_reward(1.0)
         taken.append((action.act, action.log_prob))
+    assert traj is not None
     agent.mark_end_of_trajectory(traj)
     return taken
 

@@ -134,6 +134,8 @@ actor::Settings settings_from(PyObject* dict) {
     return out;
 }
 
+PyTypeObject* io_class = nullptr;  // the type of the module, which has no second instance
+
 PyObject* io_new(PyTypeObject* type, PyObject* args, PyObject*) {
     return guarded([&] {
         PyObject *dict = nullptr, *context = nullptr;
@@ -625,9 +627,13 @@ PyType_Spec kSpec = {"rl4sys_zmq._native.IoThread", sizeof(IoObject), 0, Py_TPFL
 
 }  // namespace
 
+bool is_io(PyObject* object) noexcept { return Py_TYPE(object) == io_class; }
+
+const policy::Policy* current_policy(PyObject* io) noexcept { return actor_of(io).thread.host.current.load(std::memory_order_acquire); }
+
 void add_io_type(PyObject* module) {
-    const Ref type = checked(PyType_FromSpec(&kSpec));
-    if (PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) < 0) throw PythonError{};
+    io_class = reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&kSpec)).release());
+    if (PyModule_AddType(module, io_class) < 0) throw PythonError{};
 }
 
 }  // namespace rl4sys::python

@@ -24,6 +24,7 @@ int execute(PyObject* module) {
         add_codec(module);
         add_policy_types(module);
         add_io_type(module);
+        add_step_types(module);
         return PyModule_AddStringConstant(module, "VERSION", RL4SYS_VERSION);
     } catch (...) {
         set_error();

@@ -27,5 +27,6 @@ support::Zstd& thread_zstd();
 void add_codec(PyObject* module);
 void add_policy_types(PyObject* module);
 void add_io_type(PyObject* module);
+void add_step_types(PyObject* module);
 
 }  // namespace rl4sys::python

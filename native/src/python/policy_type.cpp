@@ -254,6 +254,13 @@ policy::Sampler& sampler_of(PyObject* object) {
     return reinterpret_cast<SamplerObject*>(object)->sampler;
 }
 
+bool is_chooser(PyObject* object) noexcept { return Py_TYPE(object) == chooser_class; }
+
+Chooser chooser_of(PyObject* object) noexcept {
+    auto& its = *reinterpret_cast<ChooserObject*>(object);
+    return {*its.policy, reinterpret_cast<SamplerObject*>(its.sampler)->sampler, its.scratch, its.explore};
+}
+
 std::vector<std::uint32_t> seed_words(std::string_view bytes) {
     std::vector<std::uint32_t> out((bytes.size() + 3) / 4);
     if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());

@@ -17,6 +17,23 @@ const std::shared_ptr<const policy::Policy>& policy_of(PyObject* object);
 /// The random numbers of a `_native.Sampler`. Throws PythonError for another object.
 policy::Sampler& sampler_of(PyObject* object);
 
+/// A policy bound to the random numbers and buffers of one thread.
+struct Chooser {
+    const policy::Policy& policy;
+    policy::Sampler& sampler;
+    policy::Scratch& scratch;
+    bool explore;
+};
+
+bool is_chooser(PyObject* object) noexcept;
+/// The parts of a `_native.Chooser`. The object must be one.
+Chooser chooser_of(PyObject* object) noexcept;
+
+/// True for a `_native.IoThread`.
+bool is_io(PyObject* object) noexcept;
+/// The policy that a `_native.IoThread` has now; null without one. The object must be one.
+const policy::Policy* current_policy(PyObject* io) noexcept;
+
 /// The 32-bit words of a non-negative integer as little-endian bytes, lowest first.
 std::vector<std::uint32_t> seed_words(std::string_view bytes);
 

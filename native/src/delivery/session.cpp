@@ -238,8 +238,10 @@ void ActorSession::on_ack(double now, const Received& ack) {
     const Map& counts = ack.map("verdicts");
     for (std::size_t n = 0; n < kVerdicts; ++n) {
         const wire::Value* value = counts.find(verdict_names[n]);
-        const std::int64_t* count = value ? value->get<std::int64_t>() : nullptr;
-        const std::uint64_t known = count && *count > 0 ? static_cast<std::uint64_t>(*count) : 0;
+        if (value && !value->is_integer()) continue;
+        const auto* large = value ? value->get<std::uint64_t>() : nullptr;
+        const auto* count = value ? value->get<std::int64_t>() : nullptr;
+        const std::uint64_t known = large ? *large : count && *count > 0 ? static_cast<std::uint64_t>(*count) : 0;
         if (newer || known > verdicts_[n]) verdicts_[n] = known;
     }
     release();

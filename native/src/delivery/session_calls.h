@@ -29,7 +29,7 @@ public:
             for (const wire::Value& row : std::get<wire::List>(arguments.at(1).data)) segments.push_back(segment_of(std::get<wire::List>(row.data)));
             return rows(session_.take(now(), std::move(segments), count(2)));
         }
-        if (name == "has_room") return {session_.has_room(count(0), count(1))};
+        if (name == "has_room") return {wire::List{"room", session_.has_room(count(0), count(1))}};
         if (name == "leaving") session_.leaving = std::get<bool>(arguments.at(0).data);
         else if (name == "reject") session_.reject(now());
         else throw std::invalid_argument("a session has no such method");

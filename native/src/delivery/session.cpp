@@ -16,7 +16,7 @@ constexpr int kRandomBits = 24;  // of an incarnation
 constexpr const char* kFieldRights = "keys";  // the actor lacks a right: the session is refused, not only one message
 constexpr const char* kFieldRate = "rate";    // a rate limit was exceeded: the same message is accepted later
 
-constexpr std::size_t kRefusedVerdict = 3;  // its place in verdict_names
+constexpr std::size_t kRefusedVerdict = 5;  // its place in verdict_names
 
 bool is_temporary(Refusal code) noexcept {
     switch (code) {
@@ -34,8 +34,8 @@ bool is_session_lost(Refusal code) noexcept { return code == Refusal::no_session
 
 }  // namespace
 
-const std::array<const char*, kVerdicts> verdict_names = {"trained",    "stale",      "quarantined", "refused",
-                                                          "duplicate", "evaluated", "overridden"};
+const std::array<const char*, kVerdicts> verdict_names = {"trained",    "stale",   "quarantined", "evaluated",
+                                                          "overridden", "refused", "duplicate"};
 
 ActorSession::ActorSession(Hello hello, Counters& counters, support::Random& random, support::Zstd* zstd)
     : received(hello.first_seq),

@@ -27,7 +27,7 @@ from rl4sys_zmq.delivery.session import (
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.wire import PackedSegment, decode, encode
-from rl4sys_zmq.wire.coding import plain_body
+from rl4sys_zmq.wire.coding import EncodedImages, plain_body
 from rl4sys_zmq.wire.messages import Hello, Message, Refused, Submit, Welcome
 
 Row = list[Any]
@@ -246,4 +246,4 @@ def _plain(row: Row) -> Row:
     message = decode(row[1]) if row[0] == "send" else None
     if not isinstance(message, Submit):
         return row
-    return [replace(message, codings=[], body=()), *map(bytes, plain_body(message))]
+    return [replace(message, codings=[], body=()), *(bytes(f) for f in plain_body(message) if not isinstance(f, EncodedImages))]

@@ -76,7 +76,7 @@ coverage: venv-test  ## the same with coverage over every process; fails below t
 	$(VENV)/bin/python -m coverage report
 
 soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
-	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py tests/wire/test_fuzz.py tests/end_to_end/test_adapters.py tests/end_to_end/test_overrides.py tests/end_to_end/test_ray.py -s --timeout 1800
+	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py tests/delivery/test_native_session.py tests/wire/test_fuzz.py tests/end_to_end/test_adapters.py tests/end_to_end/test_overrides.py tests/end_to_end/test_ray.py -s --timeout 1800
 
 long-gate: venv-test  ## one gate at its full size, in turn by the commit's number; `make soak` runs them all
 	$(VENV)/bin/python scripts/long-gate

@@ -12,7 +12,6 @@ import pytest
 from kit import segment_with
 from simulation.native_session import PairedSession
 
-from rl4sys_zmq import native
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.session import (
     FIELD_RATE,
@@ -119,15 +118,15 @@ def joined(counters: Counters, **options: Any) -> ActorSession:
     return session
 
 
-@pytest.fixture(autouse=True, params=["pure", "compiled"] if native.load() else ["pure"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def sessions(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests use both sessions. A spool and images stay with the session in Python."""
 
     def session_of(hello: Hello, counters: Counters, rng: random.Random, **options: Any) -> Any:
         pure = hello.spooled or options.get("images") is not None
         return (PurePython if pure else PairedSession)(hello, counters, rng, **options)
 
-    if request.param == "compiled":
+    if form == "compiled":
         monkeypatch.setitem(globals(), "ActorSession", session_of)
 
 

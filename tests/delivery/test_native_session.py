@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(native.load() is None, reason=native.reason())
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
 SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "5000" if SOAK else "50"))
-RANDOM_LIVES = 50_000 if SOAK else 500
+RANDOM_LIVES = 50_000 if SOAK else 300
 CALLS = 120
 SESSIONS: dict[str, Any] = {"alone": NativeSession, "in lock-step": PairedSession}
 FAULTS = BUSY, CALM, CLOCK_STEPS, COPIES, CRASHES, FULL_DISKS, LONG_SILENCES, MANY_LIVES, RELICS
@@ -47,6 +47,16 @@ def test_no_schedule_breaks_a_guarantee(seed: int, session: str) -> None:
 @pytest.mark.parametrize("schedule", FAULTS)
 def test_under_each_kind_of_fault_both_do_the_same(seed: int, schedule: Schedule) -> None:
     simulate(seed, schedule=schedule, actor=ActorParts(session=SESSIONS["in lock-step"]))
+
+
+def _segment(seed: int, steps: int = 0) -> PackedSegment:
+    rng = random.Random(seed)
+    steps, end = steps or rng.choice([1, 3, 100]), rng.choice(["terminated", "cut"])
+    return pack_segment(random_segment(steps, seed, end, masked=rng.random() < 0.3))
+
+
+LARGE = [_segment(seed, 9_000) for seed in range(3)]
+"""Segments whose columns have frames of their own. A few of them are too many for one message that is sent again."""
 
 
 class Life:
@@ -108,8 +118,10 @@ class Life:
 
     def _take(self) -> None:
         if self.session.can_take():
-            count = self.rng.randint(1, 3)
-            self.session.take(self.now, self.rng.choices(self.packed, k=count), self.rng.choice([0, 10]))
+            packed = self.rng.choices(self.packed, k=self.rng.choice([1, 1, 2, 3, 40]))
+            if self.rng.random() < 0.03:
+                packed += self.rng.choices(LARGE, k=3)
+            self.session.take(self.now, packed, self.rng.choice([0, 10]))
 
     def _near(self, number: int) -> int:
         """Return the number, one nearby or, seldom, any other one."""
@@ -170,13 +182,6 @@ class Life:
         odd = [0, 1, 2, 3, 5, 9, 9, -1, True, None, 0.5, "2", 1 << 40]
         names = [*Verdict.ALL, "unknown"]
         return {name: self.rng.choice(odd if self.rng.random() < 0.1 else odd[:7]) for name in names if self.rng.random() < 0.7}
-
-
-def _segment(seed: int) -> PackedSegment:
-    rng = random.Random(seed)
-    return pack_segment(
-        random_segment(rng.choice([1, 3, 100]), seed, rng.choice(["terminated", "cut"]), masked=rng.random() < 0.3)
-    )
 
 
 @pytest.mark.timeout(3_600)

@@ -14,7 +14,6 @@ import msgpack
 import numpy as np
 import pytest
 import xxhash
-from wire.conftest import update
 
 import rl4sys_zmq.wire
 from rl4sys_zmq import native
@@ -26,6 +25,8 @@ from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t
 from rl4sys_zmq.wire.codec import decode_as, kinds_of
 from rl4sys_zmq.wire.frames import PREFIX_BYTES, checksum, pack_frames, read_prefix, unpack_header
+
+from .conftest import update
 
 MUTATIONS = int(os.environ.get("RL4SYS_MUTATIONS") or (1_000_000 if os.environ.get("RL4SYS_SOAK") else 20_000))
 CLASSES = kinds_of(m.Message) | kinds_of(t.ThreadMessage)

@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 import xxhash
 
+from rl4sys_zmq.delivery.resend_timer import ResendTimer
 from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import Dense
@@ -74,6 +75,21 @@ def randoms(rng: random.Random) -> Iterator[Vector]:
 
 def words_of(seed: int) -> list[int]:
     return [seed >> shift & 0xFFFFFFFF for shift in range(0, max(1, seed.bit_length()), 32)]
+
+
+def timers(rng: random.Random) -> Iterator[Vector]:
+    """Calls of a resend timer, as [name, time, number, flag], and the time of the next resend after each of them."""
+    for seed in range(30):
+        timer, now, calls, times = ResendTimer(random.Random(seed)), 1.0, [], []
+        for _ in range(200):
+            now += rng.expovariate(2.0)
+            name = rng.choice(["sent", "sent", "resent", "refused", "acknowledged", "acknowledged", "stop", "reset"])
+            number, waiting = rng.randrange(50), rng.random() < 0.7
+            arguments = {"sent": (now, number), "resent": (now,), "acknowledged": (now, number, waiting)}.get(name, ())
+            getattr(timer, name)(*arguments)
+            calls.append([name, now, number, waiting])
+            times.append(timer.at)
+        yield dict(seed=seed, calls=calls, times=struct.pack("<200d", *times))
 
 
 def messages() -> Iterator[Vector]:
@@ -259,6 +275,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rooms = dict(
         hashes=hashes(random.Random(1)), randoms=randoms(random.Random(2)), messages=messages(), submits=submits(np.random.default_rng(3)),
+        timers=timers(random.Random(6)),
         updates=updates(np.random.default_rng(4)), policies=policies(np.random.default_rng(5)),
     )  # fmt: skip
     found = {name: list(cases) for name, cases in rooms.items()}

@@ -1,6 +1,6 @@
 // Weight updates of every form: decoded weights, and reasons of refusals, equal to those of the Python form.
 #include "check.h"
-#include "libraries/found.h"
+#include "libraries/linked.h"
 #include "policy/spec.h"
 #include "support/errors.h"
 #include "vectors.h"
@@ -21,7 +21,7 @@ static std::unique_ptr<weights::Snapshot> snapshot_of(const Case& one) {
 }
 
 TEST(updates_lead_to_the_same_weights) {
-    support::Zstd zstd(*libraries::find_zstd());
+    support::Zstd zstd(libraries::linked_zstd());
     std::vector<int> encodings(7);
     for (const Case& one : tests::read_vectors("updates")) {
         const auto held = snapshot_of(tests::case_of(one.map("held"))), before = snapshot_of(tests::case_of(one.map("before"))),
@@ -58,7 +58,7 @@ TEST(tags_need_the_key) {
 }
 
 TEST(every_damaged_bit_is_found) {
-    support::Zstd zstd(*libraries::find_zstd());
+    support::Zstd zstd(libraries::linked_zstd());
     int tried = 0;
     for (const Case& one : tests::read_vectors("updates")) {
         if (!one.text("reason").empty() || one.bytes("payload").size() > 400 || ++tried > 20) continue;

@@ -1,7 +1,7 @@
 // Messages and segments: bytes and refusals equal to those of the Python form.
 #include "check.h"
 #include "hash/xxh3.h"
-#include "libraries/found.h"
+#include "libraries/linked.h"
 #include "support/errors.h"
 #include "vectors.h"
 #include "wire/segments.h"
@@ -65,7 +65,7 @@ TEST(golden_messages_encode_to_the_same_bytes) {
 }
 
 TEST(segments_join_to_the_same_bytes) {
-    support::Zstd zstd(*libraries::find_zstd());
+    support::Zstd zstd(libraries::linked_zstd());
     for (const Case& one : tests::read_vectors("submits")) {
         std::vector<wire::SharedSegment> segments;
         for (const Case& segment : tests::cases_of(one.list("segments"))) segments.push_back(segment_of(segment));

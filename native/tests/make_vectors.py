@@ -156,7 +156,8 @@ def updates(rng: np.random.Generator) -> Iterator[Vector]:
         if rng.random() < 0.4:
             tensors += [TensorSpec("k", (3,), "int64"), TensorSpec("h", (2,), "float16")]
         others, dtype = other_tensors(tensors), WireDtype(int(rng.integers(3)))
-        division, chain, steps = division_of(dtype, tuple(tensors)), [], ()
+        division, chain = division_of(dtype, tuple(tensors)), []
+        steps: tuple[int, ...] = ()
         flat = rng.normal(size=division.size).astype(np.float32) * np.float32(10 ** rng.uniform(-3, 2))
         if dtype is WireDtype.GRID:
             steps = choose_steps(division.rounded(flat), None, (), division.sizes, noise=0.5)
@@ -199,9 +200,10 @@ def damaged(rng: np.random.Generator, header: bytes, payload: bytes) -> tuple[by
             del body[rng.integers(len(body)) :]
         case _:
             body += b"\0\1"
-    hashed = dataclasses.replace(WeightsHeader.unpack(header), payload_bytes=len(body), payload_hash=xxhash.xxh3_64_intdigest(bytes(body)))
+    check = xxhash.xxh3_64_intdigest(bytes(body))
     try:
-        return hashed.pack(), bytes(body)
+        head = dataclasses.replace(WeightsHeader.unpack(header), payload_bytes=len(body), payload_hash=check).pack()
+        return head, bytes(body)
     except ProtocolError:  # longer than any payload of so many elements
         return header, payload
 
@@ -218,21 +220,25 @@ def policies(rng: np.random.Generator) -> Iterator[Vector]:
     for _ in range(POLICIES):
         discrete, looks_up = bool(rng.random() < 0.5), bool(rng.random() < 0.3)
         n = int(rng.integers(1, 9)) if rng.random() < 0.8 else 60
-        seen: Any = DiscreteSpace(int(rng.integers(2, 20)), start=int(rng.integers(-3, 3))) if looks_up else BoxSpace((int(rng.integers(1, 30)),))
-        acts: Any = DiscreteSpace(n, start=int(rng.integers(-2, 3))) if discrete else BoxSpace((n,), low=-1.5, high=[2.0, 7.5][rng.integers(2)])
+        seen: Any = BoxSpace((int(rng.integers(1, 30)),))
+        if looks_up:
+            seen = DiscreteSpace(int(rng.integers(2, 20)), start=int(rng.integers(-3, 3)))
+        acts: Any = BoxSpace((n,), low=-1.5, high=[2.0, 7.5][rng.integers(2)])
+        if discrete:
+            acts = DiscreteSpace(n, start=int(rng.integers(-2, 3)))
         head = (["categorical", "q_values"] if discrete else ["gaussian", "squashed_gaussian"])[rng.integers(2)]
-        options: dict[str, Any] = {
+        choices: dict[str, dict[str, Any]] = {
             "gaussian": {"squash": ["clip", "tanh"][rng.integers(2)]},
             "squashed_gaussian": {"log_std_min": -5.0, "log_std_max": 1.0},
             "q_values": {"epsilon_ladder": 7.0} if rng.random() < 0.5 else {},
-        }.get(head, {})
+        }
         layers: list[Any] = [] if looks_up or rng.random() < 0.6 else [Normalise()]
         for _ in range(rng.integers(3)):
             name = ["tanh", "relu", "elu", "silu", "gelu", "leaky_relu", "identity"][rng.integers(7)]
             layers += [Dense(units=int(rng.integers(1, 80))), ActivationLayer(function=name)]
         if recurrent := bool(rng.random() < 0.3):
             layers.append(GRU(units=int(rng.integers(1, 40))))
-        spec = layers_spec(seen, acts, HeadParameters(head=head, **options), layers)
+        spec = layers_spec(seen, acts, HeadParameters(head=head, **choices.get(head, {})), layers)
         flat = (rng.normal(size=spec.size) * 0.2).astype(np.float32)
         views = spec.views(flat)
         if "epsilon" in views:
@@ -261,7 +267,8 @@ def policies(rng: np.random.Generator) -> Iterator[Vector]:
         raws, took, log_probs = zip(*chosen, strict=True)
         yield dict(
             spec=spec_to_document(spec), state=state_of(snapshot), rows=sent, masks=b"" if masks is None else masks.tobytes(),
-            explore=explore, words=words_of(seed), place=0.37, raws=np.array(raws, np.int64 if discrete else np.float32).tobytes(),
+            explore=explore, words=words_of(seed), place=0.37,
+            raws=np.array(raws, np.int64 if discrete else np.float32).tobytes(),
             acts=b"" if discrete else np.array(took, np.float64).tobytes(), log_probs=np.array(log_probs, np.float64).tobytes(),
         )  # fmt: skip
 
@@ -274,8 +281,8 @@ def framed(frames: list[bytes]) -> bytes:
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rooms = dict(
-        hashes=hashes(random.Random(1)), randoms=randoms(random.Random(2)), messages=messages(), submits=submits(np.random.default_rng(3)),
-        timers=timers(random.Random(6)),
+        hashes=hashes(random.Random(1)), randoms=randoms(random.Random(2)), messages=messages(),
+        submits=submits(np.random.default_rng(3)), timers=timers(random.Random(6)),
         updates=updates(np.random.default_rng(4)), policies=policies(np.random.default_rng(5)),
     )  # fmt: skip
     found = {name: list(cases) for name, cases in rooms.items()}

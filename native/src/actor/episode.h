@@ -101,10 +101,10 @@ private:
     EpisodeCounts& counts_;
     const std::uint64_t id_;
     std::shared_ptr<Part> open_;
+    bool follows_ = false;  // the next segment follows the last one
     std::uint64_t segment_index_ = 0, next_number_ = 0, expected_ = 0;
     std::uint32_t steps_before_ = 0, cap_left_;
     bool completed_ = false;
-    bool follows_ = false;  // the next segment follows the last one
     // The first step that was requested and not added: the learner bootstraps there.
     std::vector<char> skipped_observation_;
     std::vector<std::uint8_t> skipped_mask_;

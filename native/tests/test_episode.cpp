@@ -80,8 +80,17 @@ std::unique_ptr<Step> request(Episode& episode, Known& known, float observation,
     return step;
 }
 
+// `late` is called with an episode that waits for rewards; not every form of the rules has it.
+template <class Rules>
+auto ignore_late(Rules& rules, int) -> decltype(static_cast<void>(rules.late)) {
+    rules.late = [](const std::shared_ptr<Episode>&) {};
+}
+template <class Rules>
+void ignore_late(Rules&, long) {}
+
 struct Agent {
     explicit Agent(std::uint32_t max_steps = 0, bool evaluates = false) : rules{outbox, pool, [] {}} {
+        ignore_late(rules, 0);
         rules.max_steps = max_steps;
         rules.evaluates = evaluates;
     }

@@ -17,7 +17,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs clean
+.PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs native native-fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,29 @@ bench: $(VENV)/.installed  ## every script in benchmarks/, each beside its basel
 
 guard: $(VENV)/.installed  ## the ratios in benchmarks/results measured again: fails if one is clearly worse
 	$(VENV)/bin/python benchmarks/guard.py
+
+# The C and C++ library, with the tests in native/tests. The vectors of these tests come from the Python in NATIVE_PYTHON.
+NATIVE_BUILD ?= build/native$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
+NATIVE_PYTHON ?= $(wildcard $(CURDIR)/$(VENV)/bin/python)
+comma := ,
+
+native:  ## build the C and C++ library in build/native and test it; SANITIZE=address,undefined or thread
+	native/tools/packages
+	cmake -S native -B $(NATIVE_BUILD) -DRL4SYS_PYTHON=$(NATIVE_PYTHON) -DRL4SYS_SANITIZE=$(SANITIZE)
+	cmake --build $(NATIVE_BUILD) --parallel $(NATIVE_JOBS)
+	cd $(NATIVE_BUILD) && ctest --output-on-failure
+ifneq ($(SANITIZE),)
+	RL4SYS_CLIENT_BUILD=$(CURDIR)/$(NATIVE_BUILD) RL4SYS_CLIENT_FLAGS="-g -fsanitize=$(SANITIZE)" \
+		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66" $(NATIVE_PYTHON) -m pytest -q tests/native
+endif
+
+MINUTES ?= 10
+native-fuzz:  ## fuzz the library's decoders for MINUTES (10), with clang; a crash fails, and its input stays in build/native-fuzz
+	native/tools/packages clang
+	cmake -S native -B build/native-fuzz -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DRL4SYS_FUZZ=ON
+	cmake --build build/native-fuzz --parallel $(NATIVE_JOBS)
+	PYTHONPATH=$(CURDIR) $(NATIVE_PYTHON) native/tests/make_vectors.py build/native-fuzz/vectors
+	native/tools/fuzz build/native-fuzz $(MINUTES)
 
 peers: .venv-peers/.installed  ## an environment for the programs that benchmarks compare with, about a gigabyte
 .venv-peers/.installed: benchmarks/peers/requirements.txt

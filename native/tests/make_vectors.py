@@ -273,6 +273,13 @@ def policies(rng: np.random.Generator) -> Iterator[Vector]:
         )  # fmt: skip
 
 
+def sessions() -> Iterator[Vector]:
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))
+    from simulation.recorded_sessions import recorded_sessions
+
+    return recorded_sessions()
+
+
 def framed(frames: list[bytes]) -> bytes:
     """Frames as one input of a fuzzer: the number of frames, their sizes in 4 bytes each, and their bytes."""
     return struct.pack(f"<B{len(frames)}I", len(frames), *map(len, frames)) + b"".join(frames)
@@ -284,6 +291,7 @@ def main(folder: Path) -> None:
         hashes=hashes(random.Random(1)), randoms=randoms(random.Random(2)), messages=messages(),
         submits=submits(np.random.default_rng(3)), timers=timers(random.Random(6)),
         updates=updates(np.random.default_rng(4)), policies=policies(np.random.default_rng(5)),
+        sessions=sessions(),
     )  # fmt: skip
     found = {name: list(cases) for name, cases in rooms.items()}
     for name, cases in found.items():

@@ -18,7 +18,7 @@ SEED ?= 1
 DEFINED := setup.cfg pyproject.toml constraints.txt
 EXTENSION := setup.py $(filter-out native/src/api/% native/src/config/%,$(shell find native/src -name '*.[chi]*'))
 
-.PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs clean
+.PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs native native-fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,7 +82,7 @@ coverage: venv-test  ## the same with coverage over every process; fails below t
 	$(VENV)/bin/python -m coverage report
 
 soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
-	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py tests/wire/test_fuzz.py tests/end_to_end/test_adapters.py tests/end_to_end/test_overrides.py tests/end_to_end/test_ray.py -s --timeout 1800
+	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py tests/delivery/test_native_session.py tests/wire/test_fuzz.py tests/end_to_end/test_adapters.py tests/end_to_end/test_overrides.py tests/end_to_end/test_ray.py -s --timeout 1800
 
 long-gate: venv-test  ## one gate at its full size, in turn by the commit's number; `make soak` runs them all
 	$(VENV)/bin/python scripts/long-gate
@@ -123,6 +123,29 @@ bench: venv  ## every script in benchmarks/, each beside its baseline
 
 guard: venv  ## the ratios in benchmarks/results measured again: fails if one is clearly worse
 	$(VENV)/bin/python benchmarks/guard.py
+
+# The C and C++ library, with the tests in native/tests. The vectors of these tests come from the Python in NATIVE_PYTHON.
+NATIVE_BUILD ?= build/native$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
+NATIVE_PYTHON ?= $(wildcard $(CURDIR)/$(VENV)/bin/python)
+comma := ,
+
+native:  ## build the C and C++ library in build/native and test it; SANITIZE=address,undefined or thread
+	native/tools/packages
+	cmake -S native -B $(NATIVE_BUILD) -DRL4SYS_PYTHON=$(NATIVE_PYTHON) -DRL4SYS_SANITIZE=$(SANITIZE)
+	cmake --build $(NATIVE_BUILD) --parallel $(NATIVE_JOBS)
+	cd $(NATIVE_BUILD) && ctest --output-on-failure
+ifneq ($(SANITIZE),)
+	RL4SYS_CLIENT_BUILD=$(CURDIR)/$(NATIVE_BUILD) RL4SYS_CLIENT_FLAGS="-g -fsanitize=$(SANITIZE)" \
+		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66" $(NATIVE_PYTHON) -m pytest -q tests/native
+endif
+
+MINUTES ?= 10
+native-fuzz:  ## fuzz the library's decoders for MINUTES (10), with clang; a crash fails, and its input stays in build/native-fuzz
+	native/tools/packages clang
+	cmake -S native -B build/native-fuzz -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DRL4SYS_FUZZ=ON
+	cmake --build build/native-fuzz --parallel $(NATIVE_JOBS)
+	PYTHONPATH=$(CURDIR) $(NATIVE_PYTHON) native/tests/make_vectors.py build/native-fuzz/vectors
+	native/tools/fuzz build/native-fuzz $(MINUTES)
 
 peers: .venv-peers/.installed  ## an environment for the programs that benchmarks compare with, about a gigabyte
 .venv-peers/.installed: benchmarks/peers/requirements.txt

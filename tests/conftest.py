@@ -18,7 +18,7 @@ import pytest
 import zmq
 from harness import zygote
 
-from rl4sys_zmq import plugins
+from rl4sys_zmq import native, plugins
 
 pytest_plugins = ["rl4sys_zmq.testing.plugin"]
 
@@ -137,6 +137,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     _note_skipped(report)
+
+
+def _forms() -> list[str]:
+    """Return the forms of an actor that this run has: both, unless RL4SYS_NATIVE chooses or the extension is missing."""
+    chosen = {"never": ["pure"], "always": ["compiled"]}.get(os.environ.get(native.VARIABLE, ""))
+    return chosen or (["pure", "compiled"] if native.load() is not None else ["pure"])
+
+
+@pytest.fixture(params=_forms())
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The form of the actors of this test and of its child processes: ``pure`` or ``compiled``."""
+    monkeypatch.setenv(native.VARIABLE, "always" if request.param == "compiled" else "never")
+    return str(request.param)
 
 
 @pytest.fixture

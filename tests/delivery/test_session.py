@@ -1,4 +1,7 @@
-"""Tests of `ActorSession`, the actor's side of the protocol, message by message on a virtual clock."""
+"""Tests of `ActorSession`, the actor's side of the protocol, message by message on a virtual clock.
+
+If the compiled form is here, each test runs with the session in Python, and with both sessions in lock-step.
+"""
 
 import random
 from collections.abc import Iterable
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit import segment_with
+from simulation.native_session import PairedSession
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.session import (
@@ -26,6 +30,7 @@ from rl4sys_zmq.liveness import REFUSED_RETRY_S
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Verdict, Welcome
 
+PurePython = ActorSession
 HELLO = Hello("c", "a", 1, 0, 0, 0)
 LEDGER, OTHER = 77, 78
 
@@ -111,6 +116,18 @@ def joined(counters: Counters, **options: Any) -> ActorSession:
     session.want(0.0, 100)
     session.on_message(0.0, ack())
     return session
+
+
+@pytest.fixture(autouse=True)
+def sessions(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tests use both sessions. A spool and images stay with the session in Python."""
+
+    def session_of(hello: Hello, counters: Counters, rng: random.Random, **options: Any) -> Any:
+        pure = hello.spooled or options.get("images") is not None
+        return (PurePython if pure else PairedSession)(hello, counters, rng, **options)
+
+    if form == "compiled":
+        monkeypatch.setitem(globals(), "ActorSession", session_of)
 
 
 @pytest.fixture
@@ -558,4 +575,4 @@ def test_images_leave_in_messages_that_a_learner_believes(counters: Counters, mo
     monkeypatch.setattr("rl4sys_zmq.delivery.session.MAX_IMAGE_BYTES", 2 * plain[0].nbytes)
     messages = sent(joined(counters, images=ImageFormat("png")).take(0.0, plain))
     assert [(m.first_seq, m.count) for m in messages] == [(0, 2), (2, 2), (4, 1)]
-    assert [(m.first_seq, m.count) for m in sent(joined(counters).take(0.0, plain))] == [(0, 5)]
+    assert [(m.first_seq, m.count) for m in sent(joined(Counters()).take(0.0, plain))] == [(0, 5)]

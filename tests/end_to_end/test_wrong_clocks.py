@@ -13,6 +13,8 @@ from rl4sys_zmq.errors import PolicyStale
 
 from .conftest import Lab
 
+pytestmark = pytest.mark.usefixtures("form")
+
 DAY_S = 86_400.0
 NOBODY = {"connect_timeout_s": 1.0}
 

@@ -87,6 +87,7 @@ def segment(generation: int) -> Segment:
 
 
 @pytest.mark.parametrize("names", ["the same names", "new names"] if SOAK else ["the same names"])
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("security", ["plain", "curve"])
 def test_actors_that_come_and_go(
     tier: Tier, security: str, names: str, seed: int, report: Report, learner: StartLearner, tmp_path: Path

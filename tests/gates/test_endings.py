@@ -111,6 +111,7 @@ def test_sigterm_ends_a_learner_under_load(update: str, signals: int, tier: Tier
         assert took < GRACE_S + (LEARNER_S if signals == 1 else 0)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(("stopped", "signals"), [(False, 1), (True, 1), *([(True, 2)] if SOAK else [])])
 def test_sigterm_ends_an_actor_under_load(
     stopped: bool, signals: int, tier: Tier, report: Report, spawn: Spawn, learner: StartLearner
@@ -140,6 +141,7 @@ def handles_sigterm(child: Child) -> bool:
     return bool(caught) and bool(int(caught[0], 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(("ending", "code"), [("nothing", 0), ("exit", 3), ("raise", 1)])
 @pytest.mark.parametrize("learner_is", ["stopped", "there", "killed"] if SOAK else ["stopped"])
 def test_a_host_ends_without_a_close(
@@ -161,6 +163,7 @@ def test_a_host_ends_without_a_close(
         assert process.ask("status")["clients"]["lab"]["state"] == "running"
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(("ending", "code"), [("nothing", 0), ("exit", 3), ("raise", 1)])
 def test_an_agent_that_was_not_closed_sends_its_finished_segments(
     ending: str, code: int, spawn: Spawn, learner: StartLearner
@@ -174,6 +177,7 @@ def test_an_agent_that_was_not_closed_sends_its_finished_segments(
     assert process.ask("status")["clients"]["lab"]["accepted"] == 50
 
 
+@pytest.mark.usefixtures("form")
 def test_an_agent_that_cannot_send_says_at_the_exit_what_is_lost(spawn: Spawn, learner: StartLearner) -> None:
     process, address = learner(steps_per_update=64, rollout_length=1)
     guest = spawn("guest", {"agent": agent_options(address, linger_ms=3_600_000), "ending": "nothing"})
@@ -184,7 +188,7 @@ def test_an_agent_that_cannot_send_says_at_the_exit_what_is_lost(spawn: Spawn, l
     process.signal(signal.SIGCONT)
 
 
-def test_a_fork_while_an_agent_runs(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner) -> None:
+def test_a_fork_while_an_agent_runs(tier: Tier, report: Report, spawn: Spawn, learner: StartLearner, form: str) -> None:
     """A child creates its own agent, or continues with its parent's, which becomes another actor there."""
     forks = tier.size(1, 50)
     process, address = learner(steps_per_update=4, rollout_length=1)
@@ -196,12 +200,14 @@ def test_a_fork_while_an_agent_runs(tier: Tier, report: Report, spawn: Spawn, le
         own = guest.ask("fork_with_its_own", 5)
         assert own["code"] == 0, guest.errors
         assert own["said"]["actor_id"] not in (parent, "")
+        assert own["said"]["form"].startswith(form)
         assert own["said"]["accepted"] == own["said"]["submitted"] == 5
         guest.ask("play", 10)
         inherited = guest.ask("fork_with_inherited", 5)
         assert inherited["code"] == 0, guest.errors
         assert inherited["said"]["actor_id"] not in (parent, own["said"]["actor_id"], "")
         assert inherited["said"]["accepted"] == 5, inherited
+        assert inherited["said"]["form"].startswith(form)
         slowest = max(slowest, inherited["said"]["close_s"])
         guest.ask("play", 10)
         guest.ask("flush")

@@ -110,6 +110,7 @@ class Siege:
         return self.lab.finish(*(actor for actor in self.actors if actor.running), timeout_s=120.0)
 
 
+@pytest.mark.usefixtures("form")
 def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     rng = random.Random(seed + 1)
     kills = tier.size(6, 100)

@@ -31,12 +31,17 @@ def three_actors(lab: Lab, client: str, address: str | None = None, rate: float 
     return actors
 
 
-def assert_gate(lab: Lab, client: str, status: dict[str, Any], actors: list[Child], report: Report, **figures: Any) -> None:
-    """Check the gate: nothing lost, duplicate, unacked or rolled back, all laws held, and all actors in their first start."""
+def assert_gate(
+    lab: Lab, client: str, status: dict[str, Any], actors: list[Child], report: Report, form: str, **figures: Any
+) -> None:
+    """Check the gate: nothing lost, duplicate, unacked or rolled back, all laws held, and all actors of this form and in their
+    first start.
+    """
     outcome = lab.outcome()
     done = [lab.traces[actor.name].last("done") for actor in actors]
     report(
         client=client,
+        form=form,
         kills=sum(code == -9 for code in lab.learner.codes),
         retries=lab.learner.retries,
         submit_p99_9_ms=max(each["p99.9_ms"] for each in done),
@@ -53,6 +58,7 @@ def assert_gate(lab: Lab, client: str, status: dict[str, Any], actors: list[Chil
     assert numbers["accepted"] == numbers["verdicts"]["trained"] == outcome.submitted
     assert [actor.codes for actor in actors] == [[0]] * len(actors)
     assert all(each["stats"]["dropped_at_source"] == 0 for each in done)
+    assert {each["stats"]["form"].partition(":")[0] for each in done} == {form}
 
 
 def only_long(tier: Tier) -> None:
@@ -60,7 +66,7 @@ def only_long(tier: Tier) -> None:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
 
 
-def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
     for scheme, client in itertools.product(("tcp", "ipc"), ("on", "off")) if tier.long else [("tcp", "on")]:
         with Lab(folder / f"{scheme}-{client}", seed, scheme=scheme, parameters=BATCH) as lab:
             lab.serving()
@@ -69,7 +75,7 @@ def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: R
             lab.learner.pause()  # the process survives SIGSTOP: no message that is queued for it may be processed twice
             lab.loop.wait(0.2)
             lab.learner.resume()
-            assert_gate(lab, client, lab.finish(*actors), actors, report, scheme=scheme)
+            assert_gate(lab, client, lab.finish(*actors), actors, report, form, scheme=scheme)
 
 
 QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "replay:5"]
@@ -99,13 +105,13 @@ def dies_at(lab: Lab, point: str) -> None:
     lab.loop.check()
 
 
-def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
     """The learner dies while it writes a checkpoint, commits or starts, or while actors join."""
     for client in ("on", "off") if tier.long else ("on",):
-        dies_within_steps(folder / client, seed, tier, report, client)
+        dies_within_steps(folder / client, seed, tier, report, form, client)
 
 
-def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, client: str) -> None:
+def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, form: str, client: str) -> None:
     with Lab(folder, seed, parameters=BATCH, checkpoint_every_s=0.1) as lab:
         lab.serving()
         actors = three_actors(lab, client)
@@ -120,10 +126,10 @@ def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, clien
         lab.serving()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks after all that")
-        assert_gate(lab, client, lab.finish(*actors), actors, report)
+        assert_gate(lab, client, lab.finish(*actors), actors, report, form)
 
 
-def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
     """A large backlog: no checkpoint has any of it, so each start replays all of it from the journal."""
     only_long(tier)
     backlog = tier.size(0, 6_000, least=400)
@@ -141,10 +147,10 @@ def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier
             lab.loop.wait(lab.loop.uniform(0.0, 0.1))  # twice within 100 ms: before it is ready
             lab.learner.kill()
         lab.serving()
-        assert_gate(lab, "on", lab.finish(*actors), actors, report)
+        assert_gate(lab, "on", lab.finish(*actors), actors, report, form)
 
 
-def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
     """The actors' timeouts expire. They reconnect, and the learner resumes with their old messages in its queues.
 
     libzmq must not abort a process that resumes. With ZMTP heartbeats it does, at a full queue (its issues 3937, 4767, 4841).
@@ -166,7 +172,7 @@ def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report
             actor.resume()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks of actors that stood still")
-        assert_gate(lab, "off", lab.finish(*actors), actors, report)
+        assert_gate(lab, "off", lab.finish(*actors), actors, report, form)
 
 
 Disturb = Callable[[ChaosProxy], None]
@@ -205,7 +211,7 @@ def seconds_to_rate(lab: Lab, rate: float, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
-def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
     with Lab(folder, seed, parameters=BATCH) as lab:
         lab.serving()
         with ChaosProxy(lab.address, seed=seed) as proxy:
@@ -223,7 +229,7 @@ def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tie
                 heal(proxy)
                 healed_s.append(seconds_to_rate(lab, 0.9 * rate if tier.long else 50.0, 30.0))
             figures = {"rate_per_s": round(rate), "healed_s": [round(s, 2) for s in healed_s], **proxy.counters.snapshot()}
-            assert_gate(lab, "on", lab.finish(*actors), actors, report, **figures)
+            assert_gate(lab, "on", lab.finish(*actors), actors, report, form, **figures)
             assert max(healed_s) < 5.0 or not tier.long
 
 

@@ -13,15 +13,20 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+import xxhash
 
 import rl4sys_zmq.wire
+from rl4sys_zmq import native
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.weights import WeightsHeader
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, encode, read_submit, spec_from_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t
 from rl4sys_zmq.wire.codec import decode_as, kinds_of
 from rl4sys_zmq.wire.frames import PREFIX_BYTES, checksum, pack_frames, read_prefix, unpack_header
+
+from .conftest import update
 
 MUTATIONS = int(os.environ.get("RL4SYS_MUTATIONS") or (1_000_000 if os.environ.get("RL4SYS_SOAK") else 20_000))
 CLASSES = kinds_of(m.Message) | kinds_of(t.ThreadMessage)
@@ -193,3 +198,98 @@ def test_changed_messages_are_read_or_refused_by_name(seed: int, samples: dict[s
     assert far >= MUTATIONS / 2
     assert raisable() | {"read"} == set(codes)
     assert grown < 50
+
+
+KINDS = kinds_of(m.Message)
+"""The messages between processes, which the compiled form has. The others go between a gateway and its learner threads."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a header with types that can be compared: arrays and floats as bytes, dicts with their order."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.str, value.shape if isinstance(value, np.ndarray) else None, value.tobytes()
+    if isinstance(value, dict):
+        return [(key, plain(item)) for key, item in value.items()]
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return struct.pack("<d", value) if type(value) is float else (type(value), value)
+
+
+def read_by(module: Any, frames: list[bytes]) -> tuple[str, Any]:
+    """Read a message with the compiled functions, or in Python without `module`. Return the refusal code, and what was read."""
+    try:
+        if module is None:
+            message = decode_as(KINDS, frames, MAX_BYTES, True)
+            header = unpack_header(memoryview(frames[0])[PREFIX_BYTES:])
+            submit = message if isinstance(message, m.Submit) else None
+            numbers = (submit.first_seq, submit.count) if submit is not None else (0, 0)
+            return "", (message.KIND, plain(header), *numbers, bad_heads(submit) if submit is not None else None)
+        kind, header, first_seq, count = module.read_message(frames, MAX_BYTES)
+        is_plain = kind == m.Submit.KIND and not header.get("codings")
+        return "", (kind, plain_of_compiled(header), first_seq, count, module.bad_heads(frames) if is_plain else None)
+    except ProtocolError as exc:
+        return exc.code.value, None
+
+
+def bad_heads(submit: m.Submit) -> list[int] | None:
+    """Return the indices of the contradictory heads of a message; None if its body is compressed."""
+    if submit.codings:
+        return None
+    batch = SegmentBatchReader(submit)
+    return sorted({*batch.errors(), *(place for place, steps in enumerate(batch.steps) if not steps)})
+
+
+def plain_of_compiled(value: Any) -> Any:
+    """Do the same as `plain`. The compiled form has a tuple of the dtype, the shape and the bytes for an array."""
+    if type(value) is tuple:
+        return value
+    if isinstance(value, dict):
+        return [(key, plain_of_compiled(item)) for key, item in value.items()]
+    if isinstance(value, list):
+        return [plain_of_compiled(item) for item in value]
+    return plain(value)
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.skipif(native.load() is None, reason=native.reason())
+def test_both_forms_read_and_refuse_the_same(seed: int, samples: dict[str, m.Message | t.ThreadMessage]) -> None:
+    module = native.load()
+    for sample in samples.values():
+        frames = [bytes(frame) for frame in encode(sample)]
+        assert read_by(module, frames) == read_by(None, frames)
+    between = {name: sample for name, sample in samples.items() if sample.KIND in KINDS}
+    mutator = Mutator(seed, {**between, "ThreadReady": samples["Welcome"]})
+    codes: Counter[str] = Counter()
+    for _ in range(MUTATIONS):
+        frames = mutator.mutate()
+        expected = read_by(None, frames)
+        assert read_by(module, frames) == expected, frames
+        codes[expected[0]] += 1
+    print(f"{MUTATIONS} mutations: {dict(codes)}")
+    assert codes[""] > MUTATIONS / 20 and len(codes) > 10
+
+
+def header_by(module: Any, data: bytes) -> Any:
+    try:
+        if module is not None:
+            return module.read_weights_header(data)
+        h = WeightsHeader.unpack(data)
+    except ProtocolError as exc:
+        return exc.code.value
+    return [h.policy_id, h.generation, h.base_version, h.new_version, int(h.codec), h.elements, h.payload_bytes, h.payload_hash,
+            h.state_hash, int(h.wire_dtype), h.chunk, h.chunks, h.predicted, h.others]  # fmt: skip
+
+
+@pytest.mark.skipif(native.load() is None, reason=native.reason())
+def test_both_forms_read_and_refuse_the_same_weights_headers(seed: int) -> None:
+    rng, module = random.Random(seed), native.load()
+    for _ in range(MUTATIONS // 10):
+        data = bytearray(update()[0])
+        for _ in range(rng.randint(0, 3)):
+            data[rng.randrange(len(data))] = rng.choice([0, 1, 2, 3, 4, 5, 6, 7, 255, rng.randrange(256)])
+        if rng.random() < 0.8:  # a valid checksum, so that the rules after it are reached
+            data[52:56] = bytes(4)
+            data[52:56] = (xxhash.xxh3_64_intdigest(bytes(data)) & 0xFFFFFFFF).to_bytes(4, "little")
+        if rng.random() < 0.05:
+            data = data[: rng.randrange(len(data))]
+        assert header_by(module, bytes(data)) == header_by(None, bytes(data)), bytes(data)

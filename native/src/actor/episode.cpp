@@ -50,8 +50,16 @@ void Episode::cut(const void* observation, const std::uint8_t* mask, bool follow
         cap_left_ = cap_of(rules_);
     }
     steps_before_ += part->columns->steps;
-    segment_index_ = part->index + (follows ? 1 : 2);
+    segment_index_ = part->index + 1;
+    follows_ = true;
+    if (!follows) skip_index();
     close(std::move(part));
+}
+
+// Skips an index, once, because steps are missing after the segment that was cut last.
+void Episode::skip_index() noexcept {
+    segment_index_ += follows_;
+    follows_ = false;
 }
 
 Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape>& shape, std::uint32_t segment_steps) {
@@ -67,6 +75,8 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
         }
         if (open_ && open_->columns->steps && !skipped_observation_.empty())
             cut(skipped_observation_.data(), skipped_mask_.empty() ? nullptr : skipped_mask_.data(), false);
+        else
+            skip_index();
     }
     expected_ = step.number + 1;
     skipped_observation_.clear();
@@ -76,7 +86,10 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
             const std::lock_guard<std::mutex> lock(mutex_);
             lost_ = true;
         }
-        if (open_ && open_->columns->steps) cut(step.observation.data(), step.allowed(), false);
+        if (open_ && open_->columns->steps)
+            cut(step.observation.data(), step.allowed(), false);
+        else
+            skip_index();
         return Added::stored;
     }
     if (open_ && open_->columns->steps && (open_->columns->full() || open_->columns->generation != step.generation))
@@ -84,6 +97,7 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
     if (!open_) {
         open_ = std::make_shared<Part>();
         open_->index = segment_index_;
+        follows_ = false;
         open_->columns = rules_.pool.take(shape, std::min(segment_steps, cap_left_));
     }
     SegmentColumns& columns = *open_->columns;

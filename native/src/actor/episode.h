@@ -93,6 +93,7 @@ public:
 
 private:
     void cut(const void* observation, const std::uint8_t* mask, bool follows);
+    void skip_index() noexcept;
     void close(std::shared_ptr<Part> part);
     void release();
 
@@ -100,6 +101,7 @@ private:
     EpisodeCounts& counts_;
     const std::uint64_t id_;
     std::shared_ptr<Part> open_;
+    bool follows_ = false;  // the next segment follows the last one
     std::uint64_t segment_index_ = 0, next_number_ = 0, expected_ = 0;
     std::uint32_t steps_before_ = 0, cap_left_;
     bool completed_ = false;

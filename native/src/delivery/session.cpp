@@ -16,7 +16,7 @@ constexpr int kRandomBits = 24;  // of an incarnation
 constexpr const char* kFieldRights = "keys";  // the actor lacks a right: the session is refused, not only one message
 constexpr const char* kFieldRate = "rate";    // a rate limit was exceeded: the same message is accepted later
 
-constexpr std::size_t kRefusedVerdict = 3;  // its place in verdict_names
+constexpr std::size_t kRefusedVerdict = 5;  // its place in verdict_names
 
 bool is_temporary(Refusal code) noexcept {
     switch (code) {
@@ -34,8 +34,8 @@ bool is_session_lost(Refusal code) noexcept { return code == Refusal::no_session
 
 }  // namespace
 
-const std::array<const char*, kVerdicts> verdict_names = {"trained",    "stale",      "quarantined", "refused",
-                                                          "duplicate", "evaluated", "overridden"};
+const std::array<const char*, kVerdicts> verdict_names = {"trained",    "stale",   "quarantined", "evaluated",
+                                                          "overridden", "refused", "duplicate"};
 
 ActorSession::ActorSession(Hello hello, Counters& counters, support::Random& random, support::Zstd* zstd)
     : received(hello.first_seq),
@@ -238,8 +238,10 @@ void ActorSession::on_ack(double now, const Received& ack) {
     const Map& counts = ack.map("verdicts");
     for (std::size_t n = 0; n < kVerdicts; ++n) {
         const wire::Value* value = counts.find(verdict_names[n]);
-        const std::int64_t* count = value ? value->get<std::int64_t>() : nullptr;
-        const std::uint64_t known = count && *count > 0 ? static_cast<std::uint64_t>(*count) : 0;
+        if (value && !value->is_integer()) continue;
+        const auto* large = value ? value->get<std::uint64_t>() : nullptr;
+        const auto* count = value ? value->get<std::int64_t>() : nullptr;
+        const std::uint64_t known = large ? *large : count && *count > 0 ? static_cast<std::uint64_t>(*count) : 0;
         if (newer || known > verdicts_[n]) verdicts_[n] = known;
     }
     release();

@@ -1,7 +1,5 @@
 #include "policy/kernels.h"
 
-#include "support/cpu.h"
-
 // kernels.inc has the functions, once for each instruction set, in a namespace of its own.
 #if RL4SYS_X86
 #if defined(__clang__)
@@ -36,9 +34,9 @@ RL4SYS_TARGET_END
 
 namespace rl4sys::policy {
 
-const Kernels& kernels() noexcept {
+const Kernels& kernels_of([[maybe_unused]] support::CpuLevel level) noexcept {
 #if RL4SYS_X86
-    switch (support::cpu_level()) {
+    switch (level) {
         case support::CpuLevel::v4: return v4::kKernels;
         case support::CpuLevel::v3: return v3::kKernels;
         case support::CpuLevel::base: break;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "support/cpu.h"
+
 namespace rl4sys::policy {
 
 /// Rows of matrices and vectors of activations are padded to this many numbers.
@@ -25,7 +27,10 @@ struct Kernels {
     void (*gru)(float* gates, const float* before, std::size_t units, float* after) noexcept;
 };
 
+/// The kernels for processors of this level.
+const Kernels& kernels_of(support::CpuLevel level) noexcept;
+
 /// The fastest kernels of this processor.
-const Kernels& kernels() noexcept;
+inline const Kernels& kernels() noexcept { return kernels_of(support::cpu_level()); }
 
 }  // namespace rl4sys::policy

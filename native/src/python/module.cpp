@@ -25,6 +25,7 @@ int execute(PyObject* module) {
         add_policy_types(module);
         add_io_type(module);
         add_step_types(module);
+        add_session(module);
         return PyModule_AddStringConstant(module, "VERSION", RL4SYS_VERSION);
     } catch (...) {
         set_error();

@@ -28,5 +28,6 @@ void add_codec(PyObject* module);
 void add_policy_types(PyObject* module);
 void add_io_type(PyObject* module);
 void add_step_types(PyObject* module);
+void add_session(PyObject* module);
 
 }  // namespace rl4sys::python

@@ -18,6 +18,7 @@ PyMethodDef kMethods[] = {
 int execute(PyObject* module) {
     try {
         add_codec(module);
+        add_weights(module);
         return PyModule_AddStringConstant(module, "VERSION", RL4SYS_VERSION);
     } catch (...) {
         set_error();

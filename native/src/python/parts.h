@@ -25,5 +25,6 @@ support::Zstd& thread_zstd();
 
 // Each part adds its functions and types to the module. They throw PythonError.
 void add_codec(PyObject* module);
+void add_weights(PyObject* module);
 
 }  // namespace rl4sys::python

@@ -28,6 +28,12 @@ class Zstd {
 public:
     explicit Zstd(const ZstdFunctions& functions);
 
+    /// The most bytes of a frame with `size` bytes.
+    std::size_t bound(std::size_t size) const noexcept { return functions_.bound(size); }
+
+    /// Writes one frame at level 1 to `out`, which has room for `bound` bytes. Returns its size.
+    std::size_t compress(std::string_view data, char* out, bool repeats = true);
+
     /// One frame at level 1. Without `repeats`, it hardly searches for repeated parts.
     std::string compress(std::string_view data, bool repeats = true);
 

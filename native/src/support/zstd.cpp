@@ -41,6 +41,16 @@ std::size_t Zstd::compress(std::string_view data, char* out, bool repeats) {
     return size;
 }
 
+char* Zstd::scratch(std::size_t size) {
+    if (size > scratch_size_) {
+        scratch_.reset();
+        scratch_size_ = 0;
+        scratch_.reset(new char[size]);  // not filled with zeros
+        scratch_size_ = size;
+    }
+    return scratch_.get();
+}
+
 bool Zstd::expand(std::string_view frame, char* out, std::size_t size) noexcept {
     // The buffer bounds the content, so that a frame that declares more fails.
     const std::size_t got = functions_.decompress(decompressor_.get(), out, size, frame.data(), frame.size());

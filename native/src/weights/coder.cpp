@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <vector>
 #include <type_traits>
 
@@ -22,13 +21,11 @@ void require(const float* values, std::size_t size) {
 }
 
 // A plane of `size` bytes. Plain bytes are not copied; others go to `storage`.
-std::string_view plane(BitReader& reader, std::size_t size, support::Zstd& zstd, std::unique_ptr<char[]>& storage) {
+const char* plane(BitReader& reader, std::size_t size, support::Zstd& zstd, char* storage) {
     const std::uint64_t length = reader.varint(size);
-    if (!length) return reader.take(size);
-    const std::string_view frame = reader.take(length);
-    storage.reset(new char[size]);  // not filled with zeros
-    if (!zstd.expand(frame, storage.get(), size)) throw WeightsError("a plane cannot be decompressed", "payload");
-    return {storage.get(), size};
+    if (!length) return reader.take(size).data();
+    if (!zstd.expand(reader.take(length), storage, size)) throw WeightsError("a plane cannot be decompressed", "payload");
+    return storage;
 }
 
 std::vector<std::uint64_t> magnitudes(BitReader& reader, std::size_t size, int depth, support::Zstd& zstd) {
@@ -45,8 +42,7 @@ std::vector<std::uint64_t> magnitudes(BitReader& reader, std::size_t size, int d
     }
     const int fine = mode - kSymbols;
     if (fine > kMaxFine) bad("unknown mode " + std::to_string(mode));
-    std::unique_ptr<char[]> storage;
-    const std::string_view symbols = plane(reader, size, zstd, storage);
+    const char* const symbols = plane(reader, size, zstd, zstd.scratch(size));
     std::vector<std::uint8_t> widths(size);
     for (std::size_t i = 0; i < size; ++i) {
         const auto symbol = static_cast<unsigned char>(symbols[i]);
@@ -83,10 +79,10 @@ void decode_sparse(BitReader& reader, const float* base, std::size_t size, const
 template <class F>
 void decode_planes(BitReader& reader, const float* base, std::size_t size, const F& form, const float* before, support::Zstd& zstd,
                    float* out) {
-    std::unique_ptr<char[]> storage[F::kItem];
+    char* const storage = zstd.scratch(F::kItem * size);
     const unsigned char* planes[F::kItem];
     for (std::size_t b = 0; b < F::kItem; ++b)
-        planes[b] = reinterpret_cast<const unsigned char*>(plane(reader, size, zstd, storage[b]).data());
+        planes[b] = reinterpret_cast<const unsigned char*>(plane(reader, size, zstd, storage + b * size));
     reader.end();
     require<F>(base, size);
     require<F>(before, size);

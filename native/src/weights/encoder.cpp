@@ -205,10 +205,10 @@ void write_planes(BitWriter& out, const float* next, const float* base, const fl
     require<F>(next, size);
     require<F>(base, size);
     require<F>(before, size);
-    const std::unique_ptr<unsigned char[]> planes(new unsigned char[F::kItem * size]);  // not filled with zeros
-    split_planes(form, next, base, before, size, planes.get());
+    char* const planes = zstd.scratch(F::kItem * size);
+    split_planes(form, next, base, before, size, reinterpret_cast<unsigned char*>(planes));
     out.room(F::kItem * (size + kLongestVarint));
-    for (std::size_t b = 0; b < F::kItem; ++b) write_plane(out, support::bytes_of(planes.get() + b * size, size), zstd);
+    for (std::size_t b = 0; b < F::kItem; ++b) write_plane(out, {planes + b * size, size}, zstd);
 }
 
 template <class F>

@@ -2,17 +2,12 @@
 
 #include "support/cpu.h"
 
-#if RL4SYS_X86
-#define RL4SYS_V3 __attribute__((target("avx2")))
-#endif
 #define RL4SYS_INLINE inline __attribute__((always_inline))
 
 namespace rl4sys::weights {
 namespace {
 
-#if RL4SYS_X86
-const bool kHasV3 = support::cpu_level() >= support::CpuLevel::v3;
-#endif
+const support::CpuLevel kLevel = support::cpu_level();
 
 constexpr std::uint32_t kDigits = 0x80808080U;  // a byte is a digit from -128 to 127, plus 128
 
@@ -97,46 +92,51 @@ RL4SYS_INLINE void join_any(const F& form, const unsigned char* const* planes, c
         join_loop<F, From::prediction>(form, p0, p1, p2, p3, base, before, size, out);
 }
 
+#define RL4SYS_LOOPS(LEVEL, TARGET)                                                                                           \
+    TARGET std::size_t differences_##LEVEL(const float* a, const float* b, std::size_t size, std::uint8_t* flags) noexcept {  \
+        return differences_loop(a, b, size, flags);                                                                           \
+    }                                                                                                                         \
+    template <class F>                                                                                                        \
+    TARGET void split_##LEVEL(const F& form, const float* now, const float* base, const float* before, std::size_t size,      \
+                              unsigned char* planes) noexcept {                                                               \
+        split_any(form, now, base, before, size, planes);                                                                     \
+    }                                                                                                                         \
+    template <class F>                                                                                                        \
+    TARGET void join_##LEVEL(const F& form, const unsigned char* const* planes, const float* base, const float* before,       \
+                             std::size_t size, float* out) noexcept {                                                         \
+        join_any(form, planes, base, before, size, out);                                                                      \
+    }
+
+RL4SYS_LOOPS(base, )
 #if RL4SYS_X86
-RL4SYS_V3 std::size_t differences_v3(const float* a, const float* b, std::size_t size, std::uint8_t* flags) noexcept {
-    return differences_loop(a, b, size, flags);
-}
-template <class F>
-RL4SYS_V3 void split_v3(const F& form, const float* now, const float* base, const float* before, std::size_t size,
-                        unsigned char* planes) noexcept {
-    split_any(form, now, base, before, size, planes);
-}
-template <class F>
-RL4SYS_V3 void join_v3(const F& form, const unsigned char* const* planes, const float* base, const float* before, std::size_t size,
-                       float* out) noexcept {
-    join_any(form, planes, base, before, size, out);
-}
+RL4SYS_LOOPS(v3, __attribute__((target("avx2"))))
+RL4SYS_LOOPS(v4, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+#define RL4SYS_CHOSEN(LOOP, ...)                      \
+    switch (kLevel) {                                 \
+        case support::CpuLevel::v4: return LOOP##_v4(__VA_ARGS__); \
+        case support::CpuLevel::v3: return LOOP##_v3(__VA_ARGS__); \
+        case support::CpuLevel::base: break;          \
+    }                                                 \
+    return LOOP##_base(__VA_ARGS__)
+#else
+#define RL4SYS_CHOSEN(LOOP, ...) return LOOP##_base(__VA_ARGS__)
 #endif
 
 }  // namespace
 
 std::size_t find_differences(const float* a, const float* b, std::size_t size, std::uint8_t* flags) noexcept {
-#if RL4SYS_X86
-    if (kHasV3) return differences_v3(a, b, size, flags);
-#endif
-    return differences_loop(a, b, size, flags);
+    RL4SYS_CHOSEN(differences, a, b, size, flags);
 }
 
 template <class F>
 void split_planes(const F& form, const float* now, const float* base, const float* before, std::size_t size, unsigned char* planes) noexcept {
-#if RL4SYS_X86
-    if (kHasV3) return split_v3(form, now, base, before, size, planes);
-#endif
-    split_any(form, now, base, before, size, planes);
+    RL4SYS_CHOSEN(split, form, now, base, before, size, planes);
 }
 
 template <class F>
 void join_planes(const F& form, const unsigned char* const* planes, const float* base, const float* before, std::size_t size,
                  float* out) noexcept {
-#if RL4SYS_X86
-    if (kHasV3) return join_v3(form, planes, base, before, size, out);
-#endif
-    join_any(form, planes, base, before, size, out);
+    RL4SYS_CHOSEN(join, form, planes, base, before, size, out);
 }
 
 #define RL4SYS_FORM(F)                                                                                                  \

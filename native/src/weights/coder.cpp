@@ -13,13 +13,6 @@
 namespace rl4sys::weights {
 namespace {
 
-// Only bf16 does not accept every value.
-template <class F>
-void require(const float* values, std::size_t size) {
-    if constexpr (std::is_same_v<F, Bf16>)
-        if (values) require_bf16(values, size);
-}
-
 // A plane of `size` bytes. Plain bytes are not copied; others go to `storage`.
 const char* plane(BitReader& reader, std::size_t size, support::Zstd& zstd, char* storage) {
     const std::uint64_t length = reader.varint(size);
@@ -66,13 +59,15 @@ void decode_sparse(BitReader& reader, const float* base, std::size_t size, const
     const std::string_view negative = reader.flags(count);
     const std::vector<std::uint64_t> excess = magnitudes(reader, count, kMaxDepth, zstd);
     reader.end();
+    std::int32_t doubtful = 0;
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint32_t at = positions[i];
-        require<F>(base + at, 1);
+        doubtful |= doubtful_bits<F>(base + at, 1);
         const auto magnitude = static_cast<std::uint32_t>(excess[i] + 1);
         const auto value = static_cast<std::int32_t>(bit(negative, i) ? 0 - magnitude : magnitude);
         out[at] = form.flat(F::wrap(wrapped_sum(form.integer(base[at], at), value)), at);
     }
+    refuse_bits(doubtful);
 }
 
 // Whole states have no base.
@@ -84,8 +79,7 @@ void decode_planes(BitReader& reader, const float* base, std::size_t size, const
     for (std::size_t b = 0; b < F::kItem; ++b)
         planes[b] = reinterpret_cast<const unsigned char*>(plane(reader, size, zstd, storage + b * size));
     reader.end();
-    require<F>(base, size);
-    require<F>(before, size);
+    refuse_bits(doubtful_bits<F>(base, size) | doubtful_bits<F>(before, size));
     join_planes(form, planes, base, before, size, out);
 }
 
@@ -93,7 +87,7 @@ template <class F>
 void decode_raw(BitReader& reader, const float* base, std::size_t size, const F& form, float* out) {
     const std::string_view words = reader.take(size * F::kItem);
     reader.end();
-    require<F>(base, size);
+    refuse_bits(doubtful_bits<F>(base, size));
     for (std::size_t i = 0; i < size; ++i) {
         std::int32_t difference;
         if constexpr (F::kItem == 2)

@@ -132,9 +132,10 @@ void write_integers(BitWriter& out, const Positions& positions, Magnitudes magni
 double estimated_bits(const Positions& positions, const Magnitudes& magnitudes, std::size_t size) {
     const std::size_t step = 1 + size / kSample, sampled = (size + step - 1) / step;
     double counts[33] = {}, widths = 0.0;
-    std::size_t found = 0;
+    std::size_t found = 0, next = 0;  // the next position of the sample
     for (std::size_t i = 0; i < positions.size(); ++i) {
-        if (positions[i] % step || !magnitudes[i]) continue;
+        while (next < positions[i]) next += step;
+        if (next != positions[i] || !magnitudes[i]) continue;
         const std::uint8_t symbol = symbol_of(magnitudes[i], 0);
         ++counts[symbol];
         widths += symbol;
@@ -192,19 +193,11 @@ bool prediction_helps(const float* before, const float* base, const float* next,
     return predicted.sum() + constant < kPredictionGain * (plain.sum() + constant);
 }
 
-template <class F>
-void require(const float* values, std::size_t size) {
-    if constexpr (std::is_same_v<F, Bf16>)
-        if (values) require_bf16(values, size);
-}
-
 // The planes of a diff, or of a whole state if `base` is null.
 template <class F>
 void write_planes(BitWriter& out, const float* next, const float* base, const float* before, std::size_t size, const F& form,
                   support::Zstd& zstd) {
-    require<F>(next, size);
-    require<F>(base, size);
-    require<F>(before, size);
+    refuse_bits(doubtful_bits<F>(next, size) | doubtful_bits<F>(base, size) | doubtful_bits<F>(before, size));
     char* const planes = zstd.scratch(F::kItem * size);
     split_planes(form, next, base, before, size, reinterpret_cast<unsigned char*>(planes));
     out.room(F::kItem * (size + kLongestVarint));
@@ -229,14 +222,16 @@ Diff encode_part(BitWriter&& head, const float* base, const float* next, const f
     const Positions positions = positions_of(flags, size, count);
     Magnitudes magnitudes(count);
     std::vector<std::uint8_t> negative(count);
+    std::int32_t doubtful = 0;
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint32_t at = positions[i];
-        require<F>(base + at, 1);
-        require<F>(next + at, 1);
+        doubtful |= doubtful_bits<F>(base + at, 1) | doubtful_bits<F>(next + at, 1);
         const std::int32_t value = F::wrap(wrapped_difference(form.integer(next[at], at), form.integer(base[at], at)));
-        negative[i] = value < 0;
-        magnitudes[i] = value < 0 ? 0 - static_cast<std::uint32_t>(value) : static_cast<std::uint32_t>(value);
+        const std::uint32_t minus = 0 - (static_cast<std::uint32_t>(value) >> 31);  // without a branch, as signs are random
+        negative[i] = minus & 1;
+        magnitudes[i] = (static_cast<std::uint32_t>(value) ^ minus) - minus;
     }
+    refuse_bits(doubtful);
     if (!is_sparse(magnitudes, size)) return dense_diff(std::move(head), base, next, before, size, form, zstd);
     std::optional<Diff> dense;
     const std::size_t start = head.size();
@@ -303,8 +298,7 @@ Diff encode_with(const float* base, const float* next, std::size_t size, const F
                           part, inner_flags.data(), count, zstd);
     }
     if (out.payload.size() < size * RawForm::kItem) return out;
-    require<F>(base, size);
-    require<F>(next, size);
+    refuse_bits(doubtful_bits<F>(base, size) | doubtful_bits<F>(next, size));
     Diff raw{Encoding::raw, {}, false};
     char* words = raw.payload.room(size * RawForm::kItem);
     const RawForm plain{};

@@ -25,10 +25,8 @@ Symbols::Symbols() noexcept {
 
 const Symbols kSymbolTable;
 
-void require_bf16(const float* values, std::size_t size) {
-    std::int32_t low = 0;
-    for (std::size_t i = 0; i < size; ++i) low |= bits_of(values[i]);
-    if (low & 0xFFFF) throw WeightsError("the state has values that bf16 cannot represent", "dtype");
+void refuse_bits(std::int32_t doubtful) {
+    if (doubtful) throw WeightsError("the state has values that bf16 cannot represent", "dtype");
 }
 
 }  // namespace rl4sys::weights

@@ -83,7 +83,16 @@ void gather(const T* from, std::size_t size, const std::vector<std::uint32_t>& b
     }
 }
 
-/// Throws if a value has a lower half.
-void require_bf16(const float* values, std::size_t size);
+/// The bits of all values together, as far as `F` does not accept them in every value.
+template <class F>
+std::int32_t doubtful_bits(const float* values, std::size_t size) noexcept {
+    std::int32_t out = 0;
+    if (F::kItem == 2 && values)
+        for (std::size_t i = 0; i < size; ++i) out |= bits_of(values[i]);
+    return out & 0xFFFF;
+}
+
+/// Throws if there are doubtful bits.
+void refuse_bits(std::int32_t doubtful);
 
 }  // namespace rl4sys::weights

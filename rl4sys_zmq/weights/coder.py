@@ -16,6 +16,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq import native
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.values import FlatWeights
@@ -127,6 +128,9 @@ def encode_diff(
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
+    if (compiled := native.load()) is not None:
+        number, payload, predicted = compiled.encode_diff(base, new, before, form.dtype, form.exponents, prefix)
+        return Diff(PayloadEncoding(number), (payload,), predicted)
     canonical_base = form.canonical(base)
     different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
@@ -154,6 +158,10 @@ def decode_diff(
     The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state. `before` is given
     if, and only if, the diff is `predicted`.
     """
+    if not PayloadEncoding(codec).is_diff:
+        raise bad(f"codec {codec} is not a diff")
+    if (compiled := native.load()) is not None:
+        return _fresh(np.frombuffer(compiled.decode_diff(codec, payload, base, before, form.dtype, form.exponents), np.float32))
     reader = BitReader(payload)
     if codec == PayloadEncoding.UNCHANGED:
         reader.end()
@@ -164,8 +172,6 @@ def decode_diff(
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
-    if codec not in (PayloadEncoding.SPARSE, PayloadEncoding.PLANES):
-        raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = read_blocks(reader, base.size)
     inner = None if before is None else before[where]
@@ -307,12 +313,8 @@ def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> t
 
     With `compress`, the payload is compressed if that saves much.
     """
-    every = 1 + flat.size // SNAPSHOT_SAMPLE
-    sample = flat[::every]
-    if compress and len(_planes_of(sample, dtype)) <= SNAPSHOT_GAIN * dtype.itemsize * sample.size:
-        packed = _planes_of(flat, dtype)
-        if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
-            return PayloadEncoding.SNAPSHOT_PLANES, packed
+    if compress and (packed := _short_planes(flat, dtype)) is not None:
+        return PayloadEncoding.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
         return PayloadEncoding.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
     return PayloadEncoding.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
@@ -321,6 +323,8 @@ def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> t
 def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
     """Return the state of `size` elements that `encode_snapshot` encoded, in a new buffer or in the buffer of the payload."""
     if codec == PayloadEncoding.SNAPSHOT_PLANES:
+        if (compiled := native.load()) is not None:
+            return np.frombuffer(compiled.decode_snapshot_planes(payload, size, dtype), np.float32)
         form, reader = _raw_form(form_of(dtype)), BitReader(payload)
         parts = unpack_planes(reader, size, form.word)
         reader.end()
@@ -333,6 +337,18 @@ def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: 
     if dtype is WireDtype.BF16:
         return (np.frombuffer(payload, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")
+
+
+def _short_planes(flat: FlatWeights, dtype: WireDtype) -> bytes | None:
+    """Return the planes of a state, or None if these are not much shorter than its elements."""
+    if (compiled := native.load()) is not None:
+        packed: bytes | None = compiled.encode_snapshot_planes(flat, dtype)
+        return packed
+    most = SNAPSHOT_GAIN * dtype.itemsize
+    sample = flat[:: 1 + flat.size // SNAPSHOT_SAMPLE]
+    if len(_planes_of(sample, dtype)) > most * sample.size or len(planes := _planes_of(flat, dtype)) > most * flat.size:
+        return None
+    return planes
 
 
 def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:

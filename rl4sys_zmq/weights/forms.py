@@ -53,10 +53,14 @@ class IntegerMapping(ABC):
     """A mapping between float32 weights and integers, for one wire dtype.
 
     Attributes:
+        dtype: The wire dtype.
+        exponents: For ``GRID``, the exponent of each element's step, int8 ``[n]``; else None.
         word: Integer type of the differences. A difference that does not fit wraps around.
         rounds: True if `canonical` can change weights.
     """
 
+    dtype: WireDtype = WireDtype.FP32
+    exponents: NDArray[np.int8] | None = None
     word: type[np.int16] | type[np.int32] = np.int32
     rounds = False
 
@@ -90,6 +94,7 @@ class _Fp32Mapping(IntegerMapping):
 class _Bf16Mapping(IntegerMapping):
     """The mapping of a bfloat16 value to the upper half of its integer in `_Fp32Mapping`. Other values raise `WeightsError`."""
 
+    dtype = WireDtype.BF16
     word = np.int16
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
@@ -110,24 +115,25 @@ class _Bf16Mapping(IntegerMapping):
 class _FixedPointMapping(IntegerMapping):
     """The mapping of a weight to the nearest number of steps. A step is a power of two. A tie goes to the even number."""
 
+    dtype = WireDtype.GRID
     rounds = True
 
-    def __init__(self, exponents: Integers) -> None:
-        self._exponents = exponents
+    def __init__(self, exponents: NDArray[np.int8]) -> None:
+        self.exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
+        multiples = np.rint(np.ldexp(flat.astype(np.float64), -self.exponents.astype(np.int32)))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)
 
     def flat(self, integers: Integers) -> FlatWeights:
         with np.errstate(over="ignore"):
-            return np.ldexp(integers.astype(np.float64), self._exponents).astype(np.float32)
+            return np.ldexp(integers.astype(np.float64), self.exponents).astype(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
         return self.flat(self.integers(flat))
 
     def select(self, where: Integers | slice) -> IntegerMapping:
-        return _FixedPointMapping(self._exponents[where])
+        return _FixedPointMapping(self.exponents[where])
 
 
 FP32, BF16 = _Fp32Mapping(), _Bf16Mapping()
@@ -136,7 +142,7 @@ FP32, BF16 = _Fp32Mapping(), _Bf16Mapping()
 def form_of(dtype: WireDtype, steps: Steps = (), sizes: Sequence[int] = ()) -> IntegerMapping:
     """Return the mapping of a wire dtype; for ``GRID`` with the step and the size of each tensor."""
     if dtype is WireDtype.GRID:
-        return _FixedPointMapping(np.repeat(np.array(steps, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+        return _FixedPointMapping(np.repeat(np.array(steps, dtype=np.int8), np.array(sizes, dtype=np.int64)))
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 

@@ -26,6 +26,7 @@ int execute(PyObject* module) {
         add_io_type(module);
         add_step_types(module);
         add_session(module);
+        add_weights(module);
         return PyModule_AddStringConstant(module, "VERSION", RL4SYS_VERSION);
     } catch (...) {
         set_error();

@@ -29,5 +29,6 @@ void add_policy_types(PyObject* module);
 void add_io_type(PyObject* module);
 void add_step_types(PyObject* module);
 void add_session(PyObject* module);
+void add_weights(PyObject* module);
 
 }  // namespace rl4sys::python

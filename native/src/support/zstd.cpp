@@ -29,12 +29,26 @@ Zstd::Context Zstd::compressor(int hash_log) const {
 }
 
 std::string Zstd::compress(std::string_view data, bool repeats) {
-    std::string out(functions_.bound(data.size()), '\0');
-    const std::size_t size =
-        functions_.compress2((repeats ? searching_ : counting_).get(), out.data(), out.size(), data.data(), data.size());
-    if (functions_.is_error(size)) throw std::bad_alloc();  // the output is large enough for every input
-    out.resize(size);
+    std::string out(bound(data.size()), '\0');
+    out.resize(compress(data, out.data(), repeats));
     return out;
+}
+
+std::size_t Zstd::compress(std::string_view data, char* out, bool repeats) {
+    void* const context = (repeats ? searching_ : counting_).get();
+    const std::size_t size = functions_.compress2(context, out, bound(data.size()), data.data(), data.size());
+    if (functions_.is_error(size)) throw std::bad_alloc();  // the output is large enough for every input
+    return size;
+}
+
+char* Zstd::scratch(std::size_t size) {
+    if (size > scratch_size_) {
+        scratch_.reset();
+        scratch_size_ = 0;
+        scratch_.reset(new char[size]);  // not filled with zeros
+        scratch_size_ = size;
+    }
+    return scratch_.get();
 }
 
 bool Zstd::expand(std::string_view frame, char* out, std::size_t size) noexcept {

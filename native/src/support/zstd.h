@@ -23,13 +23,22 @@ struct ZstdFunctions {
     unsigned (*is_error)(std::size_t);
 };
 
-/// The compressors and the decompressor of one thread.
+/// The compressors and the decompressor of one thread, and memory for what it compresses.
 class Zstd {
 public:
     explicit Zstd(const ZstdFunctions& functions);
 
+    /// The most bytes of a frame with `size` bytes.
+    std::size_t bound(std::size_t size) const noexcept { return functions_.bound(size); }
+
+    /// Writes one frame at level 1 to `out`, which has room for `bound` bytes. Returns its size.
+    std::size_t compress(std::string_view data, char* out, bool repeats = true);
+
     /// One frame at level 1. Without `repeats`, it hardly searches for repeated parts.
     std::string compress(std::string_view data, bool repeats = true);
+
+    /// Memory for `size` bytes, until the next call.
+    char* scratch(std::size_t size);
 
     /// Writes the content of a frame, exactly `size` bytes, to `out`. False if the frame is damaged or has another size.
     bool expand(std::string_view frame, char* out, std::size_t size) noexcept;
@@ -41,6 +50,8 @@ private:
 
     const ZstdFunctions& functions_;
     Context searching_, counting_, decompressor_;
+    std::unique_ptr<char[]> scratch_;  // kept, because fresh memory takes longer than to fill it
+    std::size_t scratch_size_ = 0;
 };
 
 }  // namespace rl4sys::support

@@ -1,7 +1,10 @@
 #include "weights/bits.h"
 
+#include <algorithm>
 #include <cstring>
+#include <new>
 
+#include "support/bytes.h"
 #include "support/errors.h"
 
 namespace rl4sys::weights {
@@ -13,6 +16,43 @@ std::uint64_t word_at(std::string_view data, std::size_t byte) noexcept {
     const std::size_t left = data.size() - byte;
     std::memcpy(&out, data.data() + byte, left < 8 ? left : 8);
     return out;
+}
+
+// Collects bits, the lowest first, and writes them in words of 32.
+class BitSink {
+public:
+    explicit BitSink(char* out) noexcept : out_(out) {}
+
+    // At most 32 bits; the ones above `count` are 0.
+    void add(std::uint64_t bits, unsigned count) noexcept {
+        held_ |= bits << used_;
+        used_ += count;
+        if (used_ < 32) return;
+        support::store(out_, static_cast<std::uint32_t>(held_));
+        out_ += 4;
+        held_ >>= 32;
+        used_ -= 32;
+    }
+    char* end() noexcept {
+        for (; held_ || used_; held_ >>= 8, used_ = used_ > 8 ? used_ - 8 : 0) *out_++ = static_cast<char>(held_);
+        return out_;
+    }
+
+private:
+    char* out_;
+    std::uint64_t held_ = 0;
+    unsigned used_ = 0;
+};
+
+// The bits at `shift` of the next bytes, at most 8.
+std::uint64_t eight_bits(const std::uint8_t* bytes, std::size_t count, int shift) noexcept {
+    std::uint64_t word = 0;
+    if (count >= 8)
+        word = support::load64(bytes);
+    else
+        std::memcpy(&word, bytes, count);
+    // No two products meet in one bit, so that nothing is carried: bit 0 of byte i reaches bit 56 + i.
+    return ((word >> shift & 0x0101010101010101U) * 0x0102040810204080U) >> 56;
 }
 
 }  // namespace
@@ -105,6 +145,82 @@ void BitReader::add_fields(const std::vector<std::uint8_t>& widths, std::vector<
 
 void BitReader::end() const {
     if (at_ != data_.size()) bad(std::to_string(data_.size() - at_) + " bytes are left over");
+}
+
+char* BitWriter::room(std::size_t count) {
+    if (count > capacity_ - size_) {
+        const std::size_t wanted = std::max(size_ + count, capacity_ + capacity_ / 2);
+        char* const larger = static_cast<char*>(std::realloc(data_.get(), wanted));
+        if (!larger) throw std::bad_alloc();
+        static_cast<void>(data_.release());
+        data_.reset(larger);
+        capacity_ = wanted;
+    }
+    return data_.get() + size_;
+}
+
+void BitWriter::bytes(std::string_view data) {
+    if (data.empty()) return;
+    std::memcpy(room(data.size()), data.data(), data.size());
+    size_ += data.size();
+}
+
+void BitWriter::byte(std::uint8_t value) {
+    *room(1) = static_cast<char>(value);
+    ++size_;
+}
+
+void BitWriter::varint(std::uint64_t value) {
+    for (; value > 0x7F; value >>= 7) byte(static_cast<std::uint8_t>(value | 0x80));
+    byte(static_cast<std::uint8_t>(value));
+}
+
+void BitWriter::flags(const std::uint8_t* bits, std::size_t count) {
+    char* out = room(count / 8 + 1);
+    for (std::size_t i = 0; i < count; i += 8) *out++ = static_cast<char>(eight_bits(bits + i, count - i, 0));
+    size_ += (count + 7) / 8;
+}
+
+void BitWriter::gaps(const std::vector<std::uint32_t>& positions, std::uint64_t size) {
+    const std::size_t count = positions.size();
+    const int width = rice_width(count, size);
+    std::vector<std::uint32_t> gaps(count);
+    std::uint64_t bits = count;
+    for (std::size_t i = 0; i < count; ++i) {
+        gaps[i] = i ? positions[i] - positions[i - 1] - 1 : positions[0];
+        bits += gaps[i] >> width;
+    }
+    varint(bits);
+    const std::size_t unary_bytes = static_cast<std::size_t>((bits + 7) / 8);
+    char* const unary = room(unary_bytes);
+    std::memset(unary, 0, unary_bytes);
+    std::uint64_t at = 0;
+    for (const std::uint32_t gap : gaps) {
+        at += gap >> width;
+        unary[at >> 3] = static_cast<char>(static_cast<unsigned char>(unary[at >> 3]) | 1U << (at & 7));
+        ++at;
+    }
+    advance(unary_bytes);
+    // The lowest bits of all gaps, then the second bits of all, and so on, without padding between.
+    char* const begin = room(static_cast<std::size_t>(width) * count / 8 + 8);
+    BitSink sink(begin);
+    std::vector<std::uint8_t> low(width ? count : 0);
+    for (int plane = 0; plane < width; ++plane) {
+        if (plane % 8 == 0)
+            for (std::size_t i = 0; i < count; ++i) low[i] = static_cast<std::uint8_t>(gaps[i] >> plane);
+        for (std::size_t i = 0; i < count; i += 8)
+            sink.add(eight_bits(&low[i], count - i, plane % 8), static_cast<unsigned>(std::min<std::size_t>(count - i, 8)));
+    }
+    advance(static_cast<std::size_t>(sink.end() - begin));
+}
+
+void BitWriter::fields(const std::vector<std::uint32_t>& values, const std::vector<std::uint8_t>& widths) {
+    std::uint64_t bits = 0;
+    for (const std::uint8_t width : widths) bits += width;
+    char* const begin = room(static_cast<std::size_t>(bits / 8) + 8);
+    BitSink sink(begin);
+    for (std::size_t i = 0; i < values.size(); ++i) sink.add(values[i], widths[i]);
+    advance(static_cast<std::size_t>(sink.end() - begin));
 }
 
 }  // namespace rl4sys::weights

@@ -1,7 +1,9 @@
-// Packed bits and bytes of weight updates: readers that accept exactly the encodings that the writers make (weights/bits.py).
+// Packed bits and bytes of weight updates: a writer, and a reader that accepts exactly what the writer makes (weights/bits.py).
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +37,33 @@ public:
 private:
     std::string_view data_;
     std::size_t at_ = 0;
+};
+
+/// A writer of a payload. Each method appends.
+class BitWriter {
+public:
+    std::size_t size() const noexcept { return size_; }
+    std::string_view view() const noexcept { return {data_.get(), size_}; }
+
+    /// Room for `count` bytes after the last one; `advance` appends the first of them. Throws std::bad_alloc.
+    char* room(std::size_t count);
+    void advance(std::size_t count) noexcept { size_ += count; }
+    void bytes(std::string_view data);
+    void byte(std::uint8_t value);
+    void varint(std::uint64_t value);
+    /// `count` bits from bytes that are 0 or 1.
+    void flags(const std::uint8_t* bits, std::size_t count);
+    /// Ascending positions below `size`.
+    void gaps(const std::vector<std::uint32_t>& positions, std::uint64_t size);
+    /// The lowest bits of each value, as many as its width says, at most 32.
+    void fields(const std::vector<std::uint32_t>& values, const std::vector<std::uint8_t>& widths);
+
+private:
+    struct Free {
+        void operator()(char* data) const noexcept { std::free(data); }
+    };
+    std::unique_ptr<char, Free> data_;  // not filled with zeros, as a string would be
+    std::size_t size_ = 0, capacity_ = 0;
 };
 
 inline bool bit(std::string_view flags, std::size_t index) noexcept {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 #include "support/zstd.h"
 
@@ -19,11 +18,10 @@ enum class WireDtype : std::uint8_t { fp32 = 0, bf16 = 1, grid = 2 };
 
 constexpr std::size_t item_bytes_of(WireDtype dtype) noexcept { return dtype == WireDtype::bf16 ? 2 : 4; }
 
-/// A wire dtype, and for `grid` the exponent of the step of each tensor.
+/// A wire dtype, and for `grid` the exponent of the step of each element.
 struct Form {
     WireDtype dtype = WireDtype::fp32;
-    std::vector<std::int8_t> steps;
-    std::vector<std::size_t> sizes;
+    const std::int8_t* exponents = nullptr;
 };
 
 /// Writes the state that a diff reaches from `base` to `out`, which has as many elements. `before` is the state before `base`

@@ -181,15 +181,14 @@ Snapshot apply_update(const Header& head, std::string_view payload, const Snapsh
         const bool fits = held->flat.size() == tensors.elements && held->others.size() == tensors.other_bytes &&
                           (!head.predicted || before->flat.size() == tensors.elements);
         if (!fits) throw WeightsError("the held version has the size of another policy", "size");
-        Form form{head.dtype, {}, division.sizes()};
-        if (head.dtype == WireDtype::grid) {
-            form.steps.assign(form.sizes.size(), 0);
-            if (head.encoding == Encoding::sparse || head.encoding == Encoding::planes) {
-                const std::string_view table = BitReader(payload).take(form.sizes.size());
-                for (std::size_t t = 0; t < table.size(); ++t) form.steps[t] = static_cast<std::int8_t>(table[t]);
-                payload.remove_prefix(table.size());
-            }
+        std::vector<std::int8_t> exponents;
+        if (head.dtype == WireDtype::grid && (head.encoding == Encoding::sparse || head.encoding == Encoding::planes)) {
+            const std::vector<std::size_t>& sizes = division.sizes();
+            const std::string_view steps = BitReader(payload).take(sizes.size());
+            for (std::size_t t = 0; t < sizes.size(); ++t) exponents.insert(exponents.end(), sizes[t], static_cast<std::int8_t>(steps[t]));
+            payload.remove_prefix(steps.size());
         }
+        const Form form{head.dtype, exponents.data()};
         const std::vector<float> base_part = division.kept() ? division.part(held->flat, false) : std::vector<float>{};
         const std::vector<float> last_part = division.kept() && head.predicted ? division.part(before->flat, false) : std::vector<float>{};
         const float* base = division.kept() ? base_part.data() : held->flat.data();

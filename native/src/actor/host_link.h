@@ -55,6 +55,7 @@ public:
     std::atomic<double> starting_at{-std::numeric_limits<double>::infinity()};
     std::atomic<std::uint64_t> want_steps{0};
     std::atomic<int> waiting{0}, flushing{0};
+    std::atomic<bool> leaving{false};  // the agent closes: segments without credit in steps are sent too
     std::atomic<bool> resting{false};  // the I/O thread sleeps to send several segments at once
 
     bool urgent() const noexcept { return waiting.load() > 0 || flushing.load() > 0; }
@@ -68,7 +69,8 @@ public:
     CreditGate gate;
     std::string stage = "the learner to answer";
     bool joined = false;
-    std::uint64_t in_flight = 0, unsent = 0;  // segments, for `flush`
+    std::uint64_t in_flight = 0;  // segments that the learner has not stored
+    std::uint64_t settled = 0;    // all of the first so many segments of the outbox are stored by the learner, or dropped
 };
 
 }  // namespace rl4sys::actor

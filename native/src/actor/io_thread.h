@@ -9,6 +9,7 @@
 
 #include "actor/host_link.h"
 #include "actor/outbox.h"
+#include "actor/policy_cache.h"
 #include "actor/settings.h"
 #include "actor/weight_subscriber.h"
 #include "delivery/session.h"
@@ -59,6 +60,11 @@ public:
         if (!host.resting.load(std::memory_order_relaxed)) wakeup_.set();
     }
     bool roll_back(const policy::Policy* bad) { return subscriber_.roll_back(bad); }
+    bool was_rolled_back(const policy::Policy& policy) const {
+        return subscriber_.is_rejected(policy.snapshot().generation, policy.snapshot().version);
+    }
+    /// Takes the policy of the parent process, in a forked child, before `start`. Does nothing if the parent was changing it.
+    void inherit(const IoThread& parent);
     SessionStatus status() const;
 
     HostLink host;
@@ -81,6 +87,8 @@ private:
     void set_stage(const std::string& stage);
     void log(LogLevel level, const std::string& text) const;
     std::uint64_t ahead(double now, std::uint64_t steps) const noexcept;
+    void take_up_cache();
+    void save_cache(bool force);
 
     const Settings& settings_;
     Outbox& outbox_;
@@ -101,6 +109,10 @@ private:
     std::uint64_t seen_items_ = 0, first_version_ = 0, shipped_steps_ = 0;
     double segments_at_, oldest_since_ = 0.0, shipped_at_, events_at_ = 0.0;
     int version_errors_ = 0;
+    std::optional<PolicyCacheFile> cache_;
+    delivery::PolicyVersion cached_{0, 0};
+    double cache_at_ = 0.0;  // next save, at the earliest
+    bool cache_failed_ = false;
 
     mutable std::mutex status_mutex_;
     SessionStatus status_;

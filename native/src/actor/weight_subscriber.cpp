@@ -46,8 +46,9 @@ double WeightSubscriber::next_deadline() const noexcept {
     return std::min(fetch_at_ != 0.0 ? fetch_at_ : never, sub_ ? silence_.deadline() : never);
 }
 
-void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot) {
+void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document) {
     spec_ = std::move(spec);
+    document_ = std::move(document);
     shape_ = std::make_shared<const SegmentShape>(*spec_);
     tensors_.emplace(spec_->tensors);
     swap(std::move(snapshot));
@@ -57,17 +58,14 @@ void WeightSubscriber::join(const io::ZmqFunctions& zmq, void* context, const Re
     auto spec = std::make_shared<const policy::PolicySpec>(policy::read_spec(welcome.map("spec")));
     if (!welcome.list("relays").empty() && welcome.bytes("tag_key").size() == 32)
         throw policy::Unsupported("the compiled form takes no weights from relays");
-    const auto same = [](const policy::Space& a, const policy::Space& b) {
-        return a.discrete == b.discrete && a.shape == b.shape && a.dtype == b.dtype && a.low == b.low && a.high == b.high && a.n == b.n &&
-               a.start == b.start;
-    };
-    if (spec_ && !(same(spec_->observations, spec->observations) && same(spec_->actions, spec->actions)))
+    if (spec_ && !(spec_->observations == spec->observations && spec_->actions == spec->actions))
         throw ProtocolError(Refusal::mismatch, "it now has other spaces than in the last session");
     if (spec_ && spec_->state_size != spec->state_size)
         throw ProtocolError(Refusal::mismatch, "its policy now has other extra columns than in the last session");
     spec_ = std::move(spec);
     shape_ = std::make_shared<const SegmentShape>(*spec_);
     tensors_.emplace(spec_->tensors);
+    document_ = welcome.map("spec");
     policy_id_ = welcome.bytes("policy_id");
     topic_ = welcome.bytes("topic");
     pub_ = seen_from(welcome.text("pub"), settings_.address);

@@ -33,7 +33,10 @@ public:
     std::shared_ptr<const weights::Snapshot> newest() const noexcept { return newest_.empty() ? nullptr : newest_.back(); }
 
     /// Starts with a policy of an earlier start, or of the parent of this process.
-    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot);
+    /// `document` is the spec as a Welcome has it.
+    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document = {});
+    /// The spec of the policy as the last Welcome had it.
+    const wire::Map& document() const noexcept { return document_; }
     /// Subscribes to the weights of the policy in a Welcome, and fetches the newest. Throws ProtocolError, Unsupported.
     void join(const io::ZmqFunctions& zmq, void* context, const wire::Received& welcome, double now);
     /// Closes the socket. The current policy stays in use.
@@ -44,6 +47,8 @@ public:
     void tick(const io::ZmqFunctions& zmq, void* context, double now);
     /// Replaces the current policy, if it is `bad`, by the version before. Returns whether an earlier version acts now.
     bool roll_back(const policy::Policy* bad);
+    /// True if a version was found to be bad. Any thread may call it.
+    bool is_rejected(std::uint64_t generation, std::uint64_t version) const;
 
 private:
     void subscribe(const io::ZmqFunctions& zmq, void* context, double now);
@@ -51,7 +56,6 @@ private:
     void on_update(std::string_view header, std::string_view payload, double now);
     void on_beacon(const wire::Received& beacon, double now);
     void swap(std::shared_ptr<const weights::Snapshot> snapshot);
-    bool is_rejected(std::uint64_t generation, std::uint64_t version) const;
 
     const Settings& settings_;
     HostLink& host_;
@@ -66,6 +70,7 @@ private:
     std::deque<std::shared_ptr<const weights::Snapshot>> newest_;  // the last two that arrived, also if they were rolled back
     std::deque<std::shared_ptr<const policy::Policy>> previous_;   // under host_.mutex
     std::set<delivery::PolicyVersion> rejected_;                   // under host_.mutex
+    wire::Map document_;
     std::string policy_id_, topic_, pub_;
     std::uint64_t generation_ = 0;
     std::unique_ptr<io::Socket> sub_;

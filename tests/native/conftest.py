@@ -104,18 +104,20 @@ class Keeper(FakeAlgorithm):
         self.shelf.kept.append(segment)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        tensors = {name: tensor * np.float32(self.shelf.scale) for name, tensor in super().snapshot().items()}
+        tensors = super().snapshot()
+        if self.shelf.constant is not None:
+            tensors = {name: np.full_like(tensor, self.shelf.constant) for name, tensor in tensors.items()}
         self.shelf.published.append(np.concatenate([tensor.ravel() for tensor in tensors.values()]))
         return tensors
 
 
 class Shelf:
-    """What the keepers of a test keep, and the factor of the weights that they publish."""
+    """What the keepers of a test keep, and the number of which all weights consist, if not None."""
 
     def __init__(self) -> None:
         self.kept: list[Segment] = []
         self.published: list[NDArray[np.float32]] = []
-        self.scale = 1.0
+        self.constant: float | None = None
 
     def make(self, observation_space: Any, action_space: Any, parameters: Any, seed: int) -> Keeper:
         spec = mlp_spec(observation_space, action_space, HEADS[action_space.KIND], (8,))

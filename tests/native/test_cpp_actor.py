@@ -234,10 +234,10 @@ def test_an_actor_joins_a_learner_that_comes_later(driver: Driver, shelf: Shelf)
 
 def test_a_policy_that_overflows_is_rolled_back(driver: Driver, shelf: Shelf, address: str) -> None:
     driver.open(address, algorithm_parameters={"input_size": 4, "act_dim": 3, "steps_per_update": 16})
-    shelf.scale = 1e38
+    shelf.constant = 3e38
     driver("play", steps=16, length=16)
     driver("wait", v=1, s=20.0)
-    assert driver.step(1e5)["version"] == 0
+    assert driver.step(0.1)["version"] == 0
     counters = driver("stats")["counters"]
     assert counters["policies_not_finite"] == counters["rollbacks"] == 1
     assert driver("version")["version"] == 0
@@ -248,8 +248,9 @@ def test_a_stale_policy_gives_way_to_the_baseline(driver: Driver, shelf: Shelf) 
         for how in ("baseline", "raise"):
             driver.open(learner.address, baseline=[1.0], policy_max_age_s=1e-6, on_stale=how)
             if how == "baseline":
-                assert driver.step(0.1) | {"act": 1, "recorded": False} == driver.step(0.1) | {"act": 1}
-                assert driver("stats")["counters"]["baseline_actions"] == 2
+                action = driver.step(0.1)
+                assert (action["act"], action["recorded"]) == (1, False)
+                assert driver("stats")["counters"]["baseline_actions"] == 1
             else:
                 with pytest.raises(DriverError, match="silent for"):
                     driver("request", obs=[0.1] * 4)
@@ -257,11 +258,9 @@ def test_a_stale_policy_gives_way_to_the_baseline(driver: Driver, shelf: Shelf) 
 
 def test_bad_input(driver: Driver, shelf: Shelf, address: str) -> None:
     driver.open(address)
-    for observation, words in (([0.0], "has 1 elements; expected 4"), ([0.0, 0.0, float("nan"), 0.0], "element 2 is not finite")):
+    for observation, words in (([0.0], "has 1 elements; expected 4"), ([0.0, 0.0, 1e39, 0.0], "element 2 is not finite")):
         with pytest.raises(DriverError, match=words):
-            driver("request", obs=observation) if observation[0] == observation[-1] and len(observation) < 2 else driver(
-                "request", obs=[0.0, 0.0, 1e39, 0.0]
-            )
+            driver("request", obs=observation)
     with pytest.raises(DriverError, match="finite in float32"):
         driver("reward", a=driver("request", obs=[0.0] * 4)["a"], reward=1e300)
     driver.open(address, on_bad_input="drop")
@@ -290,7 +289,7 @@ def test_a_forked_child_becomes_another_actor(driver: Driver, shelf: Shelf, addr
     driver.open(address)
     driver.step(0.1)
     child = driver("fork", steps=10)
-    assert child["status"] == 0 and "error" not in child, child
+    assert (child["status"], child["error"]) == (0, "")
     assert child["actor_id"] != driver("stats")["actor_id"] and child["accepted"] == 2 and child["counters"]["forks"] == 1
     assert driver("fork", steps=0)["status"] == 0  # a child that never uses the agent
     driver("end")
@@ -319,7 +318,7 @@ def test_a_policy_cache_serves_both_languages(driver: Driver, shelf: Shelf, tmp_
 
 
 def test_keys(driver: Driver, shelf: Shelf, tmp_path: Path) -> None:
-    write_keys(tmp_path, {"ann": ("act",), "eve": ()})
+    write_keys(tmp_path, {"ann": ("submit", "read_weights"), "eve": ()})
     learner = Learner(LearnerConfig(bind="tcp://127.0.0.1:*", run_dir=None, keys=tmp_path))
     with learner:
         driver.open(learner.address, keys=str(tmp_path / "ann.keys"))
@@ -376,7 +375,7 @@ def test_text_that_is_no_configuration(driver: Driver, text: str, words: str) ->
 
 
 def test_a_configuration_survives_being_written(driver: Driver) -> None:
-    full = CONFIG | {"overflow": "wait", "seed": 3, "swap": "episode", "linger_ms": 5.0, "_comment": "left out", "native": "auto"}
+    full = CONFIG | {"overflow": "wait", "seed": 3, "swap": "episode", "linger_ms": 5, "_comment": "left out", "native": "auto"}
     full["algorithm_parameters"] = {"input_size": 4, "act_dim": 3, "hidden_sizes": [8, 8], "gamma": 0.5, "target_kl": None}
     written = driver("config", config=json.dumps(full))
     assert driver("config", config=json.dumps(written)) == written
@@ -386,7 +385,7 @@ def test_a_configuration_survives_being_written(driver: Driver) -> None:
 
 def serve(port: int, folder: Path) -> subprocess.Popen[bytes]:
     """Start a learner of its own process, whose journal survives a kill."""
-    command = [sys.executable, "-m", "rl4sys_zmq.cli", "serve", "--port", str(port), "--run-dir", str(folder)]
+    command = [sys.executable, "-m", "rl4sys_zmq.cli.learner", "serve", "--port", str(port), "--run-dir", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

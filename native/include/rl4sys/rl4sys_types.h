@@ -137,7 +137,7 @@ struct AgentConfig {
 
     std::string actor_id;  // empty: a random one
     std::string fallback = "raise";
-    double linger_ms = 200.0;
+    int32_t linger_ms = 200;
     int32_t rollout_length = 0;  // 0: the learner's
     std::string overflow = "drop_oldest";
     double wait_timeout_s = 60.0;

@@ -271,8 +271,8 @@ void IoThread::turn() {
     perform(session_.tick(now, held));
     subscriber_.tick(zmq_, context_, now);
     save_cache(false);
+    publish_status();  // first: `flush` ends with the gate, and its caller then reads the status
     update_gate();
-    publish_status();
 }
 
 // Waits for work: messages, weights, a host thread, or a timer.

@@ -401,6 +401,8 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
         if (run.parts && run.parts.get() != &parts) {
             if (run.parts->owner != this) throw Failure(Code::action, "this trajectory belongs to another agent");
             trajectory = nullptr;  // it stays with the parent process
+        } else if (run.episode && run.episode->done() && !trajectory->isCompleted()) {
+            end(*trajectory, nullptr, false, nullptr, 0, nullptr, 0);
         }
     }
     const policy::Policy* const newest = parts.io.host.current.load(std::memory_order_acquire);
@@ -434,8 +436,6 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     if (parts.late_count.load(std::memory_order_relaxed) &&
         (actor::monotonic() >= parts.expire_at.load() || parts.late_count.load() > kManyLate))
         parts.expire();
-    if (trajectory && trajectory->state_->run.episode && trajectory->state_->run.episode->done() && !trajectory->isCompleted())
-        end(*trajectory, nullptr, false, nullptr, 0, nullptr, 0);
     if (!trajectory || trajectory->isCompleted()) trajectory = std::make_shared<RL4SysTrajectory>();
     Run& run = trajectory->state_->run;
     if (!run.episode) begin(run);

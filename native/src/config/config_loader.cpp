@@ -169,7 +169,7 @@ std::map<std::string, Read> readers(AgentConfig& config) {
         {"request_timeout_seconds", number(config.request_timeout_seconds)},
         {"fallback", text(config.fallback)},
         {"send_frequency", integer(config.send_frequency)},
-        {"linger_ms", number(config.linger_ms)},
+        {"linger_ms", integer(config.linger_ms)},
         {"compression",
          [&config](const std::string& key, const json& value) {
              if (!value.is_boolean() && value != "off" && value != "zstd") refuse(key, "'off' or 'zstd'", value);

@@ -276,7 +276,7 @@ Options options_of(const AgentConfig& config) {
     check_integer("send_frequency", config.send_frequency, 1, 8192);
     check_number("connect_timeout_s", config.connection_timeout_seconds, 0.0);
     check_number("request_timeout_seconds", config.request_timeout_seconds, 0.0);
-    check_number("linger_ms", config.linger_ms, 0.0, 3'600'000.0);
+    check_integer("linger_ms", config.linger_ms, 0, 3'600'000);
     check_integer("rollout_length", config.rollout_length, 0, 1 << 20);
     check_number("wait_timeout_s", config.wait_timeout_s, 0.0);
     check_integer("queue_items", config.queue_items, 1, 1 << 24);
@@ -317,7 +317,7 @@ Options options_of(const AgentConfig& config) {
     settings.compress = config.enable_compression;
     settings.queue_items = static_cast<std::size_t>(config.queue_items);
     settings.queue_bytes = static_cast<std::size_t>(config.queue_bytes);
-    settings.linger_s = config.linger_ms / 1e3;
+    settings.linger_s = static_cast<double>(config.linger_ms) / 1e3;
     settings.send_frequency = static_cast<std::uint32_t>(config.send_frequency);
     settings.connect_timeout_s = config.connection_timeout_seconds;
     settings.reward_timeout_s = config.reward_timeout_s;

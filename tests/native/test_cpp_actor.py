@@ -74,6 +74,18 @@ def test_weights_are_bit_equal_at_each_version(driver: Driver, shelf: Shelf, add
         assert said == {"version": version, "digest": digest(shelf.published[-1], b"")}
 
 
+@pytest.mark.parametrize("swap", ["step", "episode"])
+def test_new_weights_act_from_the_next_step_or_episode(driver: Driver, shelf: Shelf, address: str, swap: str) -> None:
+    driver.open(address, swap=swap, algorithm_parameters={"input_size": 4, "act_dim": 3, "steps_per_update": 16})
+    driver("request", t=1, obs=[0.0] * 4)
+    driver("play", steps=16, length=16)
+    driver("wait", v=1, s=20.0)
+    assert driver("request", t=1, obs=[0.0] * 4)["version"] == (1 if swap == "step" else 0)
+    assert driver("request", t=2, obs=[0.0] * 4)["version"] == 1
+    assert driver("rollback") == {"rolled_back": True}
+    assert driver("request", t=2, obs=[0.0] * 4)["version"] == 0
+
+
 def test_masks_are_obeyed_and_recorded(driver: Driver, shelf: Shelf, address: str) -> None:
     driver.open(address)
     masks = [[n % 3 == 0, n % 3 == 1, n % 3 == 2] for n in range(6)]

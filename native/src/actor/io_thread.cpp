@@ -180,6 +180,7 @@ void IoThread::take_up_cache() {
         parameters.max_segment_steps = static_cast<std::uint64_t>(std::max<std::int64_t>(1, number(*said, "max_segment_steps")));
         parameters.inference = text(*said, "inference");
         parameters.no_masks = text(*said, "no_masks");
+        cached_ = {cached->snapshot.generation, cached->snapshot.version};
         subscriber_.take_up(std::make_shared<const policy::PolicySpec>(std::move(cached->spec)),
                             std::make_shared<const weights::Snapshot>(std::move(cached->snapshot)), std::move(cached->document));
         const double age = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() - cached->saved_unix_s;

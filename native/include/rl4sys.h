@@ -18,17 +18,17 @@ extern "C" {
 
 typedef enum rl4sys_code {
     RL4SYS_OK = 0,
-    RL4SYS_CONFIG = 1,       /* the configuration or an argument is invalid */
-    RL4SYS_UNAVAILABLE = 2,  /* the learner did not answer in time */
-    RL4SYS_REFUSED = 3,      /* the learner refuses this actor */
-    RL4SYS_OBSERVATION = 4,  /* an observation is invalid */
-    RL4SYS_MASK = 5,         /* a mask is invalid */
-    RL4SYS_ACTION = 6,       /* an action or a trajectory cannot be used here */
-    RL4SYS_REWARD = 7,       /* a reward is invalid or comes too late */
-    RL4SYS_STALE = 8,        /* the policy is too old, with on_stale: raise */
-    RL4SYS_CLOSED = 9,       /* the agent is closed */
-    RL4SYS_BUFFER = 10,      /* the caller's buffer is too small */
-    RL4SYS_INTERNAL = 11     /* an unexpected error, such as no memory */
+    RL4SYS_CONFIG = 1,      /* the configuration or an argument is invalid */
+    RL4SYS_UNAVAILABLE = 2, /* the learner did not answer in time */
+    RL4SYS_REFUSED = 3,     /* the learner refuses this actor */
+    RL4SYS_OBSERVATION = 4, /* an observation is invalid */
+    RL4SYS_MASK = 5,        /* a mask is invalid */
+    RL4SYS_ACTION = 6,      /* an action or a trajectory cannot be used here */
+    RL4SYS_REWARD = 7,      /* a reward is invalid or comes too late */
+    RL4SYS_STALE = 8,       /* the policy is too old, with on_stale: raise */
+    RL4SYS_CLOSED = 9,      /* the agent is closed */
+    RL4SYS_BUFFER = 10,     /* the caller's buffer is too small */
+    RL4SYS_INTERNAL = 11    /* an unexpected error, such as no memory */
 } rl4sys_code;
 
 typedef struct rl4sys_agent rl4sys_agent;
@@ -55,8 +55,8 @@ RL4SYS_C_API void rl4sys_step_free(rl4sys_step* step);
 
 /* Chooses an action for an observation. `mask` has a byte for each discrete action, not 0 where it is allowed; null allows
    all. After the end of an episode, the next one begins. */
-RL4SYS_C_API int rl4sys_request(rl4sys_agent* agent, rl4sys_trajectory* trajectory, const float* observation, size_t observation_size,
-                                const uint8_t* mask, size_t mask_size, rl4sys_step* step);
+RL4SYS_C_API int rl4sys_request(rl4sys_agent* agent, rl4sys_trajectory* trajectory, const float* observation,
+                                size_t observation_size, const uint8_t* mask, size_t mask_size, rl4sys_step* step);
 /* The number of a discrete action. */
 RL4SYS_C_API int64_t rl4sys_act(const rl4sys_step* step);
 /* Copies the elements of a continuous action, and returns how many it has. */

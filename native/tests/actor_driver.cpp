@@ -109,7 +109,8 @@ json execute(const json& command) {
     const std::string what = command.at("do");
     const int t = command.value("t", 0);
     RL4SysAction* const action = command.contains("a") ? &actions.at(command["a"].get<std::size_t>()) : nullptr;
-    const std::vector<float> observation = command.value("obs", std::vector<float>()), mask = command.value("mask", std::vector<float>());
+    const std::vector<float> observation = command.value("obs", std::vector<float>()),
+                             mask = command.value("mask", std::vector<float>());
     if (what == "open") {
         trajectories.clear();
         actions.clear();
@@ -136,7 +137,8 @@ json execute(const json& command) {
     if (what == "done") return action->setDone(true), json::object();
     if (what == "end") {
         RL4SysAction none;
-        must(agent->markEndOfTrajectory(trajectories[t], action ? *action : none, command.value("truncated", false), observation, mask));
+        must(agent->markEndOfTrajectory(trajectories[t], action ? *action : none, command.value("truncated", false), observation,
+                                        mask));
         return {{"size", trajectories[t]->size()}};
     }
     if (what == "actions") {
@@ -183,13 +185,17 @@ json execute(const json& command) {
     if (what == "rollback") return {{"rolled_back", agent->rollback()}};
     if (what == "fork") return in_child(command);
     if (what == "close") return agent->close(command.value("s", 2.0)), json::object();
-    if (what == "config") return json::parse(ConfigLoader::configToJsonString(ConfigLoader::loadFromString(command.at("config"))));
+    if (what == "config")
+        return json::parse(ConfigLoader::configToJsonString(ConfigLoader::loadFromString(command.at("config"))));
     if (what == "model") {
         ModelManager models(ConfigLoader::loadFromString(command.at("config")), std::make_shared<Logger>("models"));
         const std::vector<float> zeros(4, 0.0f);
         const std::size_t before = models.generateAction(zeros, 0).getAction().size();
         const bool taken = models.setModel(command.at("bytes").get<std::vector<std::uint8_t>>(), 3, false);
-        return {{"taken", taken}, {"has", models.hasModel()}, {"version", models.getCurrentVersion()}, {"bytes", before},
+        return {{"taken", taken},
+                {"has", models.hasModel()},
+                {"version", models.getCurrentVersion()},
+                {"bytes", before},
                 {"act", models.generateAction(zeros, 3).getAction()}};
     }
     throw Failed{"no such command: " + what};

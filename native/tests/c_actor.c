@@ -3,12 +3,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MUST(call)                                                            \
-    do {                                                                      \
-        if ((call) != RL4SYS_OK) {                                            \
-            fprintf(stderr, "line %d: %s\n", __LINE__, rl4sys_last_error());  \
-            return 1;                                                         \
-        }                                                                     \
+#define MUST(call)                                                           \
+    do {                                                                     \
+        if ((call) != RL4SYS_OK) {                                           \
+            fprintf(stderr, "line %d: %s\n", __LINE__, rl4sys_last_error()); \
+            return 1;                                                        \
+        }                                                                    \
     } while (0)
 
 int main(int argc, char** argv) {
@@ -20,7 +20,8 @@ int main(int argc, char** argv) {
     int episode, n;
     if (argc != 2) return 2;
     /* A failure has a code and a text, and gives no agent. */
-    if (rl4sys_open_json("{}", NULL, NULL, &agent) != RL4SYS_CONFIG || agent || !strstr(rl4sys_last_error(), "client_id")) return 3;
+    if (rl4sys_open_json("{}", NULL, NULL, &agent) != RL4SYS_CONFIG || agent || !strstr(rl4sys_last_error(), "client_id"))
+        return 3;
     if (rl4sys_open_json(NULL, NULL, NULL, &agent) != RL4SYS_CONFIG || rl4sys_flush(NULL, 1.0) != RL4SYS_CONFIG) return 4;
     MUST(rl4sys_open_json(argv[1], NULL, NULL, &agent));
     MUST(rl4sys_trajectory_new(&trajectory));

@@ -379,7 +379,12 @@ def test_required_keys(driver: Driver, key: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not JSON"), ('{"a": 1, "a": 2}', "a: given twice"), ("[]", "expected a mapping"), ("[" * 100 + "]" * 100, "too deeply")],
+    [
+        ("{", "not JSON"),
+        ('{"a": 1, "a": 2}', "a: given twice"),
+        ("[]", "expected a mapping"),
+        ("[" * 100 + "]" * 100, "too deeply"),
+    ],
 )
 def test_text_that_is_no_configuration(driver: Driver, text: str, words: str) -> None:
     with pytest.raises(DriverError, match=words):

@@ -27,8 +27,8 @@ class RL4SysAgent;
 class RL4SYS_API RL4SysAction {
 public:
     RL4SysAction();
-    RL4SysAction(const std::vector<uint8_t>& observation, const std::vector<uint8_t>& action, double reward = 0.0, bool done = false,
-                 const std::vector<uint8_t>& mask = {}, int32_t version = 0);
+    RL4SysAction(const std::vector<uint8_t>& observation, const std::vector<uint8_t>& action, double reward = 0.0,
+                 bool done = false, const std::vector<uint8_t>& mask = {}, int32_t version = 0);
     RL4SysAction(const RL4SysAction&);
     RL4SysAction(RL4SysAction&&) noexcept;
     RL4SysAction& operator=(const RL4SysAction&);

@@ -12,7 +12,9 @@ namespace {
 
 constexpr std::size_t kRecentEpisodes = 100;
 
-std::uint32_t cap_of(const EpisodeRules& rules) noexcept { return rules.max_steps ? rules.max_steps : std::numeric_limits<std::uint32_t>::max(); }
+std::uint32_t cap_of(const EpisodeRules& rules) noexcept {
+    return rules.max_steps ? rules.max_steps : std::numeric_limits<std::uint32_t>::max();
+}
 
 }  // namespace
 
@@ -109,7 +111,8 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
     }
     SegmentColumns& columns = *open_->columns;
     if (!columns.steps) columns.generation = step.generation;
-    columns.write(step.observation.data(), step.action(), static_cast<float>(step.log_prob), step.version, step.allowed(), step.state.data());
+    columns.write(step.observation.data(), step.action(), static_cast<float>(step.log_prob), step.version, step.allowed(),
+                  step.state.data());
     step.part = open_;
     step.row = columns.steps - 1;
     if (step.reward) columns.set_reward(step.row, static_cast<float>(*step.reward));
@@ -169,8 +172,7 @@ void Episode::end(bool truncated, const void* final_observation, const std::uint
         if (final_observation)
             columns.set_bootstrap(final_observation, final_mask);
         else
-            columns.set_bootstrap(std::string(columns.last_observation(), columns.row_bytes()).data(),
-                                  columns.last_mask());
+            columns.set_bootstrap(std::string(columns.last_observation(), columns.row_bytes()).data(), columns.last_mask());
     }
     steps_before_ += columns.steps;
     close(std::move(part));

@@ -28,8 +28,8 @@ struct Part {
     std::uint64_t episode_length = 0;
     double deadline = 0.0;  // monotonic: until which rewards may come
     bool closed = false;
-    bool waits = false;     // it was closed without all of its rewards
-    bool left = false;      // it has gone to the outbox, or was dropped: its rewards can no longer be set
+    bool waits = false;  // it was closed without all of its rewards
+    bool left = false;   // it has gone to the outbox, or was dropped: its rewards can no longer be set
 };
 
 /// One requested action: what is recorded if the host adds it. Its buffers are reused.
@@ -43,14 +43,14 @@ struct Step {
     std::vector<float> state, after;        // the recurrent state before and after the step
     double log_prob = 0.0;
     std::uint64_t generation = 0, version = 0;
-    bool recorded = true;                   // false: no policy chose it
+    bool recorded = true;  // false: no policy chose it
     bool added = false;
-    bool done = false;                      // set by the host: the episode ended with it
+    bool done = false;  // set by the host: the episode ended with it
     std::optional<double> reward;
-    std::shared_ptr<Episode> episode;       // null: no agent made it
-    std::shared_ptr<Part> part;             // that has the step; null before it is added
+    std::shared_ptr<Episode> episode;  // null: no agent made it
+    std::shared_ptr<Part> part;        // that has the step; null before it is added
     std::uint32_t row = 0;
-    std::uint64_t number = 0;               // of the request in its episode
+    std::uint64_t number = 0;  // of the request in its episode
     std::map<std::string, std::vector<std::uint8_t>> extra;
 
     const void* action() const noexcept { return raw.empty() ? static_cast<const void*>(&index) : raw.data(); }
@@ -63,11 +63,11 @@ struct EpisodeRules {
     ColumnPool& pool;
     std::function<void()> wake;
     std::function<void(std::shared_ptr<Episode>)> late;  // of an episode that waits for rewards
-    std::function<bool()> forgives_reward;  // called for an invalid reward; true: it is counted and ignored
-    bool evaluates = false;          // explore: false
-    bool stores = true;              // false: an evaluation without a report
+    std::function<bool()> forgives_reward;               // called for an invalid reward; true: it is counted and ignored
+    bool evaluates = false;                              // explore: false
+    bool stores = true;                                  // false: an evaluation without a report
     double reward_timeout_s = 60.0;
-    std::uint32_t max_steps = 0;     // of a trajectory; 0: no limit
+    std::uint32_t max_steps = 0;  // of a trajectory; 0: no limit
 };
 
 /// Counts of all episodes of an agent. Host threads add to them.

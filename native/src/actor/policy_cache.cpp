@@ -44,7 +44,8 @@ const T& need(const wire::Map& map, const char* key) {
 std::uint64_t whole(const wire::Map& map, const char* key) {
     const wire::Value* value = map.find(key);
     if (value && value->get<std::uint64_t>()) return *value->get<std::uint64_t>();
-    if (value && value->get<std::int64_t>() && *value->get<std::int64_t>() >= 0) return static_cast<std::uint64_t>(*value->get<std::int64_t>());
+    if (value && value->get<std::int64_t>() && *value->get<std::int64_t>() >= 0)
+        return static_cast<std::uint64_t>(*value->get<std::int64_t>());
     invalid("its header has unexpected keys or types");
 }
 
@@ -61,7 +62,8 @@ struct File {
 }  // namespace
 
 CachedPolicy read_cached_policy(std::string_view bytes) {
-    if (bytes.size() < kFixed || bytes.size() > kMaxBytes) invalid("its size is " + std::to_string(bytes.size()) + " bytes, out of range");
+    if (bytes.size() < kFixed || bytes.size() > kMaxBytes)
+        invalid("its size is " + std::to_string(bytes.size()) + " bytes, out of range");
     if (bytes.substr(0, 4) != kMagic) invalid("it is not a policy file of this library");
     const auto format = support::load32(bytes.data() + 4);
     if (format != kFormat) invalid("it has format " + std::to_string(format) + "; this library reads " + std::to_string(kFormat));
@@ -94,7 +96,8 @@ CachedPolicy read_cached_policy(std::string_view bytes) {
     tensors.verify_others(out.snapshot.others);
     bool finite = true;
     for (const float x : out.snapshot.flat) finite = finite && std::isfinite(x);
-    if (tensors.elements != elements || weights::digest_of(out.snapshot.flat, out.snapshot.others) != out.snapshot.digest || !finite)
+    if (tensors.elements != elements || weights::digest_of(out.snapshot.flat, out.snapshot.others) != out.snapshot.digest ||
+        !finite)
         invalid("its weights do not match its policy");
     return out;
 }
@@ -124,7 +127,8 @@ std::optional<CachedPolicy> PolicyCacheFile::load(std::string& problem) {
     }
 }
 
-bool PolicyCacheFile::save(const wire::Map& document, const weights::Snapshot& snapshot, const wire::Map& extras, std::string& problem) {
+bool PolicyCacheFile::save(const wire::Map& document, const weights::Snapshot& snapshot, const wire::Map& extras,
+                           std::string& problem) {
     const std::string temporary = path_ + ".tmp";
     try {
         wire::Map form;
@@ -144,7 +148,8 @@ bool PolicyCacheFile::save(const wire::Map& document, const weights::Snapshot& s
         support::append(fixed, static_cast<std::uint32_t>(snapshot.others.size()));
         support::append(fixed, std::uint32_t{0});
         hash::Xxh3 hasher;
-        for (const std::string_view part : {std::string_view(fixed), std::string_view(header), flat_bytes(snapshot), std::string_view(snapshot.others)})
+        for (const std::string_view part :
+             {std::string_view(fixed), std::string_view(header), flat_bytes(snapshot), std::string_view(snapshot.others)})
             hasher.update(part);
         support::append(fixed, hasher.digest());
 
@@ -159,7 +164,8 @@ bool PolicyCacheFile::save(const wire::Map& document, const weights::Snapshot& s
         const File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
         if (file.fd < 0) invalid(std::strerror(errno));
         bool whole_file = true;
-        for (const std::string_view part : {std::string_view(fixed), std::string_view(header), flat_bytes(snapshot), std::string_view(snapshot.others)})
+        for (const std::string_view part :
+             {std::string_view(fixed), std::string_view(header), flat_bytes(snapshot), std::string_view(snapshot.others)})
             for (std::size_t at = 0; whole_file && at < part.size();) {
                 const ssize_t count = ::write(file.fd, part.data() + at, part.size() - at);
                 whole_file = count > 0;

@@ -24,10 +24,10 @@ using cppclient::RL4SysTrajectory;
 using policy::Space;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kSlice = 0.25;           // longest sleep of a waiting host thread
-constexpr double kClientStart = 600.0;    // longest wait while the learner answers that it starts the training
+constexpr double kSlice = 0.25;         // longest sleep of a waiting host thread
+constexpr double kClientStart = 600.0;  // longest wait while the learner answers that it starts the training
 constexpr double kSilence = 5.0;
-constexpr std::size_t kManyLate = 1024;   // episodes that wait for rewards, above which those that do not are removed
+constexpr std::size_t kManyLate = 1024;  // episodes that wait for rewards, above which those that do not are removed
 constexpr std::uint32_t kDefaultSegment = 128;
 
 std::vector<std::uint32_t> seed_of(const Options& options) {
@@ -46,7 +46,8 @@ std::string random_name() {
 
 // The Unix time in nanoseconds with 24 random low bits (delivery/incarnation.py).
 std::uint64_t first_incarnation() {
-    const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    const auto now =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
     const std::uint64_t random = support::system_seed(1)[0] & 0xFFFFFF;
     const std::uint64_t least = now > 0 ? static_cast<std::uint64_t>(now) : 0;
     return std::min(least, (std::uint64_t{1} << 62) - 1) >> 24 << 24 | (random ? random : 1);
@@ -159,7 +160,11 @@ void Parts::expire() {
 }
 
 Agent::Agent(const cppclient::AgentConfig& given, Fallback baseline, cppclient::LogSink sink)
-    : config(given), options_(options_of(given)), baseline_(std::move(baseline)), sink_(std::move(sink)), level_(log_level_of(given)) {
+    : config(given),
+      options_(options_of(given)),
+      baseline_(std::move(baseline)),
+      sink_(std::move(sink)),
+      level_(log_level_of(given)) {
     if (sink_ && !level_) level_ = static_cast<int>(cppclient::LogLevel::INFO);
     if (level_) options_.settings.log = [this](actor::LogLevel level, const std::string& text) { log(level, text); };
     delivery::Hello& hello = options_.settings.hello;
@@ -191,10 +196,11 @@ void Agent::log(actor::LogLevel level, const std::string& text) const {
 
 Failure Agent::unavailable(const std::string& stage, double timeout_s) const {
     const actor::HostLink& host = parts_->io.host;
-    std::string text = "the learner at " + options_.settings.address + " did not give " + (stage.empty() ? host.stage : stage) + " within " +
-                       short_number(timeout_s) + " s";
+    std::string text = "the learner at " + options_.settings.address + " did not give " + (stage.empty() ? host.stage : stage) +
+                       " within " + short_number(timeout_s) + " s";
     if (!stage.empty() && !host.joined) text += "; it was waiting for " + host.stage;
-    if (stage.empty() && host.joined) text += "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does";
+    if (stage.empty() && host.joined)
+        text += "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does";
     return Failure(Code::unavailable, text);
 }
 
@@ -204,9 +210,11 @@ void Agent::fail_session(const actor::SessionError& error) const {
         case Kind::refused:
             throw Failure(Code::refused, "the learner refuses this actor: " + std::string(name_of(error.code)) +
                                              (error.field.empty() ? "" : " (" + error.field + ")") + ": " + error.text);
-        case Kind::client_failed: throw Failure(Code::unavailable, "the learner has stopped the training of this policy: " + error.text);
+        case Kind::client_failed:
+            throw Failure(Code::unavailable, "the learner has stopped the training of this policy: " + error.text);
         case Kind::config:
-        case Kind::unsupported: break;
+        case Kind::unsupported:
+            break;
     }
     throw Failure(Code::config, error.text + "; use the Python actor for this policy");
 }
@@ -229,7 +237,8 @@ void Agent::wait(const Ready& ready, double timeout_s, const std::string& stage)
 
 void Agent::connect() {
     const double timeout = options_.settings.connect_timeout_s;
-    const bool can_start = !options_.waits && (baseline_ || options_.fallback_random) && options_.observations && options_.actions;
+    const bool can_start =
+        !options_.waits && (baseline_ || options_.fallback_random) && options_.observations && options_.actions;
     const auto has_policy = [](const actor::HostLink& host) { return host.acting.policy && host.parameters; };
     actor::HostLink& host = parts_->io.host;
     const double began = actor::monotonic(), limit = began + (!can_start && timeout > 0.0 ? kClientStart : 0.0);
@@ -246,7 +255,8 @@ void Agent::connect() {
             }
             if (failure.code != Code::unavailable || !can_start) throw;
             absence_ = failure.what();
-            log(actor::LogLevel::warning, config.client_id + ": " + absence_ + "; until the first policy arrives, the actor acts by " +
+            log(actor::LogLevel::warning, config.client_id + ": " + absence_ +
+                                              "; until the first policy arrives, the actor acts by " +
                                               (baseline_ ? "its baseline" : "random actions") + ", and records no steps");
             return;
         }
@@ -346,18 +356,21 @@ const Space& Agent::actions_of(const actor::ActingPolicy& acting) const {
     return acting.policy ? acting.policy->spec().actions : *options_.actions;
 }
 
-void Agent::read_observation(const Space& space, const float* observation, std::size_t size, std::vector<std::uint8_t>& out) const {
+void Agent::read_observation(const Space& space, const float* observation, std::size_t size,
+                             std::vector<std::uint8_t>& out) const {
     const std::size_t wanted = space.discrete ? 1 : space.size();
     if (size != wanted || !observation)
-        throw Failure(Code::observation, "the observation has " + std::to_string(size) + " elements; expected " + std::to_string(wanted));
+        throw Failure(Code::observation,
+                      "the observation has " + std::to_string(size) + " elements; expected " + std::to_string(wanted));
     for (std::size_t i = 0; i < size; ++i)
         if (!std::isfinite(observation[i]))
             throw Failure(Code::observation, "observation element " + std::to_string(i) + " is not finite");
     if (space.discrete) {
         const auto value = static_cast<std::int64_t>(observation[0]);
         if (static_cast<float>(value) != observation[0] || value < space.start || value >= space.start + space.n)
-            throw Failure(Code::observation, "observation " + short_number(observation[0]) + " is not one of the " + std::to_string(space.n) +
-                                                 " integers from " + std::to_string(space.start) + " on");
+            throw Failure(Code::observation, "observation " + short_number(observation[0]) + " is not one of the " +
+                                                 std::to_string(space.n) + " integers from " + std::to_string(space.start) +
+                                                 " on");
         out.resize(sizeof value);
         std::memcpy(out.data(), &value, sizeof value);
     } else if (space.dtype == "<f4") {
@@ -385,7 +398,8 @@ void Agent::read_mask(const Space& space, const float* mask, std::size_t size, s
     }
     bool any = false;
     for (std::size_t i = 0; i < size; ++i) {
-        if (mask[i] != 0.0f && mask[i] != 1.0f) throw Failure(Code::mask, "a mask must hold 0 and 1, not " + short_number(mask[i]));
+        if (mask[i] != 0.0f && mask[i] != 1.0f)
+            throw Failure(Code::mask, "a mask must hold 0 and 1, not " + short_number(mask[i]));
         out.push_back(mask[i] != 0.0f);
         any = any || out.back();
     }
@@ -414,7 +428,8 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     }
     const bool known = !acting.policy && newest;
     const policy::PolicySpec* const spec = known ? &newest->spec() : acting.policy ? &acting.policy->spec() : nullptr;
-    const Space &observations = spec ? spec->observations : *options_.observations, &actions = spec ? spec->actions : *options_.actions;
+    const Space &observations = spec ? spec->observations : *options_.observations,
+                &actions = spec ? spec->actions : *options_.actions;
 
     if (!action.step_ || action.step_.use_count() > 1) action.step_ = std::make_shared<Step>();
     Step& step = *action.step_;
@@ -448,7 +463,8 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     if (run.acting.policy) {
         const std::size_t states = run.acting.policy->spec().state_size;
         if (run.state.size() != states) run.state.assign(states, 0.0f);
-        const bool starts = run.episode->prepare(run.acting.policy->snapshot().generation, step.observation.data(), step.allowed());
+        const bool starts =
+            run.episode->prepare(run.acting.policy->snapshot().generation, step.observation.data(), step.allowed());
         if (starts && options_.waits) admit(run);
     }
     HostThread& thread = parts.thread();
@@ -478,7 +494,8 @@ void Agent::begin(Run& run) {
         id = ids_();
     }
     const std::shared_ptr<Parts> parts = parts_;
-    run.episode = std::shared_ptr<Episode>(new Episode(parts->rules, parts->counts, id), [parts](Episode* episode) { delete episode; });
+    run.episode =
+        std::shared_ptr<Episode>(new Episode(parts->rules, parts->counts, id), [parts](Episode* episode) { delete episode; });
     std::uint64_t learners = 0, longest = kDefaultSegment;
     {
         const std::lock_guard<std::mutex> lock(parts->io.host.mutex);
@@ -510,7 +527,9 @@ bool Agent::granted(const Parts& parts, std::uint64_t steps, const actor::Acting
 void Agent::admit(Run& run) {
     if (!options_.settings.explore) return;
     actor::HostLink& host = parts_->io.host;
-    const auto ready = [&](const actor::HostLink& shared) { return shared.acting.policy && granted(*parts_, run.segment_steps, shared.acting); };
+    const auto ready = [&](const actor::HostLink& shared) {
+        return shared.acting.policy && granted(*parts_, run.segment_steps, shared.acting);
+    };
     {
         const std::lock_guard<std::mutex> lock(host.mutex);
         if (ready(host)) return;
@@ -521,7 +540,8 @@ void Agent::admit(Run& run) {
     } waiting{host.waiting};
     ++waiting.count;
     wait(ready, options_.settings.wait_timeout_s, "");
-    if (!options_.swap_episode || run.acting.policy->snapshot().generation != current().policy->snapshot().generation) run.acting = current();
+    if (!options_.swap_episode || run.acting.policy->snapshot().generation != current().policy->snapshot().generation)
+        run.acting = current();
 }
 
 void Agent::choose(Run& run, HostThread& thread, const float* observation, std::size_t size, Step& step) {
@@ -545,7 +565,8 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
         const double age = actor::monotonic() - parts.io.host.current_at.load(), most = *options_.settings.policy_max_age_s;
         if (age > most) {
             if (options_.on_stale == Options::Stale::raise)
-                throw Failure(Code::stale, "the learner has been silent for " + short_number(age) + " s; policy_max_age_s is " + short_number(most));
+                throw Failure(Code::stale, "the learner has been silent for " + short_number(age) + " s; policy_max_age_s is " +
+                                               short_number(most));
             act_baseline(step, actions, observation, size);
             return;
         }
@@ -560,7 +581,8 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
     std::fill(run.state.begin(), run.state.end(), 0.0f);  // the state can be what is not finite
     if (back && run.acting.policy != bad) {
         parts.count("rollbacks");
-        log(actor::LogLevel::error, "policy version " + std::to_string(bad->snapshot().version) + " gives no finite action; going back to version " +
+        log(actor::LogLevel::error, "policy version " + std::to_string(bad->snapshot().version) +
+                                        " gives no finite action; going back to version " +
                                         std::to_string(run.acting.policy->snapshot().version));
         step.generation = run.acting.policy->snapshot().generation;
         step.version = run.acting.policy->snapshot().version;
@@ -583,7 +605,8 @@ bool Agent::choose_by(const actor::ActingPolicy& acting, HostThread& thread, con
         thread.scratch.emplace(spec);
         thread.spec = policy.shared_spec();
     }
-    const std::int64_t index = spec.observations.discrete ? static_cast<std::int64_t>(observation[0]) - spec.observations.start : 0;
+    const std::int64_t index =
+        spec.observations.discrete ? static_cast<std::int64_t>(observation[0]) - spec.observations.start : 0;
     const policy::Choice choice = policy.act(observation, index, step.allowed(), options_.settings.explore,
                                              step.after.empty() ? nullptr : step.after.data(), thread.sampler, *thread.scratch);
     if (!std::isfinite(choice.log_prob)) return false;
@@ -607,7 +630,8 @@ void Agent::finish(Step& step, const Space& actions, bool recorded) const {
     if (!recorded) step.log_prob = 0.0;
     step.bytes.resize(actions.discrete ? sizeof step.index : step.act.size() * sizeof(float));
     if (!step.bytes.empty())
-        std::memcpy(step.bytes.data(), actions.discrete ? static_cast<const void*>(&step.index) : step.act.data(), step.bytes.size());
+        std::memcpy(step.bytes.data(), actions.discrete ? static_cast<const void*>(&step.index) : step.act.data(),
+                    step.bytes.size());
 }
 
 // The first allowed discrete action, or the middle of a Box (the value nearest 0 in an unbounded dimension).
@@ -638,7 +662,8 @@ void Agent::act_random(Step& step, const Space& actions, policy::Sampler& sample
     for (std::size_t i = 0; i < step.act.size(); ++i) {
         const double low = actions.low[i], high = actions.high[i];
         const bool bounded = std::isfinite(low) && std::isfinite(high);
-        const double drawn = bounded ? 2.0 * (low / 2 + (high / 2 - low / 2) * sampler.uniform()) : static_cast<double>(*sampler.normals(1));
+        const double drawn =
+            bounded ? 2.0 * (low / 2 + (high / 2 - low / 2) * sampler.uniform()) : static_cast<double>(*sampler.normals(1));
         step.act[i] = static_cast<float>(std::min(std::max(drawn, low), high));
     }
 }
@@ -655,7 +680,8 @@ void Agent::act_baseline(Step& step, const Space& actions, const float* observat
         }
         for (const float x : act) usable = usable && std::isfinite(x);
         if (actions.discrete)
-            usable = usable && act[0] >= static_cast<float>(actions.start) && act[0] < static_cast<float>(actions.start + actions.n);
+            usable =
+                usable && act[0] >= static_cast<float>(actions.start) && act[0] < static_cast<float>(actions.start + actions.n);
         if (!usable)
             parts_->count("baseline_errors");
         else if (actions.discrete)
@@ -692,9 +718,12 @@ void Agent::add_to(Run& run, Step& step) {
     } else if (lenient) {
         run.parts->counts.late_dropped.fetch_add(1);
     } else if (result == Episode::Added::ended) {
-        throw Failure(Code::action, "an action was added after the end of its trajectory; this trajectory has ended; requestForAction starts another");
+        throw Failure(
+            Code::action,
+            "an action was added after the end of its trajectory; this trajectory has ended; requestForAction starts another");
     } else {
-        throw Failure(Code::action, "an action was added after a later one; add actions in the order in which they were requested");
+        throw Failure(Code::action,
+                      "an action was added after a later one; add actions in the order in which they were requested");
     }
 }
 
@@ -707,8 +736,8 @@ void Agent::end_run(Run& run, bool truncated, const void* final_observation, con
     run.acting = {};
 }
 
-void Agent::end(RL4SysTrajectory& trajectory, RL4SysAction* last, bool truncated, const float* final_observation, std::size_t size,
-                const float* final_mask, std::size_t mask_size) {
+void Agent::end(RL4SysTrajectory& trajectory, RL4SysAction* last, bool truncated, const float* final_observation,
+                std::size_t size, const float* final_mask, std::size_t mask_size) {
     Run& run = trajectory.state_->run;
     if (!run.parts || run.parts->owner != this)
         throw Failure(Code::action, "there is no trajectory to end: expected one from requestForAction of this agent");
@@ -749,8 +778,12 @@ void Agent::set_reward(Step& step, double reward) {
     if (problem && !(step.episode && step.episode->rules().forgives_reward())) throw Failure(Code::reward, problem);
 }
 
-std::size_t Agent::action_size() const noexcept { return options_.actions ? (options_.actions->discrete ? 1 : options_.actions->size()) : 0; }
+std::size_t Agent::action_size() const noexcept {
+    return options_.actions ? (options_.actions->discrete ? 1 : options_.actions->size()) : 0;
+}
 
-std::size_t Agent::mask_size() const noexcept { return options_.actions && options_.actions->discrete ? options_.actions->size() : 0; }
+std::size_t Agent::mask_size() const noexcept {
+    return options_.actions && options_.actions->discrete ? options_.actions->size() : 0;
+}
 
 }  // namespace rl4sys::api

@@ -38,8 +38,8 @@ std::string& last_error() noexcept;
 void write_line(const cppclient::LogSink& sink, cppclient::LogLevel level, const std::string& name, const std::string& text);
 
 /// Writes `size` elements of an action. `mask` is null if all actions are allowed. False or an exception: no action.
-using Fallback = std::function<bool(const float* observation, std::size_t observation_size, const float* mask, std::size_t mask_size,
-                                    float* action, std::size_t size)>;
+using Fallback = std::function<bool(const float* observation, std::size_t observation_size, const float* mask,
+                                    std::size_t mask_size, float* action, std::size_t size)>;
 
 /// A page of memory that a forked child finds empty, so that a step sees without a system call that it runs in a child.
 class ForkMark {
@@ -112,11 +112,11 @@ public:
     Agent(const Agent&) = delete;
     ~Agent();
 
-    void request(std::shared_ptr<cppclient::RL4SysTrajectory>& trajectory, const float* observation, std::size_t size, const float* mask,
-                 std::size_t mask_size, cppclient::RL4SysAction& action);
+    void request(std::shared_ptr<cppclient::RL4SysTrajectory>& trajectory, const float* observation, std::size_t size,
+                 const float* mask, std::size_t mask_size, cppclient::RL4SysAction& action);
     void add(cppclient::RL4SysTrajectory& trajectory, const cppclient::RL4SysAction& action);
-    void end(cppclient::RL4SysTrajectory& trajectory, cppclient::RL4SysAction* last, bool truncated, const float* final_observation,
-             std::size_t size, const float* final_mask, std::size_t mask_size);
+    void end(cppclient::RL4SysTrajectory& trajectory, cppclient::RL4SysAction* last, bool truncated,
+             const float* final_observation, std::size_t size, const float* final_mask, std::size_t mask_size);
     void flush(double timeout_s);
     void close(double timeout_s) noexcept;
     std::int64_t version() const;
@@ -148,7 +148,8 @@ private:
     [[noreturn]] void fail_session(const actor::SessionError& error) const;
     Failure unavailable(const std::string& stage, double timeout_s) const;
 
-    void read_observation(const policy::Space& space, const float* observation, std::size_t size, std::vector<std::uint8_t>& out) const;
+    void read_observation(const policy::Space& space, const float* observation, std::size_t size,
+                          std::vector<std::uint8_t>& out) const;
     void read_mask(const policy::Space& space, const float* mask, std::size_t size, std::vector<std::uint8_t>& out) const;
     void choose(Run& run, HostThread& thread, const float* observation, std::size_t size, actor::Step& step);
     bool choose_by(const actor::ActingPolicy& acting, HostThread& thread, const float* observation, actor::Step& step) const;

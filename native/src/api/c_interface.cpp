@@ -60,8 +60,8 @@ int open(const Load& load, rl4sys_baseline baseline, void* user, rl4sys_agent** 
         need(out, "out");
         api::Fallback fallback;
         if (baseline)
-            fallback = [baseline, user](const float* observation, std::size_t observation_size, const float* mask, std::size_t mask_size,
-                                        float* action, std::size_t size) {
+            fallback = [baseline, user](const float* observation, std::size_t observation_size, const float* mask,
+                                        std::size_t mask_size, float* action, std::size_t size) {
                 return baseline(user, observation, observation_size, mask, mask_size, action, size) == 0;
             };
         auto agent = std::make_unique<rl4sys_agent>();
@@ -124,8 +124,8 @@ int rl4sys_request(rl4sys_agent* agent, rl4sys_trajectory* trajectory, const flo
         need(agent && trajectory && observation && step, "an argument");
         if (mask) trajectory->mask.assign(mask, mask + mask_size);
         for (float& allowed : trajectory->mask) allowed = allowed != 0.0f;
-        agent->own->request(trajectory->own, observation, observation_size, mask ? trajectory->mask.data() : nullptr, mask ? mask_size : 0,
-                            step->own);
+        agent->own->request(trajectory->own, observation, observation_size, mask ? trajectory->mask.data() : nullptr,
+                            mask ? mask_size : 0, step->own);
     });
 }
 
@@ -152,8 +152,8 @@ int rl4sys_reward(rl4sys_step* step, double reward) {
     });
 }
 
-int rl4sys_end(rl4sys_agent* agent, rl4sys_trajectory* trajectory, rl4sys_step* step, int truncated, const float* final_observation,
-               size_t observation_size) {
+int rl4sys_end(rl4sys_agent* agent, rl4sys_trajectory* trajectory, rl4sys_step* step, int truncated,
+               const float* final_observation, size_t observation_size) {
     return guarded([&] {
         need(agent && trajectory && trajectory->own, "an argument, or there was no request");
         agent->own->end(*trajectory->own, step ? &step->own : nullptr, truncated != 0, final_observation,
@@ -190,7 +190,8 @@ int rl4sys_stats(const rl4sys_agent* agent, char* out, size_t size, size_t* leng
         const std::string text = agent->own->stats();
         if (length) *length = text.size();
         if (text.size() + 1 > size || !out)
-            throw api::Failure(api::Code::buffer, "the text has " + std::to_string(text.size() + 1) + " bytes; the buffer has " + std::to_string(size));
+            throw api::Failure(api::Code::buffer, "the text has " + std::to_string(text.size() + 1) + " bytes; the buffer has " +
+                                                      std::to_string(size));
         std::memcpy(out, text.c_str(), text.size() + 1);
     });
 }

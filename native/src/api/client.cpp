@@ -14,10 +14,10 @@ AgentConfig load(const std::string& path, bool debug) {
 
 api::Fallback fallback_of(Baseline baseline) {
     if (!baseline) return {};
-    return [own = std::move(baseline)](const float* observation, std::size_t observation_size, const float* mask, std::size_t mask_size,
-                                       float* action, std::size_t size) {
-        const std::vector<float> chosen =
-            own({observation, observation + observation_size}, mask ? std::vector<float>(mask, mask + mask_size) : std::vector<float>());
+    return [own = std::move(baseline)](const float* observation, std::size_t observation_size, const float* mask,
+                                       std::size_t mask_size, float* action, std::size_t size) {
+        const std::vector<float> chosen = own({observation, observation + observation_size},
+                                              mask ? std::vector<float>(mask, mask + mask_size) : std::vector<float>());
         if (chosen.size() != size) return false;
         std::copy(chosen.begin(), chosen.end(), action);
         return true;
@@ -53,7 +53,8 @@ std::optional<std::pair<std::shared_ptr<RL4SysTrajectory>, RL4SysAction>> RL4Sys
     std::shared_ptr<RL4SysTrajectory> trajectory, const std::vector<float>& observation, const std::vector<float>& mask) {
     std::pair<std::shared_ptr<RL4SysTrajectory>, RL4SysAction> out;
     out.first = std::move(trajectory);
-    if (!succeeds([&] { requestForAction(out.first, out.second, observation.data(), observation.size(), mask.data(), mask.size()); }))
+    if (!succeeds(
+            [&] { requestForAction(out.first, out.second, observation.data(), observation.size(), mask.data(), mask.size()); }))
         return std::nullopt;
     return out;
 }
@@ -64,7 +65,8 @@ void RL4SysAgent::requestForAction(std::shared_ptr<RL4SysTrajectory>& trajectory
 }
 
 void RL4SysAgent::addToTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, const RL4SysAction& action) {
-    if (!trajectory) throw api::Failure(api::Code::action, "there is no trajectory to add to: expected one from requestForAction");
+    if (!trajectory)
+        throw api::Failure(api::Code::action, "there is no trajectory to add to: expected one from requestForAction");
     agent_->add(*trajectory, action);
 }
 
@@ -77,7 +79,8 @@ bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajecto
 bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction, bool truncated,
                                       const std::vector<float>& finalObs, const std::vector<float>& finalMask) {
     return succeeds([&] {
-        if (!trajectory) throw api::Failure(api::Code::action, "there is no trajectory to end: expected one from requestForAction");
+        if (!trajectory)
+            throw api::Failure(api::Code::action, "there is no trajectory to end: expected one from requestForAction");
         agent_->end(*trajectory, &lastAction, truncated, finalObs.data(), finalObs.size(), finalMask.data(), finalMask.size());
     });
 }

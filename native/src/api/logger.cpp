@@ -7,7 +7,8 @@
 
 namespace rl4sys {
 
-void api::write_line(const cppclient::LogSink& sink, cppclient::LogLevel level, const std::string& name, const std::string& text) {
+void api::write_line(const cppclient::LogSink& sink, cppclient::LogLevel level, const std::string& name,
+                     const std::string& text) {
     if (sink) {
         sink(level, name, text);
         return;

@@ -18,8 +18,13 @@ struct ModelManager::State {
 };
 
 ModelManager::ModelManager(const AgentConfig& config, std::shared_ptr<Logger> logger)
-    : state_(new State{config, std::move(logger), api::options_of(config),
-                       policy::Sampler(api::options_of(config).settings.seed.value_or(support::system_seed(4)), 0.0), {}, {}, {}}) {}
+    : state_(new State{config,
+                       std::move(logger),
+                       api::options_of(config),
+                       policy::Sampler(api::options_of(config).settings.seed.value_or(support::system_seed(4)), 0.0),
+                       {},
+                       {},
+                       {}}) {}
 
 ModelManager::~ModelManager() = default;
 
@@ -31,8 +36,9 @@ bool ModelManager::setModel(const std::vector<uint8_t>& modelState, int32_t vers
         if (!(cached.spec.observations == *state_->options.observations) || !(cached.spec.actions == *state_->options.actions))
             throw std::runtime_error("its spaces are not those of the configuration");
         cached.snapshot.version = static_cast<std::uint64_t>(version);
-        auto policy = std::make_shared<const policy::Policy>(std::make_shared<const policy::PolicySpec>(std::move(cached.spec)),
-                                                             std::make_shared<const weights::Snapshot>(std::move(cached.snapshot)));
+        auto policy =
+            std::make_shared<const policy::Policy>(std::make_shared<const policy::PolicySpec>(std::move(cached.spec)),
+                                                   std::make_shared<const weights::Snapshot>(std::move(cached.snapshot)));
         state_->scratch.emplace(policy->spec());
         state_->recurrent.assign(policy->spec().state_size, 0.0f);
         state_->policy = std::move(policy);
@@ -50,13 +56,15 @@ RL4SysAction ModelManager::generateAction(const std::vector<float>& observation,
     std::vector<uint8_t> bytes;
     if (state_->policy) {
         const std::int64_t index = observations.discrete ? static_cast<std::int64_t>(observation[0]) - observations.start : 0;
-        if (observations.discrete && (index < 0 || index >= observations.n)) throw api::Failure(api::Code::observation, "the observation is outside its space");
-        const policy::Choice choice = state_->policy->act(observation.data(), index, nullptr, state_->config.explore, state_->recurrent.data(),
-                                                          state_->sampler, *state_->scratch);
+        if (observations.discrete && (index < 0 || index >= observations.n))
+            throw api::Failure(api::Code::observation, "the observation is outside its space");
+        const policy::Choice choice = state_->policy->act(observation.data(), index, nullptr, state_->config.explore,
+                                                          state_->recurrent.data(), state_->sampler, *state_->scratch);
         bytes = actions.discrete ? utils::serializeAction(choice.index)
                                  : utils::serializeFloatVector(std::vector<float>(choice.act, choice.act + actions.size()));
     } else if (actions.discrete) {
-        bytes = utils::serializeAction(actions.start + static_cast<std::int64_t>(state_->sampler.uniform() * static_cast<double>(actions.n)));
+        bytes = utils::serializeAction(actions.start +
+                                       static_cast<std::int64_t>(state_->sampler.uniform() * static_cast<double>(actions.n)));
     } else {
         std::vector<float> act;
         for (std::size_t i = 0; i < actions.size(); ++i) {

@@ -35,8 +35,11 @@ std::string Agent::stats() const {
     }
     const actor::EpisodeCounts& counts = parts.counts;
     const std::pair<const char*, std::uint64_t> more[] = {
-        {"skipped_actions", counts.skipped},           {"unrecorded_actions", counts.unrecorded}, {"late_actions_dropped", counts.late_dropped},
-        {"ended_without_rewards", counts.without_rewards}, {"cleared_steps", counts.cleared},
+        {"skipped_actions", counts.skipped},
+        {"unrecorded_actions", counts.unrecorded},
+        {"late_actions_dropped", counts.late_dropped},
+        {"ended_without_rewards", counts.without_rewards},
+        {"cleared_steps", counts.cleared},
     };
     for (const auto& [name, count] : more)
         if (count) counters[name] = count;

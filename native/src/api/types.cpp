@@ -68,13 +68,15 @@ const std::map<std::string, std::vector<uint8_t>>& RL4SysAction::getExtraData() 
 
 // The step of a request keeps what its policy saw.
 void RL4SysAction::setObservation(const std::vector<uint8_t>& bytes) {
-    if (own().episode) throw api::Failure(api::Code::action, "the observation of a requested action cannot be replaced; request another");
+    if (own().episode)
+        throw api::Failure(api::Code::action, "the observation of a requested action cannot be replaced; request another");
     own().observation = bytes;
 }
 
 void RL4SysAction::setAction(const std::vector<uint8_t>& bytes) {
     actor::Step& step = own();
-    if (step.added && step.episode) throw api::Failure(api::Code::action, "this action is stored already; set it before addToTrajectory");
+    if (step.added && step.episode)
+        throw api::Failure(api::Code::action, "this action is stored already; set it before addToTrajectory");
     if (step.episode && bytes == step.bytes) return;
     step.bytes = bytes;
     step.recorded = !step.episode;
@@ -89,7 +91,8 @@ void RL4SysAction::setDone(bool done) {
 }
 
 void RL4SysAction::setMask(const std::vector<uint8_t>& bytes) {
-    if (own().episode) throw api::Failure(api::Code::action, "the mask of a requested action cannot be replaced; give it to requestForAction");
+    if (own().episode)
+        throw api::Failure(api::Code::action, "the mask of a requested action cannot be replaced; give it to requestForAction");
     own().mask = bytes;
 }
 
@@ -126,7 +129,9 @@ void RL4SysTrajectory::markCompleted() {
 bool RL4SysTrajectory::isCompleted() const noexcept { return state_->completed; }
 bool RL4SysTrajectory::isValid() const noexcept { return !isEmpty(); }
 bool RL4SysTrajectory::isEmpty() const noexcept { return !size(); }
-size_t RL4SysTrajectory::size() const noexcept { return state_->run.episode ? state_->run.episode->steps() : state_->actions.size(); }
+size_t RL4SysTrajectory::size() const noexcept {
+    return state_->run.episode ? state_->run.episode->steps() : state_->actions.size();
+}
 
 void RL4SysTrajectory::clear() {
     if (state_->run.episode) state_->run.episode->discard();
@@ -154,7 +159,9 @@ std::vector<RL4SysAction>& RL4SysTrajectory::getActions() {
     return state_->actions;
 }
 
-const std::vector<RL4SysAction>& RL4SysTrajectory::getActions() const { return const_cast<RL4SysTrajectory*>(this)->getActions(); }
+const std::vector<RL4SysAction>& RL4SysTrajectory::getActions() const {
+    return const_cast<RL4SysTrajectory*>(this)->getActions();
+}
 int32_t RL4SysTrajectory::getVersion() const noexcept { return state_->version; }
 void RL4SysTrajectory::setVersion(int32_t version) noexcept { state_->version = version; }
 
@@ -178,7 +185,8 @@ std::vector<float> deserializeFloatVector(const std::vector<uint8_t>& data) {
 
 int64_t deserializeAction(const std::vector<uint8_t>& data) {
     int64_t out = 0;
-    if (data.size() != sizeof out) throw std::invalid_argument("a discrete action has 8 bytes, not " + std::to_string(data.size()));
+    if (data.size() != sizeof out)
+        throw std::invalid_argument("a discrete action has 8 bytes, not " + std::to_string(data.size()));
     std::memcpy(&out, data.data(), sizeof out);
     return out;
 }

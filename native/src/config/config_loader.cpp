@@ -24,7 +24,8 @@ json config::parse(const std::string& text, const std::string& source) {
         if (event == json::parse_event_t::object_end) seen.pop_back();
         if (event != json::parse_event_t::key) return true;
         const auto key = parsed.get<std::string>();
-        if (!seen.back().insert(key).second) throw cppclient::ConfigurationError(source + ": " + key + ": given twice in one mapping");
+        if (!seen.back().insert(key).second)
+            throw cppclient::ConfigurationError(source + ": " + key + ": given twice in one mapping");
         return key.rfind("_comment", 0) != 0;
     };
     try {
@@ -52,8 +53,12 @@ constexpr std::pair<const char*, const char*> kRefused[] = {
 // Keys that say nothing here.
 constexpr const char* kIgnored[] = {"inference_timeout_s", "jpeg_quality", "native"};
 constexpr std::pair<const char*, const char*> kSynonyms[] = {
-    {"algorithm", "algorithm_name"}, {"algorithm_type", "type"}, {"server_address", "train_server_address"}, {"timeout", "connect_timeout_s"},
-    {"connection_timeout_seconds", "connect_timeout_s"}, {"enable_compression", "compression"},
+    {"algorithm", "algorithm_name"},
+    {"algorithm_type", "type"},
+    {"server_address", "train_server_address"},
+    {"timeout", "connect_timeout_s"},
+    {"connection_timeout_seconds", "connect_timeout_s"},
+    {"enable_compression", "compression"},
 };
 const std::map<std::string, std::map<std::string, std::string>> kSections = {
     {"network_architecture", {{"hidden_sizes", "algorithm_parameters"}, {"activation", "algorithm_parameters"}}},
@@ -62,7 +67,8 @@ const std::map<std::string, std::map<std::string, std::string>> kSections = {
 };
 
 std::string shown(const json& value) {
-    std::string text = value.is_string() ? "'" + value.get<std::string>() + "'" : value.dump(-1, ' ', false, json::error_handler_t::replace);
+    std::string text =
+        value.is_string() ? "'" + value.get<std::string>() + "'" : value.dump(-1, ' ', false, json::error_handler_t::replace);
     return text.size() > 40 ? text.substr(0, 37) + "..." : text;
 }
 
@@ -115,10 +121,12 @@ Read number(std::optional<double>& out) {
 template <class Integer>
 Read integer(Integer& out) {
     return [&out](const std::string& key, const json& value) {
-        if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()))
+        if (!value.is_number_integer() ||
+            (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()))
             refuse(key, "an integer", value);
         const auto given = value.get<std::int64_t>();
-        if (given < std::numeric_limits<Integer>::min() || given > std::numeric_limits<Integer>::max()) refuse(key, "a smaller integer", value);
+        if (given < std::numeric_limits<Integer>::min() || given > std::numeric_limits<Integer>::max())
+            refuse(key, "a smaller integer", value);
         out = static_cast<Integer>(given);
     };
 }
@@ -142,7 +150,8 @@ Read mapping(std::string& out) {
 void add_parameter(AgentConfig& config, const std::string& key, const json& value) {
     if (value.is_boolean())
         config.algorithm_parameters[key] = value.get<bool>();
-    else if (value.is_number_integer() && value >= std::numeric_limits<std::int32_t>::min() && value <= std::numeric_limits<std::int32_t>::max())
+    else if (value.is_number_integer() && value >= std::numeric_limits<std::int32_t>::min() &&
+             value <= std::numeric_limits<std::int32_t>::max())
         config.algorithm_parameters[key] = value.get<std::int32_t>();
     else if (value.is_number_float())
         config.algorithm_parameters[key] = value.get<double>();
@@ -229,7 +238,8 @@ json expanded(const json& given, const std::string& source) {
             const auto place = known.find(key);
             if (place == known.end()) throw ConfigurationError(section + "." + key + ": no such key");
             json& target = place->second.empty() ? out : out[place->second];
-            if (target.contains(key) && target[key] != value) throw ConfigurationError(section + "." + key + ": " + shown(value) + " contradicts " + shown(target[key]));
+            if (target.contains(key) && target[key] != value)
+                throw ConfigurationError(section + "." + key + ": " + shown(value) + " contradicts " + shown(target[key]));
             target[key] = value;
         }
     }
@@ -248,33 +258,39 @@ json expanded(const json& given, const std::string& source) {
 }
 
 AgentConfig read(const json& given, const std::string& source) {
-    if (!given.is_object()) throw ConfigurationError("expected a mapping at the top level, not " + std::string(given.type_name()));
+    if (!given.is_object())
+        throw ConfigurationError("expected a mapping at the top level, not " + std::string(given.type_name()));
     AgentConfig config;
     const std::map<std::string, Read> known = readers(config);
     std::map<std::string, std::pair<std::string, json>> said;
     const json all = expanded(given, source);
     for (const auto& [given_key, value] : all.items()) {
         const std::string& written = given_key;
-        const auto refused = std::find_if(std::begin(kRefused), std::end(kRefused), [&](const auto& one) { return written == one.first; });
+        const auto refused =
+            std::find_if(std::begin(kRefused), std::end(kRefused), [&](const auto& one) { return written == one.first; });
         if (refused != std::end(kRefused)) {
             if (!is_off(value)) throw ConfigurationError(written + ": " + refused->second);
             continue;
         }
         if (std::any_of(std::begin(kIgnored), std::end(kIgnored), [&](const char* one) { return written == one; })) continue;
-        const auto synonym = std::find_if(std::begin(kSynonyms), std::end(kSynonyms), [&](const auto& one) { return written == one.first; });
+        const auto synonym =
+            std::find_if(std::begin(kSynonyms), std::end(kSynonyms), [&](const auto& one) { return written == one.first; });
         const std::string key = synonym != std::end(kSynonyms) ? synonym->second : written;
         const auto reader = known.find(key);
         if (reader == known.end()) {
             std::string near;
             for (const auto& [name, _] : known)
-                if (distance(written, name) <= 1 + written.size() / 4 && (near.empty() || distance(written, name) < distance(written, near))) near = name;
+                if (distance(written, name) <= 1 + written.size() / 4 &&
+                    (near.empty() || distance(written, name) < distance(written, near)))
+                    near = name;
             throw ConfigurationError(written + ": no such key; " +
                                      (near.empty() ? "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
                                                    : "did you mean '" + near + "'?"));
         }
         const auto [before, is_new] = said.emplace(key, std::pair(written, value));
         if (!is_new && before->second.second != value)
-            throw ConfigurationError(written + ": " + shown(value) + " contradicts '" + before->second.first + "', which means the same");
+            throw ConfigurationError(written + ": " + shown(value) + " contradicts '" + before->second.first +
+                                     "', which means the same");
         reader->second(written, value);
     }
     for (const char* key : {"client_id", "algorithm_name", "train_server_address"})
@@ -289,7 +305,8 @@ ConfigurationError::ConfigurationError(const std::string& message) : std::runtim
 
 AgentConfig ConfigLoader::loadFromFile(const std::string& filePath) {
     const std::string suffix = std::filesystem::path(filePath).extension().string();
-    if (suffix == ".yaml" || suffix == ".yml") throw ConfigurationError(filePath + ": the C++ client reads JSON; write the file as JSON");
+    if (suffix == ".yaml" || suffix == ".yml")
+        throw ConfigurationError(filePath + ": the C++ client reads JSON; write the file as JSON");
     std::ifstream file(filePath, std::ios::binary);
     if (!file) throw ConfigurationError(filePath + ": no such file, or it cannot be read");
     const std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -301,7 +318,9 @@ AgentConfig ConfigLoader::loadFromFile(const std::string& filePath) {
     }
 }
 
-AgentConfig ConfigLoader::loadFromString(const std::string& jsonContent) { return read(config::parse(jsonContent, "the configuration"), ""); }
+AgentConfig ConfigLoader::loadFromString(const std::string& jsonContent) {
+    return read(config::parse(jsonContent, "the configuration"), "");
+}
 
 void ConfigLoader::validateConfig(const AgentConfig& config) { api::options_of(config); }
 
@@ -351,8 +370,8 @@ std::string ConfigLoader::configToJsonString(const AgentConfig& config) {
     put("policy_cache", config.policy_cache, usual.policy_cache);
     if (config.policy_max_age_s) out["policy_max_age_s"] = *config.policy_max_age_s;
     put("on_stale", config.on_stale, usual.on_stale);
-    for (const auto& [key, space] : {std::pair("observation_space", &config.observation_space), std::pair("action_space", &config.action_space),
-                                     std::pair("weights", &config.weights)})
+    for (const auto& [key, space] : {std::pair("observation_space", &config.observation_space),
+                                     std::pair("action_space", &config.action_space), std::pair("weights", &config.weights)})
         if (!space->empty()) out[key] = nlohmann::ordered_json::parse(*space);
     return out.dump(2);
 }

@@ -38,7 +38,8 @@ void check_number(const char* key, double value, double low, double high = kLong
 }
 
 void check_integer(const char* key, std::int64_t value, std::int64_t low, std::int64_t high) {
-    if (value < low || value > high) refuse(key, "an integer from " + std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
+    if (value < low || value > high)
+        refuse(key, "an integer from " + std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
 }
 
 bool one_of(const char* key, const std::string& value, const char* usual, const char* other) {
@@ -48,9 +49,11 @@ bool one_of(const char* key, const std::string& value, const char* usual, const 
 
 void check_name(const char* key, const std::string& value) {
     const bool bad_end = value.empty() || std::strchr(". ", value.front()) || std::strchr(". ", value.back());
-    const bool bad = std::any_of(value.begin(), value.end(), [](char c) { return static_cast<unsigned char>(c) < 32 || std::strchr("/\\:\x7f", c); });
+    const bool bad = std::any_of(value.begin(), value.end(),
+                                 [](char c) { return static_cast<unsigned char>(c) < 32 || std::strchr("/\\:\x7f", c); });
     if (bad_end || bad || value.size() > kMaxName)
-        refuse(key, "1 to 200 printable characters without / \\ :, not starting or ending with a dot or space", "'" + value + "'");
+        refuse(key, "1 to 200 printable characters without / \\ :, not starting or ending with a dot or space",
+               "'" + value + "'");
 }
 
 // The form in which names of algorithms are compared: PPO, sb3:TRPO.
@@ -81,21 +84,29 @@ std::string address_of(const std::string& given) {
     if ((scheme != "tcp" && scheme != "ipc") || rest.empty()) bad(kForms);
     if (scheme != "tcp") return scheme + "://" + rest;
     const std::size_t colon = rest.rfind(':');
-    const std::string host = colon == std::string::npos ? "" : rest.substr(0, colon), port = colon == std::string::npos ? "" : rest.substr(colon + 1);
+    const std::string host = colon == std::string::npos ? "" : rest.substr(0, colon),
+                      port = colon == std::string::npos ? "" : rest.substr(colon + 1);
     const bool bracketed = !host.empty() && host.front() == '[' && host.back() == ']';
-    if (host.empty() || host.find_first_of(" \t/@") != std::string::npos || (host.find(':') != std::string::npos && !bracketed)) bad(kForms);
-    const bool digits = !port.empty() && port.size() < 6 && std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (host.empty() || host.find_first_of(" \t/@") != std::string::npos || (host.find(':') != std::string::npos && !bracketed))
+        bad(kForms);
+    const bool digits =
+        !port.empty() && port.size() < 6 && std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (!digits || std::stoi(port) < 1 || std::stoi(port) > 65535) bad("an address with a port from 1 to 65535");
     return "tcp://" + host + ":" + std::to_string(std::stoi(port));
 }
 
 wire::Value value_of(const json& from) {
     switch (from.type()) {
-        case json::value_t::boolean: return from.get<bool>();
-        case json::value_t::number_integer: return from.get<std::int64_t>();
-        case json::value_t::number_unsigned: return from.get<std::uint64_t>();
-        case json::value_t::number_float: return from.get<double>();
-        case json::value_t::string: return from.get<std::string>();
+        case json::value_t::boolean:
+            return from.get<bool>();
+        case json::value_t::number_integer:
+            return from.get<std::int64_t>();
+        case json::value_t::number_unsigned:
+            return from.get<std::uint64_t>();
+        case json::value_t::number_float:
+            return from.get<double>();
+        case json::value_t::string:
+            return from.get<std::string>();
         case json::value_t::array: {
             wire::List out;
             for (const json& item : from) out.push_back(value_of(item));
@@ -106,7 +117,8 @@ wire::Value value_of(const json& from) {
             for (const auto& [key, item] : from.items()) out.set(key, value_of(item));
             return out;
         }
-        default: return {};
+        default:
+            return {};
     }
 }
 
@@ -144,10 +156,12 @@ Sizes sizes_of(const AgentConfig& config) {
         const auto* integer = std::get_if<std::int32_t>(value);
         if (!number && !integer) refuse("act_limit", "a number", "another type");
         const double limit = number ? *number : *integer;
-        if (out.act_limit && *out.act_limit != limit) throw ConfigurationError("act_limit: contradicts 'algorithm_parameters.act_limit'");
+        if (out.act_limit && *out.act_limit != limit)
+            throw ConfigurationError("act_limit: contradicts 'algorithm_parameters.act_limit'");
         out.act_limit = limit;
     }
-    if (out.act_limit && !(*out.act_limit > 0.0 && *out.act_limit <= 1e30)) refuse("act_limit", "a number above 0", json(*out.act_limit).dump());
+    if (out.act_limit && !(*out.act_limit > 0.0 && *out.act_limit <= 1e30))
+        refuse("act_limit", "a number above 0", json(*out.act_limit).dump());
     return out;
 }
 
@@ -155,7 +169,8 @@ policy::Space space_of(const char* key, const wire::Map& form) {
     try {
         return policy::read_space(form);
     } catch (const policy::Unsupported& error) {
-        throw ConfigurationError(std::string(key) + ": " + error.what() + "; use a Box of float32 or float64, a Discrete, or the Python actor");
+        throw ConfigurationError(std::string(key) + ": " + error.what() +
+                                 "; use a Box of float32 or float64, a Discrete, or the Python actor");
     } catch (const std::exception& error) {
         throw ConfigurationError(std::string(key) + ": " + error.what());
     }
@@ -168,7 +183,8 @@ void take_spaces(const AgentConfig& config, Options& out) {
         hello.observation_space = *value_of(config::parse(config.observation_space, "observation_space")).get<wire::Map>();
         out.observations = space_of("observation_space", hello.observation_space);
         if (sizes.input_size && static_cast<std::size_t>(*sizes.input_size) != out.observations->size())
-            throw ConfigurationError("input_size: contradicts 'observation_space' of " + std::to_string(out.observations->size()) + " elements");
+            throw ConfigurationError("input_size: contradicts 'observation_space' of " +
+                                     std::to_string(out.observations->size()) + " elements");
     } else if (sizes.input_size) {
         hello.observation_space.set("type", "Box");
         hello.observation_space.set("shape", wire::List{*sizes.input_size});
@@ -190,7 +206,8 @@ void take_spaces(const AgentConfig& config, Options& out) {
         hello.action_space.set("n", *sizes.act_dim);
         hello.action_space.set("start", 0);
     } else {
-        if (!sizes.act_limit) throw ConfigurationError("act_limit is missing: continuous actions need act_limit or an action_space");
+        if (!sizes.act_limit)
+            throw ConfigurationError("act_limit is missing: continuous actions need act_limit or an action_space");
         hello.action_space.set("type", "Box");
         hello.action_space.set("shape", wire::List{*sizes.act_dim});
         hello.action_space.set("dtype", "float32");
@@ -204,7 +221,8 @@ void take_parameters(const AgentConfig& config, wire::Map& out) {
     std::map<std::string, wire::Value> all;
     for (const auto& [key, value] : config.algorithm_parameters)
         std::visit([&, name = &key](const auto& x) { all[*name] = x; }, value);
-    for (const auto& [key, text] : config.other_parameters) all[key] = value_of(config::parse(text, "algorithm_parameters." + key));
+    for (const auto& [key, text] : config.other_parameters)
+        all[key] = value_of(config::parse(text, "algorithm_parameters." + key));
     for (const std::string_view key : kFlat) all.erase(std::string(key));
     if (const auto theirs = all.find("entropy_coef"); theirs != all.end()) {
         if (all.count("ent_coef")) throw ConfigurationError("entropy_coef: means the same as 'ent_coef'; leave one out");
@@ -212,7 +230,8 @@ void take_parameters(const AgentConfig& config, wire::Map& out) {
         all.erase("entropy_coef");
     }
     for (auto& [key, value] : all) {
-        if (const auto* x = value.get<double>(); x && !std::isfinite(*x)) throw ConfigurationError(key + " is not a finite number");
+        if (const auto* x = value.get<double>(); x && !std::isfinite(*x))
+            throw ConfigurationError(key + " is not a finite number");
         out.set(key, std::move(value));
     }
 }
@@ -270,7 +289,8 @@ Options options_of(const AgentConfig& config) {
     delivery::Hello& hello = settings.hello;
     check_name("client_id", config.client_id);
     if (!config.actor_id.empty()) check_name("actor_id", config.actor_id);
-    if (config.algorithm_name.empty()) throw ConfigurationError("algorithm_name is missing; give the name of an algorithm, such as PPO");
+    if (config.algorithm_name.empty())
+        throw ConfigurationError("algorithm_name is missing; give the name of an algorithm, such as PPO");
     if (!config.algorithm_type.empty()) one_of("type", config.algorithm_type, "onpolicy", "offpolicy");
     check_integer("max_traj_length", config.max_traj_length, 1, std::numeric_limits<std::int32_t>::max());
     check_integer("send_frequency", config.send_frequency, 1, 8192);

@@ -428,8 +428,8 @@ def test_nothing_is_lost_when_the_learner_is_killed(driver: Driver, tmp_path: Pa
         learner.wait()
 
 
-def test_a_c_program_acts(shelf: Shelf, address: str, tmp_path: Path) -> None:
-    program = build(ROOT / "native" / "tests" / "c_actor.c", tmp_path / "c_actor")
+def test_a_c_program_acts(shelf: Shelf, address: str) -> None:
+    program = build(ROOT / "native" / "tests" / "c_actor.c")
     config = CONFIG | {"train_server_address": address, "linger_ms": 0}
     done = subprocess.run([program, json.dumps(config)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -83,6 +83,18 @@ void SegmentColumns::set_bootstrap(const void* observation, const std::uint8_t* 
     if (mask || masked_) keep_mask(steps, mask);
 }
 
+void SegmentColumns::copy(std::uint32_t row, std::vector<std::uint8_t>& observation, std::vector<std::uint8_t>& action,
+                          std::vector<std::uint8_t>& mask, std::uint64_t& version) const {
+    const auto cut = [row](const auto& column, std::size_t bytes) {
+        const auto* at = reinterpret_cast<const std::uint8_t*>(column.data()) + row * bytes;
+        return std::vector<std::uint8_t>(at, at + bytes);
+    };
+    observation = cut(observations_, shape_->observation_bytes);
+    action = cut(actions_, shape_->action_bytes);
+    mask = cut(masks_, masked_ ? shape_->options : 0);
+    version = versions_[row];
+}
+
 double SegmentColumns::reward_sum() const noexcept {
     double out = 0.0;
     for (std::uint32_t row = 0; row < steps; ++row) out += rewards_[row];

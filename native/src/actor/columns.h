@@ -39,6 +39,10 @@ public:
 
     bool full() const noexcept { return steps == limit; }
     float reward(std::uint32_t row) const noexcept { return rewards_[row]; }
+    float log_prob(std::uint32_t row) const noexcept { return log_probs_[row]; }
+    /// Copies a row as it travels.
+    void copy(std::uint32_t row, std::vector<std::uint8_t>& observation, std::vector<std::uint8_t>& action, std::vector<std::uint8_t>& mask,
+              std::uint64_t& version) const;
     double reward_sum() const noexcept;
     std::uint64_t oldest_version() const noexcept;
     const char* last_observation() const noexcept { return observations_.data() + (steps - 1) * shape_->observation_bytes; }

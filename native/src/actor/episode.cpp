@@ -3,22 +3,42 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "actor/io_thread.h"
 
 namespace rl4sys::actor {
 namespace {
 
-std::uint32_t cap_of(const EpisodeRules& rules) noexcept { return rules.max_steps ? rules.max_steps : std::numeric_limits<std::uint32_t>::max(); }
+constexpr std::size_t kRecentEpisodes = 100;
+
+std::uint32_t cap_of(const EpisodeRules& rules) noexcept {
+    return rules.max_steps ? rules.max_steps : std::numeric_limits<std::uint32_t>::max();
+}
 
 }  // namespace
 
 Episode::Episode(const EpisodeRules& rules, EpisodeCounts& counts, std::uint64_t id)
     : rules_(rules), counts_(counts), id_(id), cap_left_(cap_of(rules)) {}
 
-bool Episode::lost() const {
+void EpisodeCounts::add_return(double value) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return lost_;
+    returns_.push_back(value);
+    if (returns_.size() > kRecentEpisodes) returns_.pop_front();
+}
+
+std::optional<double> EpisodeCounts::mean_return() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (returns_.empty()) return std::nullopt;
+    return std::accumulate(returns_.begin(), returns_.end(), 0.0) / static_cast<double>(returns_.size());
+}
+
+void Episode::set_done(const Step& step) noexcept { done_ = step.done && step.number + 1 == expected_; }
+
+bool Episode::lacks_rewards() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return (open_ && open_->columns->missing) ||
+           std::any_of(waiting_.begin(), waiting_.end(), [](const auto& part) { return part->columns->missing > 0; });
 }
 
 bool Episode::prepare(std::uint64_t generation, const void* observation, const std::uint8_t* mask) {
@@ -63,7 +83,7 @@ void Episode::skip_index() noexcept {
 }
 
 Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape>& shape, std::uint32_t segment_steps) {
-    if (step.part) return Added::already_stored;
+    if (step.added) return Added::already_stored;
     if (completed_) return Added::ended;
     if (step.number < expected_) return Added::out_of_order;
     if (step.number > expected_) {
@@ -79,7 +99,10 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
             skip_index();
     }
     expected_ = step.number + 1;
+    step.added = true;
+    done_ = step.done;
     skipped_observation_.clear();
+    if (!rules_.stores) return Added::stored;
     if (!step.recorded) {
         counts_.unrecorded.fetch_add(1);
         {
@@ -102,26 +125,38 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
     }
     SegmentColumns& columns = *open_->columns;
     if (!columns.steps) columns.generation = step.generation;
-    columns.write(step.observation.data(), step.action(), step.log_prob, step.version, step.allowed(), step.state.data());
+    columns.write(step.observation.data(), step.action(), static_cast<float>(step.log_prob), step.version, step.allowed(),
+                  step.state.data());
     step.part = open_;
     step.row = columns.steps - 1;
-    if (step.reward) columns.set_reward(step.row, *step.reward);
+    if (step.reward) columns.set_reward(step.row, static_cast<float>(*step.reward));
     return Added::stored;
 }
 
-bool Episode::set_reward(Step& step, float reward) {
-    step.reward = reward;
+bool Episode::set_reward(Step& step, double given) {
+    const auto reward = static_cast<float>(given);
     const std::shared_ptr<Part>& part = step.part;
-    if (!part) return true;
-    if (!part->closed) {
+    if (part && !part->closed) {
         part->columns->set_reward(step.row, reward);
-        return true;
+    } else if (part) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (part->left) return false;
+        part->columns->set_reward(step.row, reward);
+        if (!part->columns->missing) release();
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (part->left) return false;
-    part->columns->set_reward(step.row, reward);
-    if (!part->columns->missing) release();
+    step.reward = given;
     return true;
+}
+
+void Episode::discard() {
+    if (completed_ || !open_ || !open_->columns->steps) return;
+    const std::shared_ptr<Part> part = std::move(open_);
+    counts_.cleared.fetch_add(part->columns->steps);
+    segment_index_ = part->index ? part->index + 1 : 0;  // a gap, unless the episode begins here
+    const std::lock_guard<std::mutex> lock(mutex_);
+    part->closed = part->left = true;
+    lost_ = lost_ || part->index;
+    rules_.pool.give_back(std::move(part->columns));
 }
 
 void Episode::end(bool truncated, const void* final_observation, const std::uint8_t* final_mask) {
@@ -151,8 +186,7 @@ void Episode::end(bool truncated, const void* final_observation, const std::uint
         if (final_observation)
             columns.set_bootstrap(final_observation, final_mask);
         else
-            columns.set_bootstrap(std::vector<char>(columns.last_observation(), columns.last_observation() + columns.row_bytes()).data(),
-                                  columns.last_mask());
+            columns.set_bootstrap(std::string(columns.last_observation(), columns.row_bytes()).data(), columns.last_mask());
     }
     steps_before_ += columns.steps;
     close(std::move(part));
@@ -161,9 +195,23 @@ void Episode::end(bool truncated, const void* final_observation, const std::uint
 void Episode::close(std::shared_ptr<Part> part) {
     const std::lock_guard<std::mutex> lock(mutex_);
     part->closed = true;
-    if (part->columns->missing) part->deadline = monotonic() + rules_.reward_timeout_s;
+    const bool waits = part->columns->missing > 0;
+    if (waits) {
+        part->deadline = monotonic() + rules_.reward_timeout_s;
+        part->waits = true;
+        counts_.waiting.fetch_add(1);
+    }
     waiting_.push_back(std::move(part));
     release();
+    if (waits) rules_.late(shared_from_this());
+}
+
+double Episode::deadline() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    double out = std::numeric_limits<double>::infinity();
+    for (const auto& part : waiting_)
+        if (part->columns->missing) out = std::min(out, part->deadline);
+    return out;
 }
 
 void Episode::expire(double now) {
@@ -172,7 +220,7 @@ void Episode::expire(double now) {
         Part& part = **it;
         if (part.columns->missing && part.deadline <= now) {
             part.left = lost_ = true;
-            counts_.reward_timeouts.fetch_add(1);
+            counts_.waiting.fetch_sub(1);
             rules_.pool.give_back(std::move(part.columns));
             rules_.outbox.put_dropped("reward_timeout");
             it = waiting_.erase(it);
@@ -189,6 +237,7 @@ void Episode::release() {
         const std::shared_ptr<Part> part = std::move(waiting_.front());
         waiting_.pop_front();
         part->left = true;
+        if (part->waits) counts_.waiting.fetch_sub(1);
         const bool ends = part->flags & (wire::flag::terminated | wire::flag::truncated);
         reward_sum_ += part->columns->reward_sum();
         std::unique_ptr<SegmentColumns> columns = std::move(part->columns);
@@ -201,6 +250,7 @@ void Episode::release() {
         if (ends && !lost_) {
             numbers.flags |= wire::flag::has_return;
             numbers.episode_return = reward_sum_;
+            counts_.add_return(reward_sum_);
         }
         if (rules_.evaluates) {
             // An evaluation is the last step of an episode; nothing else is sent.

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "actor/columns.h"
@@ -26,26 +28,30 @@ struct Part {
     std::uint64_t episode_length = 0;
     double deadline = 0.0;  // monotonic: until which rewards may come
     bool closed = false;
-    bool left = false;      // it has gone to the outbox, or was dropped: its rewards can no longer be set
+    bool waits = false;  // it was closed without all of its rewards
+    bool left = false;   // it has gone to the outbox, or was dropped: its rewards can no longer be set
 };
 
 /// One requested action: what is recorded if the host adds it. Its buffers are reused.
 struct Step {
-    std::vector<char> observation;
-    std::vector<std::uint8_t> mask;    // empty: every action was allowed
-    std::int64_t index = 0;            // of a Discrete action
-    std::vector<float> raw;            // of a Box: to train on
-    std::vector<char> act;             // of a Box: for the environment, in the space's dtype
-    std::vector<float> state;          // the recurrent state before the step
-    float log_prob = 0.0f;
+    std::vector<std::uint8_t> observation;  // in the dtype of its space
+    std::vector<std::uint8_t> mask;         // empty: every action was allowed
+    std::int64_t index = 0;                 // of a Discrete action
+    std::vector<float> raw;                 // of a Box: to train on
+    std::vector<float> act;                 // of a Box: for the environment
+    std::vector<std::uint8_t> bytes;        // the action as bytes: an int64, or the floats of `act`
+    std::vector<float> state, after;        // the recurrent state before and after the step
+    double log_prob = 0.0;
     std::uint64_t generation = 0, version = 0;
-    bool recorded = true;              // false: no policy chose it
-    bool done = false;                 // set by the host: the episode ended with it
-    std::optional<float> reward;
-    std::shared_ptr<Episode> episode;
+    bool recorded = true;  // false: no policy chose it
+    bool added = false;
+    bool done = false;  // set by the host: the episode ended with it
+    std::optional<double> reward;
+    std::shared_ptr<Episode> episode;  // null: no agent made it
     std::shared_ptr<Part> part;        // that has the step; null before it is added
     std::uint32_t row = 0;
-    std::uint64_t number = 0;          // of the request in its episode
+    std::uint64_t number = 0;  // of the request in its episode
+    std::map<std::string, std::vector<std::uint8_t>> extra;
 
     const void* action() const noexcept { return raw.empty() ? static_cast<const void*>(&index) : raw.data(); }
     const std::uint8_t* allowed() const noexcept { return mask.empty() ? nullptr : mask.data(); }
@@ -56,14 +62,26 @@ struct EpisodeRules {
     Outbox& outbox;
     ColumnPool& pool;
     std::function<void()> wake;
-    bool evaluates = false;          // explore: false
+    std::function<void(std::shared_ptr<Episode>)> late;  // of an episode that waits for rewards
+    std::function<bool()> forgives_reward;               // called for an invalid reward; true: it is counted and ignored
+    bool evaluates = false;                              // explore: false
+    bool stores = true;                                  // false: an evaluation without a report
     double reward_timeout_s = 60.0;
-    std::uint32_t max_steps = 0;     // of a trajectory; 0: no limit
+    std::uint32_t max_steps = 0;  // of a trajectory; 0: no limit
 };
 
 /// Counts of all episodes of an agent. Host threads add to them.
 struct EpisodeCounts {
-    std::atomic<std::uint64_t> episodes{0}, skipped{0}, unrecorded{0}, late_dropped{0}, reward_timeouts{0}, without_rewards{0};
+    std::atomic<std::uint64_t> episodes{0}, skipped{0}, unrecorded{0}, late_dropped{0}, without_rewards{0}, cleared{0};
+    std::atomic<std::int64_t> waiting{0};  // segments that wait for rewards
+
+    void add_return(double value);
+    /// The mean of the last 100 returns; nothing before the first.
+    std::optional<double> mean_return() const;
+
+private:
+    mutable std::mutex mutex_;
+    std::deque<double> returns_;
 };
 
 class Episode : public std::enable_shared_from_this<Episode> {
@@ -73,7 +91,16 @@ public:
     bool completed() const noexcept { return completed_; }
     std::uint64_t id() const noexcept { return id_; }
     std::uint32_t steps() const noexcept { return steps_before_ + (open_ ? open_->columns->steps : 0); }
-    bool lost() const;
+    const EpisodeRules& rules() const noexcept { return rules_; }
+    /// True if the host has said that the last added step ends the episode.
+    bool done() const noexcept { return done_; }
+    void set_done(const Step& step) noexcept;
+    /// True if a step has no reward.
+    bool lacks_rewards() const;
+    /// The generation of the open segment; 0 if it is empty.
+    std::uint64_t generation() const noexcept { return open_ ? open_->columns->generation : 0; }
+    /// The open segment, for copies of its steps; null if it is empty.
+    const std::shared_ptr<Part>& open() const noexcept { return open_; }
 
     /// Prepares the episode for a request: cuts the open segment if it is full or of another generation.
     /// True if a new segment would begin with the next step.
@@ -85,9 +112,13 @@ public:
     /// Stores a step as the next row. `shape` and `segment_steps` describe a new segment.
     Added add(Step& step, const std::shared_ptr<const SegmentShape>& shape, std::uint32_t segment_steps);
     /// Sets the reward of a stored or waiting step. False if its segment has gone.
-    bool set_reward(Step& step, float reward);
+    bool set_reward(Step& step, double given);
+    /// Discards the steps of the open segment.
+    void discard();
     /// Ends the episode. `final_observation` is what came after the last step of a truncated one; null for none.
     void end(bool truncated, const void* final_observation, const std::uint8_t* final_mask);
+    /// The time at which `expire` is due; infinity if no segment waits.
+    double deadline() const;
     /// Drops the segments whose rewards did not come in time.
     void expire(double now);
 
@@ -104,9 +135,9 @@ private:
     bool follows_ = false;  // the next segment follows the last one
     std::uint64_t segment_index_ = 0, next_number_ = 0, expected_ = 0;
     std::uint32_t steps_before_ = 0, cap_left_;
-    bool completed_ = false;
+    bool completed_ = false, done_ = false;
     // The first step that was requested and not added: the learner bootstraps there.
-    std::vector<char> skipped_observation_;
+    std::vector<std::uint8_t> skipped_observation_;
     std::vector<std::uint8_t> skipped_mask_;
 
     mutable std::mutex mutex_;

@@ -31,6 +31,7 @@ constexpr double kMaxWeightsRead = 0.05;
 constexpr double kCreditAhead = 0.5;   // after a message, credit is requested in advance
 constexpr std::uint64_t kMaxBatchSteps = 16'384, kMaxBatchBytes = 1 << 20, kEntryBytes = 65'536;
 constexpr std::size_t kMaxBatchItems = 64, kMaxBodyFrames = 200;
+constexpr double kCacheInterval = 5.0, kClockSlack = 60.0;  // of a cached policy that was saved in the future
 constexpr short kPollIn = 1;  // ZMQ_POLLIN
 constexpr int kTerminated = 156'384'765;  // ETERM: the context ends, and waits for this thread's sockets
 constexpr std::uint16_t kFailedProtocol = 0x2000, kFailedAuth = 0x4000;  // events of libzmq's monitor
@@ -101,6 +102,7 @@ IoThread::~IoThread() { stop(); }
 
 void IoThread::start() {
     pid_ = getpid();
+    if (!settings_.policy_cache.empty()) take_up_cache();
     // The signals of the host stay with its threads.
     sigset_t all, before;
     sigfillset(&all);
@@ -186,6 +188,99 @@ void IoThread::run() noexcept {
     }
 }
 
+void IoThread::inherit(const IoThread& parent) {
+    const std::unique_lock<std::mutex> lock(parent.host.mutex, std::try_to_lock);
+    if (!lock || !parent.host.acting.policy || !parent.host.parameters) return;
+    const policy::Policy& policy = *parent.host.acting.policy;
+    subscriber_.take_up(policy.shared_spec(), std::make_shared<const weights::Snapshot>(policy.snapshot()));
+    host.current_at.store(parent.host.current_at.load());
+    const std::lock_guard<std::mutex> own(host.mutex);
+    host.parameters = parent.host.parameters;
+}
+
+// Starts with the policy and the session parameters of an earlier start. The thread does not run yet.
+void IoThread::take_up_cache() {
+    cache_.emplace(settings_.policy_cache, counters_);
+    std::string problem;
+    std::optional<CachedPolicy> cached = cache_->load(problem);
+    if (!problem.empty()) log(LogLevel::warning, problem);
+    if (!cached) return;
+    try {
+        const auto text = [](const wire::Map& map, const char* key) {
+            const wire::Value* value = map.find(key);
+            return value && value->get<std::string>() ? *value->get<std::string>() : std::string();
+        };
+        const auto number = [](const wire::Map& map, const char* key) {
+            const wire::Value* value = map.find(key);
+            return value && value->get<std::int64_t>() ? *value->get<std::int64_t>() : std::int64_t{0};
+        };
+        if (text(cached->extras, "client_id") != settings_.hello.client_id)
+            throw std::runtime_error("it belongs to client '" + text(cached->extras, "client_id") + "'");
+        for (const auto& [form, theirs] : {std::pair(&settings_.hello.observation_space, &cached->spec.observations),
+                                           std::pair(&settings_.hello.action_space, &cached->spec.actions)})
+            if (!form->items.empty() && !(policy::read_space(*form) == *theirs)) throw std::runtime_error("its spaces are not this actor's");
+        const wire::Value* held = cached->extras.find("session_parameters");
+        const auto* said = held ? held->get<wire::Map>() : nullptr;
+        if (!said) throw std::runtime_error("it has no session parameters");
+        SessionParameters parameters;
+        parameters.generation = static_cast<std::uint64_t>(number(*said, "generation"));
+        parameters.algorithm_name = text(*said, "algorithm_name");
+        parameters.algorithm_type = text(*said, "algorithm_type");
+        parameters.rollout_length = static_cast<std::uint64_t>(number(*said, "rollout_length"));
+        parameters.max_policy_lag = number(*said, "max_policy_lag");
+        parameters.on_lag = text(*said, "on_lag");
+        parameters.max_message_bytes = static_cast<std::uint64_t>(number(*said, "max_message_bytes"));
+        parameters.max_segment_steps = static_cast<std::uint64_t>(std::max<std::int64_t>(1, number(*said, "max_segment_steps")));
+        parameters.inference = text(*said, "inference");
+        parameters.no_masks = text(*said, "no_masks");
+        cached_ = {cached->snapshot.generation, cached->snapshot.version};
+        subscriber_.take_up(std::make_shared<const policy::PolicySpec>(std::move(cached->spec)),
+                            std::make_shared<const weights::Snapshot>(std::move(cached->snapshot)), std::move(cached->document));
+        const double age = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() - cached->saved_unix_s;
+        host.current_at.store(age > -kClockSlack ? monotonic() - std::max(0.0, age) : -kNever);
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        host.parameters = std::move(parameters);
+    } catch (const std::exception& error) {
+        ++counters_["policy_cache.refused"];
+        log(LogLevel::warning, "the policy in " + settings_.policy_cache + " is not used: " + error.what());
+    }
+}
+
+// Saves the current policy and the session parameters. `force` skips the limit on how often the file is written.
+void IoThread::save_cache(bool force) {
+    if (!cache_ || (!force && monotonic() < cache_at_)) return;
+    std::shared_ptr<const policy::Policy> policy;
+    std::optional<SessionParameters> parameters;
+    {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        policy = host.acting.policy;
+        parameters = host.parameters;
+    }
+    if (!policy || !parameters || policy->shared_spec() != subscriber_.spec()) return;
+    const delivery::PolicyVersion version{policy->snapshot().generation, policy->snapshot().version};
+    if (version == cached_) return;
+    cache_at_ = monotonic() + kCacheInterval;
+    wire::Map said;
+    said.set("generation", parameters->generation);
+    said.set("algorithm_name", parameters->algorithm_name);
+    said.set("algorithm_type", parameters->algorithm_type);
+    said.set("rollout_length", parameters->rollout_length);
+    said.set("max_policy_lag", parameters->max_policy_lag);
+    said.set("on_lag", parameters->on_lag);
+    said.set("max_message_bytes", parameters->max_message_bytes);
+    said.set("max_segment_steps", parameters->max_segment_steps);
+    said.set("inference", parameters->inference);
+    said.set("no_masks", parameters->no_masks);
+    wire::Map extras;
+    extras.set("client_id", settings_.hello.client_id);
+    extras.set("session_parameters", std::move(said));
+    std::string problem;
+    const bool saved = cache_->save(subscriber_.document(), policy->snapshot(), extras, problem);
+    if (saved) cached_ = version;
+    if (!saved && !cache_failed_) log(LogLevel::warning, problem);
+    cache_failed_ = !saved;
+}
+
 // Sends and receives with one set of sockets, until they must be replaced or the thread stops.
 void IoThread::serve() {
     struct Leave {
@@ -201,6 +296,7 @@ void IoThread::serve() {
     perform(session_.open(monotonic(), subscriber_.held()));
     while (!reconnect_ && !stopping_.load()) turn();
     if (stopping_.load()) perform(session_.close(monotonic()));
+    if (stopping_.load()) save_cache(true);
 }
 
 void IoThread::turn() {
@@ -228,6 +324,7 @@ void IoThread::turn() {
     perform(session_.want(now, session_.sent_steps + need));
     perform(session_.tick(now, held));
     subscriber_.tick(zmq_, context_, now);
+    save_cache(false);
     publish();
 }
 

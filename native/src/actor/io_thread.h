@@ -9,6 +9,7 @@
 
 #include "actor/host_link.h"
 #include "actor/outbox.h"
+#include "actor/policy_cache.h"
 #include "actor/settings.h"
 #include "actor/weight_subscriber.h"
 #include "delivery/session.h"
@@ -70,6 +71,8 @@ public:
     void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document) {
         subscriber_.take_up(std::move(spec), std::move(snapshot), std::move(document));
     }
+    /// Takes the policy of the parent process, in a forked child, before `start`. Does nothing if the parent was changing it.
+    void inherit(const IoThread& parent);
     SessionStatus status() const;
     /// All of it but the counters.
     SessionStatus short_status() const;
@@ -96,6 +99,8 @@ private:
     void set_stage(const std::string& stage);
     void log(LogLevel level, const std::string& text) const;
     std::uint64_t ahead(double now, std::uint64_t steps) const noexcept;
+    void take_up_cache();
+    void save_cache(bool force);
 
     const Settings& settings_;
     Outbox& outbox_;
@@ -117,6 +122,10 @@ private:
     double segments_at_, oldest_since_ = 0.0, shipped_at_, events_at_ = 0.0;
     int version_errors_ = 0;
     std::string stage_ = "the learner to answer";
+    std::optional<PolicyCacheFile> cache_;
+    delivery::PolicyVersion cached_{0, 0};
+    double cache_at_ = 0.0;  // next save, at the earliest
+    bool cache_failed_ = false;
 
     SessionStatus status_;  // under host.mutex
 };

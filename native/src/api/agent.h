@@ -1,0 +1,175 @@
+// The agent behind the C++ and the C interface (rl4sys_zmq/actor/agent.py, acting.py).
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "actor/episode.h"
+#include "actor/io_thread.h"
+#include "api/options.h"
+#include "policy/policy.h"
+#include "rl4sys/logger.h"
+#include "rl4sys/rl4sys_types.h"
+
+namespace rl4sys::api {
+
+/// Why a call failed. The numbers are those of rl4sys.h.
+enum class Code { config = 1, unavailable, refused, observation, mask, action, reward, stale, closed, buffer, internal };
+
+class Failure : public std::runtime_error {
+public:
+    Failure(Code why, const std::string& text) : std::runtime_error(text), code(why) {}
+
+    Code code;
+};
+
+/// The text of the last failure in this thread.
+std::string& last_error() noexcept;
+
+/// Writes a log line to a sink, or to stderr without one.
+void write_line(const cppclient::LogSink& sink, cppclient::LogLevel level, const std::string& name, const std::string& text);
+
+/// Writes `size` elements of an action. `mask` is null if all actions are allowed. False or an exception: no action.
+using Fallback = std::function<bool(const float* observation, std::size_t observation_size, const float* mask,
+                                    std::size_t mask_size, float* action, std::size_t size)>;
+
+/// A page of memory that a forked child finds empty, so that a step sees without a system call that it runs in a child.
+class ForkMark {
+public:
+    ForkMark();
+    ForkMark(const ForkMark&) = delete;
+    ~ForkMark();
+    bool is_child() const noexcept { return !*static_cast<const volatile unsigned char*>(page_); }
+
+private:
+    void* page_;
+};
+
+/// The state of an agent for one host thread.
+struct HostThread {
+    HostThread(const std::vector<std::uint32_t>& seed, double place) : sampler(seed, place) {}
+
+    policy::Sampler sampler;
+    std::optional<policy::Scratch> scratch;
+    std::shared_ptr<const policy::PolicySpec> spec;  // for which `scratch` is
+    std::vector<float> features, last_act;           // the last act, for use after invalid input
+    std::int64_t last_index = 0;
+    bool acted = false;
+};
+
+/// The parts of an agent in one process. Episodes keep them in memory.
+struct Parts {
+    Parts(const Options& options, std::vector<std::uint32_t> seed_words);
+    ~Parts();
+
+    HostThread& thread();
+    void expire();
+
+    const Options options;
+    std::vector<std::uint32_t> seed;
+    const std::uint64_t serial;
+    double place;
+    void* context;
+    actor::Outbox outbox;
+    actor::ColumnPool pool;
+    actor::IoThread io;
+    actor::EpisodeRules rules;
+    actor::EpisodeCounts counts;
+    ForkMark mark;
+    std::atomic<bool> closed{false};
+    std::atomic<double> expire_at;  // of the first segment that waits for rewards
+    std::atomic<std::size_t> late_count{0};
+    const void* owner = nullptr;  // the agent
+
+    std::mutex mutex;  // of what follows
+    std::map<std::thread::id, std::unique_ptr<HostThread>> threads;
+    std::vector<std::shared_ptr<actor::Episode>> late;  // episodes that wait for rewards
+    delivery::Counters counters;
+
+    void count(const char* name, std::uint64_t by = 1);
+};
+
+/// The running episode of a trajectory, and the policy with which it acts.
+struct Run {
+    std::shared_ptr<Parts> parts;
+    std::shared_ptr<actor::Episode> episode;
+    actor::ActingPolicy acting;
+    std::vector<float> state;  // recurrent, after the last added step
+    std::uint32_t segment_steps = 0;
+};
+
+class Agent {
+public:
+    Agent(const cppclient::AgentConfig& config, Fallback baseline, cppclient::LogSink log);
+    Agent(const Agent&) = delete;
+    ~Agent();
+
+    void request(std::shared_ptr<cppclient::RL4SysTrajectory>& trajectory, const float* observation, std::size_t size,
+                 const float* mask, std::size_t mask_size, cppclient::RL4SysAction& action);
+    void add(cppclient::RL4SysTrajectory& trajectory, const cppclient::RL4SysAction& action);
+    void end(cppclient::RL4SysTrajectory& trajectory, cppclient::RL4SysAction* last, bool truncated,
+             const float* final_observation, std::size_t size, const float* final_mask, std::size_t mask_size);
+    void flush(double timeout_s);
+    void close(double timeout_s) noexcept;
+    std::int64_t version() const;
+    std::uint64_t digest() const;
+    void wait_version(std::int64_t version, double timeout_s);
+    bool roll_back();
+    std::string stats() const;
+    std::size_t mask_size() const noexcept;
+    std::size_t action_size() const noexcept;
+
+    const cppclient::AgentConfig config;
+
+    // What trajectories do without an agent at hand.
+    static void add_to(Run& run, actor::Step& step);
+    static void end_run(Run& run, bool truncated, const void* final_observation, const std::uint8_t* final_mask);
+    static void set_reward(actor::Step& step, double reward);
+    static std::shared_ptr<actor::Step>& step_of(const cppclient::RL4SysAction& action);
+
+private:
+    void connect();
+    Parts& use();
+    void become_child();
+    void begin(Run& run);
+    actor::ActingPolicy current() const;
+    void admit(Run& run);
+    bool granted(const Parts& parts, std::uint64_t steps, const actor::ActingPolicy& acting) const;
+    template <class Ready>
+    void wait(const Ready& ready, double timeout_s, const std::string& stage) const;
+    [[noreturn]] void fail_session(const actor::SessionError& error) const;
+    Failure unavailable(const std::string& stage, double timeout_s) const;
+
+    void read_observation(const policy::Space& space, const float* observation, std::size_t size,
+                          std::vector<std::uint8_t>& out) const;
+    void read_mask(const policy::Space& space, const float* mask, std::size_t size, std::vector<std::uint8_t>& out) const;
+    void choose(Run& run, HostThread& thread, const float* observation, std::size_t size, actor::Step& step);
+    bool choose_by(const actor::ActingPolicy& acting, HostThread& thread, const float* observation, actor::Step& step) const;
+    void act_idle(actor::Step& step, const policy::Space& actions) const;
+    void act_random(actor::Step& step, const policy::Space& actions, policy::Sampler& sampler) const;
+    void act_baseline(actor::Step& step, const policy::Space& actions, const float* observation, std::size_t size);
+    void finish(actor::Step& step, const policy::Space& actions, bool recorded) const;
+    const policy::Space& actions_of(const actor::ActingPolicy& acting) const;
+    void log(actor::LogLevel level, const std::string& text) const;
+
+    Options options_;
+    Fallback baseline_;
+    cppclient::LogSink sink_;
+    std::optional<int> level_;
+    std::atomic<Parts*> used_{nullptr};
+    std::shared_ptr<Parts> parts_;
+    std::mutex forking_;
+    std::string absence_;
+    mutable std::mutex random_mutex_;
+    std::mt19937_64 ids_;
+};
+
+}  // namespace rl4sys::api

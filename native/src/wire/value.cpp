@@ -381,7 +381,7 @@ void pack(std::string& out, const Value& value) {
         out.push_back(*flag ? '\xc3' : '\xc2');
     } else if (const auto* n = value.get<std::int64_t>()) {
         pack_signed(out, *n);
-    } else if (const auto* n = value.get<std::uint64_t>()) {
+    } else if (const auto* large = value.get<std::uint64_t>()) {
         pack_unsigned(out, *large);
     } else if (const auto* x = value.get<double>()) {
         out.push_back('\xcb');

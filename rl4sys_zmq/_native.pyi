@@ -1,7 +1,9 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
+
+from rl4sys_zmq.wire.messages import AnyBytes
 
 Bytes = bytes | bytearray | memoryview | NDArray[Any]
 
@@ -71,6 +73,7 @@ class Steps:
     def __init__(self, *parts: Any) -> None: ...
     def request(self, traj: Any, obs: object, mask: object, /) -> tuple[Any, Any]: ...
     def add(self, traj: Any, action: Any, /) -> None: ...
+
 # For tests, which run the Python form beside them.
 
 class Session:
@@ -81,3 +84,9 @@ class Session:
 def read_message(frames: list[bytes], max_bytes: int, /) -> tuple[int, dict[str, Any], int, int]: ...
 def bad_heads(frames: list[bytes], /) -> list[int]: ...
 def read_weights_header(data: Bytes, /) -> list[Any]: ...
+
+# messages
+def read_submit(
+    frames: Sequence[Bytes], max_bytes: int, verify: bool, /
+) -> tuple[int, int, int, str, AnyBytes, list[int], list[int]] | None: ...
+def join_bodies(layout: str, heads: Sequence[bytes], bodies: Sequence[Bytes], /) -> bytes: ...

@@ -41,7 +41,7 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
     batch = SegmentBatchReader(message)
     if batch.has_images and not has_pillow():
         raise ProtocolError(RefusalReason.FEATURE, f"this learner cannot decode image_codec: {NEEDS_PILLOW}")
-    checks = batch.checks.tolist()
+    checks = batch.checks
     skip = stream.admit(message.first_seq, checks)
     first = stream.received
     if skip == len(batch):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq import native
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, has_pillow, image_size
 from rl4sys_zmq.values import NO_EXTRAS, Segment
@@ -210,9 +211,8 @@ class SegmentBatchReader:
     Attributes:
         schema: The columns that the segments should have; None if unknown. It can be replaced.
         first_seq: Sequence number of the first segment.
-        heads: The heads of all segments, one row of the dtype `HEAD` for each. A head has the numbers of a segment.
         steps: Number of steps of each segment.
-        checks: The checksum (xxh3-64) of each segment, uint64. It shows if two segments with the same sequence number are
+        checks: The checksum (xxh3-64) of each segment. It shows if two segments with the same sequence number are
             equal.
     """
 
@@ -228,25 +228,80 @@ class SegmentBatchReader:
             ProtocolError: If the message is malformed, so that none of its segments can be trusted.
         """
         self.first_seq = message.first_seq
-        self.heads = heads = read_heads(message)
+        self.schema = schema
+        self._message = message
+        self._undecodable: dict[int, str] | None = None
+        self._known_heads: NDArray[Any] | None = None
+        self._known_groups: list[SameLayoutSegments] | None = None
+        self.steps: list[int]
+        self.checks: list[int]
+        if message.checked is not None:
+            self.steps, self.checks = message.checked
+        else:
+            self.steps, self.checks = self.heads["steps"].tolist(), self.heads["check"].tolist()
+            self._known_groups = self._read_groups()
+
+    def _read_groups(self) -> list[SameLayoutSegments]:
+        message, count = self._message, len(self.steps)
         if not message.body:
             raise ProtocolError(RefusalReason.FRAMES, "segments without a body")
         texts = message.layouts
-        if not 0 < len(texts) <= min(len(heads), MAX_LAYOUTS) or not all(type(text) is str for text in texts):
-            raise ProtocolError(RefusalReason.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
-        layouts = [parse_layout(text) for text in texts]
-        self.steps: list[int] = heads["steps"].tolist()
-        self.checks: NDArray[np.uint64] = heads["check"]
-        self._raw = message.heads
-        self.schema = schema
-        self._undecodable: dict[int, str] | None = None
-        self._groups = _read_body(heads, self.steps, layouts, plain_body(message))
+        if not 0 < len(texts) <= min(count, MAX_LAYOUTS) or not all(type(text) is str for text in texts):
+            raise ProtocolError(RefusalReason.MALFORMED, f"{count} segments with the layouts {texts!r:.80}")
+        return _read_body(self.heads, self.steps, [parse_layout(text) for text in texts], plain_body(message))
 
     def __len__(self) -> int:
-        return len(self.heads)
+        return len(self.steps)
+
+    @property
+    def heads(self) -> NDArray[Any]:
+        """The heads of all segments, one row of the dtype `HEAD` for each. A head has the numbers of a segment."""
+        if self._known_heads is None:
+            self._known_heads = read_heads(self._message)
+        return self._known_heads
+
+    @property
+    def _groups(self) -> list[SameLayoutSegments]:
+        if self._known_groups is None:
+            self._known_groups = self._read_groups()
+        return self._known_groups
+
+    @property
+    def _raw(self) -> bytes:
+        return self._message.heads
+
+    @property
+    def layout(self) -> str:
+        """The layout of the first segments, as text."""
+        return str(self._message.layouts[0])
+
+    @property
+    def is_simple(self) -> bool:
+        """True if all segments have one layout, and all columns are in the first frame of the body."""
+        if self._message.checked is not None:
+            return True
+        return len(self._groups) == 1 and not any(views.large or views.coded for views in self._groups[0].columns)
+
+    @classmethod
+    def join(cls, batches: Sequence[SegmentBatchReader]) -> SegmentBatchReader:
+        """Return a reader for the segments of several readers. These are simple, have one layout, and follow each other."""
+        first, each_heads = batches[0], [batch._raw for batch in batches]
+        compiled = native.load()
+        if compiled is not None:
+            blob = compiled.join_bodies(first.layout, each_heads, [batch._message.body[0] for batch in batches])
+        else:
+            small: list[bytes] = []
+            for views in zip(*(batch._groups[0].columns for batch in batches), strict=True):
+                data = b"".join([one.together for one in views])
+                small += (data, bytes(-len(data) % ALIGN))
+            blob = b"".join(small)
+        heads = AnyBytes(b"".join(each_heads))
+        return cls(Submit(first.first_seq, len(heads) // HEAD_BYTES, 0, [first.layout], heads, (blob,)))
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
         """Return the error of each segment that must be refused, by index. Without a schema, columns are not checked."""
+        if self._message.checked is not None and schema is not None and max(self.steps) <= schema.max_steps:
+            return self.layout_errors(schema)  # the heads are sound
         longest = schema.max_steps if schema is not None else math.inf
         least = 1 if schema is not None else 0
         heads = self.heads
@@ -262,13 +317,15 @@ class SegmentBatchReader:
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
         """Return an error for each segment whose columns do not fit the schema, by index."""
+        if self._message.checked is not None and self.layout in schema.layouts:
+            return {}
         checked = ((group.members, schema.check(group.layout)) for group in self._groups)
         return {place: error for members, error in checked if error is not None for place in members}
 
     @property
     def has_images(self) -> bool:
         """True if the message contains observations as image files."""
-        return any(group.columns[0].coded for group in self._groups)
+        return self._message.checked is None and any(group.columns[0].coded for group in self._groups)
 
     def decode_images(self) -> dict[int, str]:
         """Decode all image files, at the first call. `columns` and `segments` call this method first.

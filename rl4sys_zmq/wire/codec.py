@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
+from rl4sys_zmq import native
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.immutable import immutable
 from rl4sys_zmq.wire.frames import HEADER, MINOR, PREFIX_BYTES, HeaderLimits, pack_frames, pack_header, read_prefix, unpack_header
@@ -20,7 +21,7 @@ M = TypeVar("M")
 _IN_PREFIX = ("first_seq", "count")
 """Fields of `Submit` that are in the prefix, so that the receiver can read them without decoding the header."""
 
-_NO_VALUES = ("batch", "body", "digests")
+_NO_VALUES = ("batch", "body", "checked", "digests", "joined")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
 """The largest integer in a message, except for hashes. The sum of two such integers fits in 64 bits."""
@@ -105,6 +106,11 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
     Raises:
         ProtocolError: If the message is invalid. No other exception is raised.
     """
+    if len(frames) == 2 and (compiled := native.load()) is not None:  # perhaps the usual form of a `Submit`
+        read = compiled.read_submit(frames, max_bytes, verify)
+        if read is not None:
+            first_seq, count, want_steps, layout, heads, steps, checks = read
+            return Submit(first_seq, count, want_steps, [layout], heads, (frames[1],), [], (), (steps, checks))
     return decode_as(_KINDS, frames, max_bytes, verify)
 
 

@@ -115,6 +115,8 @@ class Submit(ToLearner):
         codings: Lengths and compression of the parts of each frame of the body (`rl4sys_zmq.wire.coding`); empty if no frame is
             compressed.
         digests: The xxh3-64 of each frame of the body, or None if unknown. They are not sent, and only save time.
+        checked: If the compiled form has checked heads and body of a received message, the numbers of steps and the checksums of
+            its segments; else None. They are not sent.
     """
 
     KIND: ClassVar[int] = 2
@@ -126,6 +128,7 @@ class Submit(ToLearner):
     body: tuple[Frame, ...]
     codings: list[Any] = field(default_factory=list)
     digests: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
+    checked: tuple[list[int], list[int]] | None = field(default=None, compare=False, repr=False)
 
 
 @immutable

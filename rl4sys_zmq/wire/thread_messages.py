@@ -111,6 +111,7 @@ class DeliverSegments(ToLearnerThread):
             check.
         body: The frames of the actor's `Submit`, as they were received.
         batch: The gateway's reader of the segments; None in another process, which reads `body` itself.
+        joined: The number of messages that were joined to this one. It does not travel, like `batch`.
     """
 
     KIND: ClassVar[int] = 33
@@ -120,6 +121,7 @@ class DeliverSegments(ToLearnerThread):
     refused: int
     body: tuple[Frame, ...]
     batch: SegmentBatchReader | None = field(default=None, repr=False, compare=False)
+    joined: int = field(default=1, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

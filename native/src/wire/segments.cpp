@@ -323,7 +323,7 @@ std::vector<LayoutPlaces> find_columns(const Received& submit) {
         for (std::size_t c = 0; c < layouts[g].size(); ++c) {
             const ColumnLayout& column = layouts[g][c];
             ColumnPlace& place = out[g].columns[c];
-            place = {c, 0, 0, {}};
+            place = {c, 0, 0, 0, {}};
             for (const std::uint32_t member : out[g].members) {
                 const std::uint64_t rows = rows_of(column.letter, member), bytes = rows * column.row_bytes;
                 if (bytes > limit)
@@ -351,6 +351,7 @@ std::vector<LayoutPlaces> find_columns(const Received& submit) {
             if (size > submit.body[0].size() || at > submit.body[0].size() - size)
                 throw ProtocolError(Refusal::shape, std::string("column ") + column.letter + " ends beyond its frame");
             place.offset = at;
+            place.bytes = size;
             at += size + padding(size);
         }
     }

@@ -79,6 +79,7 @@ struct ColumnPlace {
     std::size_t column;                                     // in its layout
     std::size_t offset;                                     // of the rows in the first frame
     std::uint64_t rows;                                     // of segments without a frame of their own
+    std::size_t bytes;                                      // of these rows
     std::vector<std::pair<std::uint32_t, std::uint32_t>> large;  // segment in the message, frame of the body
 };
 

@@ -20,6 +20,7 @@ from rl4sys_zmq.learner.run.worker_storage import WorkerStorage
 from rl4sys_zmq.learner.training.building import build_algorithm, load_initial_policy, max_policy_lag, pacing_lag, set_publishing
 from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints
 from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations
+from rl4sys_zmq.learner.training.joining import is_joinable, take_joined
 from rl4sys_zmq.learner.training.publishing import PolicyPublisher
 from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, plain_text
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord, streams_of, to_ranges
@@ -81,18 +82,29 @@ class LearnerThreadInbox:
 
     def __init__(self, pull: Socket, queue: WorkerQueue | None, stopping: threading.Event) -> None:
         self._pull, self._queue, self._stopping = pull, queue, stopping
+        self._joined: deque[DeliverSegments] = deque()
         self._poller = Poller()
         self._poller.register(pull)
 
     def read(self) -> ThreadMessage | None:
-        """Return the next message. If there is none, return `StopThread` when the thread has been asked to stop, else None."""
+        """Return the next message. If there is none, return `StopThread` when the thread has been asked to stop, else None.
+
+        Short messages with segments that wait in the `WorkerQueue` are joined to one for each stream.
+        """
+        if self._joined:
+            return self._joined.popleft()
         if self._queue is None:
             message: WorkerMessage | None = self._pull.recv(MAX_MESSAGE_FRAMES)
         else:
             message = self._queue.messages.popleft() if self._queue.messages else None
         if message is None:
             return StopThread() if self._stopping.is_set() else None
-        return message if isinstance(message, DeliverSegments) else decode_thread_message(message)
+        if not isinstance(message, DeliverSegments):
+            return decode_thread_message(message)
+        if self._queue is None or not self._queue.messages or not is_joinable(message):
+            return message
+        self._joined.extend(take_joined(message, self._queue.messages))
+        return self._joined.popleft()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until there is a message, or for `timeout_s` seconds."""
@@ -101,7 +113,7 @@ class LearnerThreadInbox:
             self._poller.poll(timeout_s)
             return
         queue.awake = False  # before the look, so that no message can come unnoticed between the two
-        if not queue.messages and self._poller.poll(timeout_s):
+        if not queue.messages and not self._joined and self._poller.poll(timeout_s):
             self._pull.recv()
         queue.awake = True
 
@@ -269,7 +281,7 @@ class TrainLoop:
             if index > message.skip:
                 self._train()  # the batch became full in the middle of the message
             index = self._observe_some(decoded, index)
-        self._reporter.taken_messages += 1
+        self._reporter.taken_messages += message.joined
         if self.suspects.contains_suspects(decoded.key, batch.first_seq, batch.first_seq + len(batch)):
             self._train()  # with no other segments in hand
         if self._algorithm.kind != "onpolicy":

@@ -34,7 +34,7 @@ def compiled(folder: Path, name: str, source: str, *flags: str) -> Path:
 
 def test_python_reads_the_file_too() -> None:
     config = AgentConfig.from_mapping(json.loads(CONFIG))
-    assert (config.client_id, config.overflow, config.input_size, config.act_dim) == ("thermostat", "wait", 1, 2)
+    assert (config.client_id, config.overflow, config.connect_timeout_s) == ("thermostat", "wait", 60.0)
 
 
 def test_the_program_acts_and_sends(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!https?://|mailto:)([^)\s]+)\)")
 NATIVE = Path("native/src")
 LEFT_OUT = ("api", "config", "libraries/linked.cpp")
 """What only the C and C++ library has, which CMake builds."""
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-fvisibility=hidden", "-w", "-DPy_LIMITED_API=0x030B0000")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-w", "-DPy_LIMITED_API=0x030B0000")
+KERNELS = "native/src/policy/kernels.cpp"
+"""The one file whose sums may be contracted. Elsewhere the bits of weights must not depend on the processor."""
 PROBE = "#include <Python.h>\n#include <optional>\nstd::optional<PyObject*> found;\n"
 CHOICE = os.environ.get("RL4SYS_NATIVE", "auto")
 
@@ -86,7 +88,8 @@ class BuildExtension(build_ext):
             out = objects / Path(source).relative_to(NATIVE).with_suffix(".o")
             if not out.exists() or out.stat().st_mtime < max(newest, Path(source).stat().st_mtime):
                 out.parent.mkdir(parents=True, exist_ok=True)
-                subprocess.run([*command, "-c", source, "-o", out], check=True)
+                contract = "fast" if source == KERNELS else "off"
+                subprocess.run([*command, f"-ffp-contract={contract}", "-c", source, "-o", out], check=True)
             return out
 
         extension = Path(self.get_ext_fullpath(ext.name))

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import sys
 import threading
+import tracemalloc
 import weakref
 from typing import Any
 
@@ -120,3 +122,45 @@ def test_threads_take_turns(bench: Bench, form: str) -> None:
     for thread in threads:
         thread.join()
     assert turn == [12] and stamps[0] is not stamps[1]
+
+
+@pytest.mark.parametrize("space", [DiscreteSpace(3), BoxSpace((2,), low=-1.0, high=1.0)], ids=["discrete", "box"])
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_a_warm_step_calls_little_python_and_allocates_little(bench: Bench, form: str, space: Any, dtype: str) -> None:
+    if form == "never":
+        pytest.skip("this form is Python")
+    agent = bench.agent(
+        native=form, action_space=space, observation_space=BoxSpace((4,), dtype), rollout_length=256, linger_ms=1000
+    )
+    observation, called, actions = np.full(4, 0.5, dtype), [], []
+
+    def step(traj: Any) -> Any:
+        traj, action = agent.request_for_action(traj, observation)
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+        actions.append(action)
+        return traj
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    traj = step(step(None))
+    sys.setprofile(note)
+    try:
+        traj = step(traj)
+    finally:
+        sys.setprofile(None)
+    assert called == ["step", "request_for_action", "add_to_trajectory"]
+    actions.clear()
+    tracemalloc.start()
+    try:
+        step(traj)
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(100):
+            step(traj)
+            actions.clear()
+        grown, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown - before < 2000 and peak - before < 4000

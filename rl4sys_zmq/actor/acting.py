@@ -218,7 +218,7 @@ class ActionSelector:
 
         io = cast("CompiledIOThread", parts.io)
         start, size, makers, scalars = step_arrays(spec)
-        methods = self.episodes, self._request, self.episodes.add, np.ndarray, parts.threads, parts.pending, RL4SysAction
+        methods = self.episodes, self.request, self.episodes.add, np.ndarray, parts.threads, parts.pending, RL4SysAction
         sizes = start, math.prod(self._plain_shape or ()), dtype.itemsize, size
         steps: _native.Steps = native.require().Steps(*methods, io.native, makers, scalars, *sizes)
         return steps

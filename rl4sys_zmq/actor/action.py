@@ -163,6 +163,14 @@ class RL4SysAction(ActionSlots):
         """
         return {"logp_a": self.log_prob}
 
+    def __copy__(self) -> RL4SysAction:
+        twin = type(self)()
+        for kind in type(self).__mro__:
+            for name in getattr(kind, "__slots__", ()):
+                if hasattr(self, name):
+                    setattr(twin, name, getattr(self, name))
+        return twin
+
     def set_done(self, done: bool) -> None:
         """Set `done`: True if the episode reached a terminal state with this action."""
         self.done = done
@@ -205,8 +213,8 @@ class RL4SysAction(ActionSlots):
     _set_any_reward = update_reward
 
 
-if hasattr(ActionSlots, "set_reward"):  # compiled code sets an ordinary reward, and calls `_set_any_reward` for any other
-    RL4SysAction.update_reward = ActionSlots.set_reward  # type: ignore[method-assign]
+if hasattr(ActionSlots, "update_reward"):  # compiled code sets an ordinary reward, and calls `_set_any_reward` for any other
+    del RL4SysAction.update_reward
 
 
 def new_action(kind: type[A], observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: Mask) -> A:

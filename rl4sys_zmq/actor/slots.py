@@ -21,7 +21,7 @@ if TYPE_CHECKING or _native is None:
     class TrajectorySlots:
         """Fields of `RL4SysTrajectory`."""
 
-        __slots__ = ("completed", "episodes", "last", "requested", "selected_under", "writer")
+        __slots__ = ("completed", "episodes", "last", "policy", "requested", "selected_under", "writer")
 
     class WriterSlots:
         """Fields of `SegmentWriter`."""

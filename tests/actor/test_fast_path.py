@@ -206,12 +206,16 @@ def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
 def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAgent, RL4SysAgent], steps: list[Any]) -> None:
     quick, whole = agents
     for agent in agents:
-        context = agent._parts
-        context.threads.__init__(5, itertools.count(), True, context.owner)  # type: ignore[misc]
+        context, acting = agent._parts, agent._open
+        assert acting is not None
+        context.threads.__init__(5, itertools.count(), True, context.owner, context._sampler())  # type: ignore[misc]
+        agent._open = ActionSelector(context, agent.spec, acting.episodes.rollout, None, acting)  # compiled, it knows the thread
+        agent._steps = agent._open.steps
     seen: tuple[list[Any], list[Any]] = ([], [])
     live(quick, steps, seen[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ActionSelector, "request", ActionSelector._request)  # now every step takes the full path
+        patch.setattr(whole._open, "request", whole._open._request)  # now every step takes the full path
+        patch.setattr(RL4SysAction, "update_reward", RL4SysAction._set_any_reward, raising=False)
         patch.setattr(RL4SysAgent, "add_to_trajectory", lambda agent, *step: agent._episodes.add(*step))
         live(whole, steps, seen[1])
     assert len(seen[0]) == len(seen[1])

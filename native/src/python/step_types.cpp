@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "python/parts.h"
 #include "python/policy_type.h"
@@ -21,15 +22,16 @@ struct Fields {
     PyObject* fields[N];
 };
 
-enum ActionField { kDone, kEnvAct, kReward, kLogProb, kMask, kObs, kRaw, kRow, kStamp, kActionWriter, kMaker, kActionFields };
+enum ActionField { kDone, kEnvAct, kReward, kLogProb, kMask, kObs, kRaw, kRow, kStamp, kActionWriter, kActionMakers, kActionFields };
 
 struct ActionObject {
     PyObject_HEAD
     PyObject* fields[kActionFields];
     char* lazy;  // the bytes of the observation and of a Box's actions, until Python reads them; null for none
+    std::uint32_t observation_bytes, action_size;  // as in StepsObject, to which an action has no reference: it keeps no weights
 };
 
-enum TrajectoryField { kWriter, kLast, kUnder, kEpisodes, kRequested, kCompleted, kTrajectoryFields };
+enum TrajectoryField { kWriter, kLast, kActingPolicy, kUnder, kEpisodes, kRequested, kCompleted, kTrajectoryFields };
 
 using TrajectoryObject = Fields<kTrajectoryFields>;
 
@@ -127,13 +129,12 @@ enum Maker { kMakeObservation, kMakeRaw, kMakeAct };
 PyObject* made(ActionObject& action, std::size_t field, Maker maker) {
     PyObject*& value = action.fields[field];
     if (!value && action.lazy) {
-        const auto& steps = *reinterpret_cast<StepsObject*>(action.fields[kMaker]);
-        const std::size_t raw = steps.action_size * sizeof(float), act = steps.action_size * sizeof(double);
-        const char* from = action.lazy + (maker == kMakeObservation ? 0 : steps.observation_bytes + (maker == kMakeRaw ? 0 : raw));
-        const std::size_t size = maker == kMakeObservation ? steps.observation_bytes : maker == kMakeRaw ? raw : act;
+        const std::size_t raw = action.action_size * sizeof(float), act = action.action_size * sizeof(double);
+        const char* from = action.lazy + (maker == kMakeObservation ? 0 : action.observation_bytes + (maker == kMakeRaw ? 0 : raw));
+        const std::size_t size = maker == kMakeObservation ? action.observation_bytes : maker == kMakeRaw ? raw : act;
         PyObject* const bytes = PyBytes_FromStringAndSize(from, static_cast<Py_ssize_t>(size));
         if (!bytes) return nullptr;
-        PyObject* const its = PyObject_CallFunctionObjArgs(PyTuple_GetItem(steps.fields[kMakers], maker), bytes, nullptr);
+        PyObject* const its = PyObject_CallFunctionObjArgs(PyTuple_GetItem(action.fields[kActionMakers], maker), bytes, nullptr);
         Py_DECREF(bytes);
         if (!its) return nullptr;
         if (value)  // another thread was faster
@@ -163,7 +164,13 @@ bool is_reward(PyObject* reward, double& value) {
 }
 
 // The ordinary case of RL4SysAction.update_reward: a float, for a step that is not added or whose segment is open.
-PyObject* action_update_reward(PyObject* self, PyObject* reward) {
+PyObject* action_update_reward(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    const bool named = count == 0 && names && PyTuple_Size(names) == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "reward") == 0;
+    if (!named && (count != 1 || names)) {
+        PyErr_SetString(PyExc_TypeError, "update_reward takes one argument, reward");
+        return nullptr;
+    }
+    PyObject* const reward = args[0];
     auto& action = *reinterpret_cast<ActionObject*>(self);
     PyObject* const its = action.fields[kActionWriter];
     double value;
@@ -187,6 +194,11 @@ PyObject* action_update_reward(PyObject* self, PyObject* reward) {
     return PyObject_CallMethod(self, "_set_any_reward", "O", reward);
 }
 
+template <class F>
+PyCFunction as_method(F f) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
+}
+
 PyMemberDef kActionMembers[] = {
     {"done", T_OBJECT_EX, place<ActionObject>(kDone), 0, nullptr},
     {"known_reward", T_OBJECT_EX, place<ActionObject>(kReward), 0, nullptr},
@@ -206,7 +218,8 @@ PyGetSetDef kActionFieldsMade[] = {
 };
 
 PyMethodDef kActionMethods[] = {
-    {"set_reward", action_update_reward, METH_O, nullptr},
+    {"update_reward", as_method(action_update_reward), METH_FASTCALL | METH_KEYWORDS,
+     "update_reward($self, reward)\n--\n\nSet the reward, before or after the action is added to a trajectory."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -225,6 +238,7 @@ PyType_Slot kActionSlots[] = {
 PyMemberDef kTrajectoryMembers[] = {
     {"writer", T_OBJECT_EX, place<TrajectoryObject>(kWriter), 0, nullptr},
     {"last", T_OBJECT_EX, place<TrajectoryObject>(kLast), 0, nullptr},
+    {"policy", T_OBJECT_EX, place<TrajectoryObject>(kActingPolicy), 0, nullptr},
     {"selected_under", T_OBJECT_EX, place<TrajectoryObject>(kUnder), 0, nullptr},
     {"episodes", T_OBJECT_EX, place<TrajectoryObject>(kEpisodes), 0, nullptr},
     {"requested", T_OBJECT_EX, place<TrajectoryObject>(kRequested), 0, nullptr},
@@ -310,10 +324,10 @@ bool find_thread(StepsObject& steps, std::uint64_t thread, PyObject* policy) {
     if (!its || its.get() != policy) return false;
     Ref chooser(PyObject_GetAttr(state.get(), name_chooser)), stamp(PyObject_GetAttr(state.get(), name_stamp));
     if (!chooser || !stamp || !is_chooser(chooser.get())) return false;
-    steps.thread = 0;
-    replace(field(steps, kPolicy), its.release());
-    replace(field(steps, kStampInUse), stamp.release());
-    replace(field(steps, kChooser), chooser.release());
+    // The old objects end after the change, because Python code can run then.
+    const Ref old_policy(std::exchange(field(steps, kPolicy), its.release()));
+    const Ref old_stamp(std::exchange(field(steps, kStampInUse), stamp.release()));
+    const Ref old_chooser(std::exchange(field(steps, kChooser), chooser.release()));
     steps.thread = thread;
     return true;
 }
@@ -336,7 +350,8 @@ bool read_observation(const void* from, std::size_t count, float* features) {
 PyObject* ordinary_request(StepsObject& steps, PyObject* traj, PyObject* obs) {
     auto& its = *reinterpret_cast<TrajectoryObject*>(traj);
     PyObject* const policy = its.fields[kUnder];
-    if (its.fields[kEpisodes] != field(steps, kOwner) || !policy || policy == Py_None) return nullptr;
+    // With `swap: episode`, an older policy than the agent's can act.
+    if (its.fields[kEpisodes] != field(steps, kOwner) || !policy || policy == Py_None || policy != its.fields[kActingPolicy]) return nullptr;
     const auto& writer = *reinterpret_cast<WriterObject*>(its.fields[kWriter]);
     if (writer.steps >= writer.limit) return nullptr;
     PyObject* const last = its.fields[kLast];
@@ -370,28 +385,34 @@ PyObject* ordinary_request(StepsObject& steps, PyObject* traj, PyObject* obs) {
     PyBuffer_Release(&view);
     if (!lazy) return nullptr;
     const policy::Choice choice = chooser.policy.act(features, 0, nullptr, chooser.explore, nullptr, chooser.sampler, chooser.scratch);
-    Ref log_prob(PyFloat_FromDouble(choice.log_prob));
+    PyObject* scalar = nullptr;
+    if (!steps.action_size) {
+        scalar = PyList_GetItem(field(steps, kScalars), static_cast<Py_ssize_t>(choice.index - steps.start));
+    } else {
+        char* const raw = lazy + steps.observation_bytes;
+        std::memcpy(raw, choice.raw, steps.action_size * sizeof(float));
+        std::memcpy(raw + steps.action_size * sizeof(float), choice.act, steps.action_size * sizeof(double));
+    }
+    Ref log_prob(PyFloat_FromDouble(choice.log_prob)), stamp(Py_NewRef(field(steps, kStampInUse)));
     auto* const type = reinterpret_cast<PyTypeObject*>(field(steps, kActionType));
     static const auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-    PyObject* const object = std::isfinite(choice.log_prob) && log_prob ? alloc(type, 0) : nullptr;
+    // The collector can run code of Python here, and so other requests: what came from the thread's state is copied before.
+    PyObject* const object = std::isfinite(choice.log_prob) && log_prob && (scalar || steps.action_size) ? alloc(type, 0) : nullptr;
     if (!object) {
         PyObject_Free(lazy);
         return nullptr;
     }
     auto& action = *reinterpret_cast<ActionObject*>(object);
     action.lazy = lazy;
-    if (!steps.action_size) {
-        PyObject* const scalar = PyList_GetItem(field(steps, kScalars), static_cast<Py_ssize_t>(choice.index - steps.start));
+    action.observation_bytes = static_cast<std::uint32_t>(steps.observation_bytes);
+    action.action_size = static_cast<std::uint32_t>(steps.action_size);
+    if (scalar) {
         action.fields[kRaw] = Py_NewRef(scalar);
         action.fields[kEnvAct] = Py_NewRef(scalar);
-    } else {
-        char* const raw = lazy + steps.observation_bytes;
-        std::memcpy(raw, choice.raw, steps.action_size * sizeof(float));
-        std::memcpy(raw + steps.action_size * sizeof(float), choice.act, steps.action_size * sizeof(double));
     }
-    action.fields[kMaker] = Py_NewRef(reinterpret_cast<PyObject*>(&steps));
+    action.fields[kActionMakers] = Py_NewRef(field(steps, kMakers));
     action.fields[kLogProb] = log_prob.release();
-    action.fields[kStamp] = Py_NewRef(field(steps, kStampInUse));
+    action.fields[kStamp] = stamp.release();
     action.fields[kMask] = Py_NewRef(Py_None);
     action.fields[kReward] = Py_NewRef(Py_None);
     action.fields[kActionWriter] = Py_NewRef(Py_None);
@@ -420,6 +441,7 @@ PyObject* steps_request(PyObject* self, PyObject* const* args, Py_ssize_t count)
             Py_DECREF(action);
             return out;
         }
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;  // of the host's signal handler
         PyErr_Clear();
     }
     return PyObject_CallFunctionObjArgs(field(steps, kRequest), traj, obs, args[2], nullptr);
@@ -429,13 +451,11 @@ PyObject* steps_request(PyObject* self, PyObject* const* args, Py_ssize_t count)
 bool ordinary_add(StepsObject& steps, PyObject* traj, PyObject* object) {
     auto& its = *reinterpret_cast<TrajectoryObject*>(traj);
     auto& action = *reinterpret_cast<ActionObject*>(object);
+    if (action.fields[kActionMakers] != field(steps, kMakers) || its.fields[kEpisodes] != field(steps, kOwner)) return false;
     auto& writer = *reinterpret_cast<WriterObject*>(its.fields[kWriter]);
     // What Python has read, the host can have changed.
-    if (!writer.bound || !action.lazy || action.fields[kMaker] != reinterpret_cast<PyObject*>(&steps) || action.fields[kObs] ||
-        (steps.action_size && action.fields[kRaw]))
-        return false;
-    if (action.fields[kStamp] != writer.fields[kWriterStamp] || its.fields[kEpisodes] != field(steps, kOwner) ||
-        action.fields[kActionWriter] != Py_None || its.fields[kCompleted] != Py_False)
+    if (!writer.bound || !action.lazy || action.fields[kObs] || (steps.action_size && action.fields[kRaw])) return false;
+    if (action.fields[kStamp] != writer.fields[kWriterStamp] || action.fields[kActionWriter] != Py_None || its.fields[kCompleted] != Py_False)
         return false;
     if (writer.steps >= writer.limit || writer.steps >= writer.rows || writer.fields[kMasks] != Py_None || action.fields[kMask] != Py_None)
         return false;
@@ -511,11 +531,6 @@ PyObject* steps_new(PyTypeObject* type, PyObject* args, PyObject*) {
     steps.observation_bytes = steps.elements * steps.item;
     steps.action_size = static_cast<std::size_t>(action_size);
     return self;
-}
-
-template <class F>
-PyCFunction as_method(F f) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
 }
 
 PyMethodDef kStepsMethods[] = {

@@ -179,7 +179,6 @@ def learner_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
 def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
     if found.top == root.name:
         target = [*found.name.split("."), "__init__"][1]
-        target = "native" if target == "_native" else target  # the extension module, and its loader
         if target not in FLOOR_OF and not (root / target).is_dir() and not (root / f"{target}.py").is_file():
             target = "__init__"  # a name that the package itself exports
         if target not in FLOOR_OF:

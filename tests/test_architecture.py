@@ -179,6 +179,7 @@ def learner_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
 def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
     if found.top == root.name:
         target = [*found.name.split("."), "__init__"][1]
+        target = "native" if target == "_native" else target  # the extension module, and its loader
         if target not in FLOOR_OF and not (root / target).is_dir() and not (root / f"{target}.py").is_file():
             target = "__init__"  # a name that the package itself exports
         if target not in FLOOR_OF:
@@ -316,7 +317,8 @@ def test_no_room_has_more_modules_than_a_reader_can_hold() -> None:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    paths = {path: path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")}
+    sources = (*root.rglob("*.py"), *root.glob("*.pyi"))  # an extension module has only the latter
+    paths = {path: path.relative_to(root.parent).with_suffix("").parts for path in sources}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
 
 

@@ -28,22 +28,9 @@ def default() -> str:
     return word
 
 
-def default() -> str:
-    """Return the word of the environment; ``auto`` without one."""
-    word = os.environ.get(VARIABLE, "auto")
-    return word if word in ("always", "never") else "auto"
-
-
 def load() -> ModuleType | None:
     """Return the extension module, or None if this process uses the pure Python form."""
     return None if default() == "never" else _find()[0]
-
-
-def require() -> ModuleType:
-    """Return the extension module, which must be there."""
-    module = load()
-    assert module is not None
-    return module
 
 
 def require() -> ModuleType:

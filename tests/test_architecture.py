@@ -317,7 +317,8 @@ def test_no_room_has_more_modules_than_a_reader_can_hold() -> None:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    paths = {path: path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")}
+    sources = (*root.rglob("*.py"), *root.glob("*.pyi"))  # an extension module has only the latter
+    paths = {path: path.relative_to(root.parent).with_suffix("").parts for path in sources}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
 
 

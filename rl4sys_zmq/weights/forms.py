@@ -116,6 +116,7 @@ class _FixedPointMapping(IntegerMapping):
     """The mapping of a weight to the nearest number of steps. A step is a power of two. A tie goes to the even number."""
 
     dtype = WireDtype.GRID
+    exponents: NDArray[np.int8]
     rounds = True
 
     def __init__(self, exponents: NDArray[np.int8]) -> None:

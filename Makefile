@@ -129,7 +129,7 @@ native:  ## build the C and C++ library in build/native and test it; SANITIZE=ad
 	cd $(NATIVE_BUILD) && ctest --output-on-failure
 ifneq ($(SANITIZE),)
 	RL4SYS_CLIENT_BUILD=$(CURDIR)/$(NATIVE_BUILD) RL4SYS_CLIENT_FLAGS="-g -fsanitize=$(SANITIZE)" \
-		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66" $(NATIVE_PYTHON) -m pytest -q tests/native
+		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66 die_after_fork=0" $(NATIVE_PYTHON) -m pytest -q tests/native
 endif
 
 MINUTES ?= 10

@@ -24,9 +24,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 RULES = ("lru", "lfu", "fifo", "random")
-CAPACITY, PHASES, PERIODS = 500, 12, 24  # entries; phases of a trace; periods of a phase
+CAPACITY, PHASES = 500, 10  # entries of the cache; phases of a trace
 PPO: dict[str, object] = {
-    "input_size": 10, "act_dim": 4, "gamma": 0.9, "learning_rate": 1e-3, "steps_per_update": 1152, "rollout_length": 96,
+    "input_size": 10, "act_dim": 4, "gamma": 0.9, "learning_rate": 1e-3, "steps_per_update": 1200, "rollout_length": 100,
     "hidden_sizes": [32, 32],
 }  # fmt: skip
 
@@ -100,7 +100,7 @@ def main() -> None:
     """Train and compare, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--traces", type=int, default=60, help="traces of training, each with 288 decisions")
+    parser.add_argument("--traces", type=int, default=80, help="traces of training, each with 400 decisions")
     parser.add_argument("--tests", type=int, default=5, help="traces of the comparison")
     parser.add_argument("--library", type=Path, default=ROOT / "build" / "native", help="folder with librl4sys_client.so")
     options = parser.parse_args()

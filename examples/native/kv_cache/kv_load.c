@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PHASE = 256 * 24, BATCH = 16, POPULAR = 450, WORKING = 700, STAY = 1500 };
+enum { PHASE = 256 * 40, BATCH = 16, POPULAR = 400, WORKING = 700, STAY = 1500 };
 
 static uint64_t state;
 static double sums[POPULAR];
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     in = fdopen(fd, "r");
     out = fdopen(dup(fd), "w");
     state = strtoull(argv[2], NULL, 10);
-    for (int i = 0; i < POPULAR; ++i) sums[i] = (i ? sums[i - 1] : 0.0) + 1.0 / pow(i + 1, 0.5);
+    for (int i = 0; i < POPULAR; ++i) sums[i] = (i ? sums[i - 1] : 0.0) + 1.0 / pow(i + 1, 0.3);
     char line[128], keys[BATCH][32];
     double hits[2] = {0, 0}, gets[2] = {0, 0};
     fputs("RESET\n", out);

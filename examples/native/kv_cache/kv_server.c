@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PERIOD = 256, CLIENTS = 16, WORD = 24, SAMPLES = 12, RULES = 4, FEATURES = 10, BUFFER = 1 << 16 };
+enum { PERIOD = 256, CLIENTS = 16, WORD = 24, SAMPLES = 12, RULES = 4, AGEING = 10, FEATURES = 10, BUFFER = 1 << 16 };
 
 static const char* const rule_names[RULES] = {"lru", "lfu", "fifo", "random"};
 
@@ -116,7 +116,7 @@ static const char* get(const char* key) {
     }
     entry* found = &entries[at];
     period.hits += 1;
-    period.hot_hits += found->uses >= 8;
+    period.hot_hits += found->uses >= 4;
     period.old_hits += now - found->used_at > (uint64_t)capacity / 2;
     found->used_at = now;
     found->uses += 1;
@@ -159,7 +159,10 @@ static void next_step(void) {
 }
 
 static void end_period(void) {
+    static int age;
     next_step();
+    if (++age % AGEING == 0) /* what was used often long ago counts less */
+        for (int i = 0; i < filled; ++i) entries[i].uses /= 2;
     total.gets += period.gets;
     total.hits += period.hits;
     memset(&period, 0, sizeof period);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from functools import cache
@@ -11,9 +12,22 @@ VARIABLE = "RL4SYS_NATIVE"
 """The environment variable whose value is the default of the option ``native``: ``auto``, ``always`` or ``never``."""
 
 
+def default() -> str:
+    """Return the word of the environment; ``auto`` without one."""
+    word = os.environ.get(VARIABLE, "auto")
+    return word if word in ("always", "never") else "auto"
+
+
 def load() -> ModuleType | None:
     """Return the extension module, or None if this process uses the pure Python form."""
     return _find()[0]
+
+
+def require() -> ModuleType:
+    """Return the extension module, which must be there."""
+    module = load()
+    assert module is not None
+    return module
 
 
 def reason() -> str:
@@ -23,12 +37,10 @@ def reason() -> str:
 
 @cache
 def _find() -> tuple[ModuleType | None, str]:
-    if os.environ.get(VARIABLE) == "never":
-        return None, f"the environment has {VARIABLE}=never"
     try:
         import zmq  # noqa: F401 - the module uses the libzmq that this import loads
 
-        from rl4sys_zmq import _native
+        _native = importlib.import_module("rl4sys_zmq._native")  # by name: the package itself stands on the highest floor
     except ImportError as exc:
         return None, f"the extension was not built, or cannot be loaded: {exc}"
     version = str(sys.modules["rl4sys_zmq"].__version__)

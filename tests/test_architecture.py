@@ -45,6 +45,7 @@ CORE = (
         "limits",
         "interfaces",
         "immutable",
+        "native",
     ),
     ("values",),
     ("config", "wire", "weights"),

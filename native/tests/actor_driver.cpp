@@ -24,6 +24,7 @@ thread_local long allocated = 0;  // by this thread
 
 }  // namespace
 
+#ifndef __SANITIZE_ADDRESS__  // it has its own
 [[gnu::noinline]] void* operator new(std::size_t size) {
     ++allocated;
     if (void* const out = std::malloc(size)) return out;
@@ -31,6 +32,7 @@ thread_local long allocated = 0;  // by this thread
 }
 [[gnu::noinline]] void operator delete(void* at) noexcept { std::free(at); }
 [[gnu::noinline]] void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+#endif
 
 namespace {
 

@@ -37,10 +37,14 @@ private:
 /// What `stats` reports of the session.
 struct SessionStatus {
     delivery::State state = delivery::State::joining;
-    std::uint64_t in_flight = 0, unreceived = 0, accepted = 0, in_doubt = 0, incarnation = 0, origin = 0, generation = 0;
+    std::uint64_t in_flight = 0, unreceived = 0, accepted = 0, in_doubt = 0, durable = 0, incarnation = 0, origin = 0, generation = 0;
     std::uint64_t sent_steps = 0, credit_steps = 0;
     delivery::Verdicts verdicts{};
     delivery::Counters counters;
+    Outbox::Counts outbox;  // at the time of the call
+
+    /// The finished segments that the session does not have.
+    std::size_t waiting() const noexcept { return outbox.items + outbox.in_hand; }
 };
 
 class IoThread {
@@ -53,6 +57,8 @@ public:
     void start();
     /// Asks the thread to send Bye and to end, and waits for it. In a forked child, where the thread does not exist, does nothing.
     void stop() noexcept;
+    /// Asks the thread to send Bye and to end. Any thread may call it.
+    void request_stop() noexcept;
 
     void wake_now() noexcept { wakeup_.set(); }
     /// Wakes the thread, unless it is in a short sleep after which it reads the outbox anyway.
@@ -60,12 +66,19 @@ public:
         if (!host.resting.load(std::memory_order_relaxed)) wakeup_.set();
     }
     bool roll_back(const policy::Policy* bad) { return subscriber_.roll_back(bad); }
-    bool was_rolled_back(const policy::Policy& policy) const {
-        return subscriber_.is_rejected(policy.snapshot().generation, policy.snapshot().version);
+    bool was_rolled_back(std::uint64_t generation, std::uint64_t version) const { return subscriber_.is_rejected(generation, version); }
+    /// Starts with a policy of an earlier start, or of the parent of this process. Call it before `start`.
+    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document) {
+        subscriber_.take_up(std::move(spec), std::move(snapshot), std::move(document));
     }
     /// Takes the policy of the parent process, in a forked child, before `start`. Does nothing if the parent was changing it.
     void inherit(const IoThread& parent);
     SessionStatus status() const;
+    /// All of it but the counters.
+    SessionStatus short_status() const;
+    /// Keeps all locks while the process forks, so that the child can read.
+    void hold();
+    void let_go();
 
     HostLink host;
 
@@ -81,8 +94,7 @@ private:
     void send_due(double now);
     void drop_stale(delivery::PolicyVersion held);
     std::vector<wire::SharedSegment> take_batch();
-    void update_gate();
-    void publish_status();
+    void publish();
     void set_error(SessionError error);
     void set_stage(const std::string& stage);
     void log(LogLevel level, const std::string& text) const;
@@ -113,9 +125,9 @@ private:
     delivery::PolicyVersion cached_{0, 0};
     double cache_at_ = 0.0;  // next save, at the earliest
     bool cache_failed_ = false;
+    std::string stage_ = "the learner to answer";
 
-    mutable std::mutex status_mutex_;
-    SessionStatus status_;
+    SessionStatus status_;  // under host.mutex
 };
 
 /// Seconds of the monotonic clock.

@@ -20,6 +20,12 @@
 
 namespace rl4sys::actor {
 
+/// A Welcome that this actor cannot use, for a reason that is not its form.
+struct WelcomeRefused {
+    Refusal code;
+    std::string detail, field;
+};
+
 class WeightSubscriber {
 public:
     WeightSubscriber(const Settings& settings, HostLink& host, delivery::Counters& counters, support::Random& random, support::Zstd& zstd,
@@ -37,13 +43,14 @@ public:
     void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document = {});
     /// The spec of the policy as the last Welcome had it.
     const wire::Map& document() const noexcept { return document_; }
-    /// Subscribes to the weights of the policy in a Welcome, and fetches the newest. Throws ProtocolError, Unsupported.
+    /// Subscribes to the weights of the policy in a Welcome, and fetches the newest. Throws ProtocolError, WelcomeRefused, Unsupported.
     void join(const io::ZmqFunctions& zmq, void* context, const wire::Received& welcome, double now);
     /// Closes the socket. The current policy stays in use.
     void leave() noexcept { sub_.reset(); }
     /// Processes one publication. Returns false if none is waiting.
     bool receive_one(double now);
     void on_fetched(const wire::Received& reply, double now);
+    void note_alarms(const wire::Received& beacon);
     void tick(const io::ZmqFunctions& zmq, void* context, double now);
     /// Replaces the current policy, if it is `bad`, by the version before. Returns whether an earlier version acts now.
     bool roll_back(const policy::Policy* bad);
@@ -55,6 +62,7 @@ private:
     void fetch(bool whole, double now);
     void on_update(std::string_view header, std::string_view payload, double now);
     void on_beacon(const wire::Received& beacon, double now);
+    void set_document(wire::Map document);
     void swap(std::shared_ptr<const weights::Snapshot> snapshot);
 
     const Settings& settings_;

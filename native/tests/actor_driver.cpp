@@ -40,10 +40,10 @@ struct Failed {
     std::string text;
 };
 
+std::vector<std::string> lines;  // before the agent, which writes to it until its end
 std::unique_ptr<RL4SysAgent> agent;
 std::map<int, std::shared_ptr<RL4SysTrajectory>> trajectories;
 std::deque<RL4SysAction> actions;
-std::vector<std::string> lines;
 
 json shown(const RL4SysAction& action) {
     return {{"act", action.act()},

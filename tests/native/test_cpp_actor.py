@@ -428,6 +428,16 @@ def test_nothing_is_lost_when_the_learner_is_killed(driver: Driver, tmp_path: Pa
         learner.wait()
 
 
+def test_the_cartpole_example(shelf: Shelf, address: str, tmp_path: Path) -> None:
+    program = build(ROOT / "examples" / "native" / "cartpole.cpp")
+    config = json.loads((ROOT / "examples" / "native" / "cartpole.json").read_text())
+    config |= {"algorithm_name": "KEEPER", "train_server_address": address}
+    (tmp_path / "cartpole.json").write_text(json.dumps(config))
+    done = subprocess.run([program, tmp_path / "cartpole.json", "600"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("delivered: all\n")
+    until(lambda: shelf.kept and any(segment.terminated for segment in shelf.kept))
+
+
 def test_a_c_program_acts(shelf: Shelf, address: str) -> None:
     program = build(ROOT / "native" / "tests" / "c_actor.c")
     config = CONFIG | {"train_server_address": address, "linger_ms": 0}

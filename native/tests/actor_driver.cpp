@@ -24,6 +24,7 @@ thread_local long allocated = 0;  // by this thread
 
 }  // namespace
 
+#ifndef __SANITIZE_ADDRESS__  // it has its own
 [[gnu::noinline]] void* operator new(std::size_t size) {
     ++allocated;
     if (void* const out = std::malloc(size)) return out;
@@ -31,6 +32,7 @@ thread_local long allocated = 0;  // by this thread
 }
 [[gnu::noinline]] void operator delete(void* at) noexcept { std::free(at); }
 [[gnu::noinline]] void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+#endif
 
 namespace {
 
@@ -38,10 +40,10 @@ struct Failed {
     std::string text;
 };
 
+std::vector<std::string> lines;  // before the agent, which writes to it until its end
 std::unique_ptr<RL4SysAgent> agent;
 std::map<int, std::shared_ptr<RL4SysTrajectory>> trajectories;
 std::deque<RL4SysAction> actions;
-std::vector<std::string> lines;
 
 json shown(const RL4SysAction& action) {
     return {{"act", action.act()},

@@ -90,14 +90,14 @@ def test_masks_are_obeyed_and_recorded(driver: Driver, shelf: Shelf, address: st
     driver.open(address)
     masks = [[n % 3 == 0, n % 3 == 1, n % 3 == 2] for n in range(6)]
     for n, mask in enumerate(masks):
-        assert driver.step(n / 10, mask=[float(allowed) for allowed in mask])["act"] == n % 3
+        assert driver.step(n / 10, mask=list(map(float, mask)))["act"] == n % 3
     driver("end")
     (segment,) = kept(shelf, driver, 6)
     assert segment.masks is not None
     np.testing.assert_array_equal(segment.masks[:6], masks)
-    for mask, words in (([0.0, 0.0, 0.0], "forbids all 3"), ([1.0], "has 1 elements; expected 3"), ([0.5, 1.0, 1.0], "0 and 1")):
+    for bad, words in (([0.0, 0.0, 0.0], "forbids all 3"), ([1.0], "has 1 elements; expected 3"), ([0.5, 1.0, 1.0], "0 and 1")):
         with pytest.raises(DriverError, match=words):
-            driver("request", t=1, obs=[0.0] * 4, mask=mask)
+            driver("request", t=1, obs=[0.0] * 4, mask=bad)
 
 
 def test_rewards_may_come_after_the_end(driver: Driver, shelf: Shelf, address: str) -> None:
@@ -409,7 +409,7 @@ def serve(port: int, folder: Path) -> subprocess.Popen[bytes]:
 def test_nothing_is_lost_when_the_learner_is_killed(driver: Driver, tmp_path: Path) -> None:
     port = free_port()
     learner = serve(port, tmp_path)
-    options = {"algorithm_name": "PPO", "overflow": "wait", "connect_timeout_s": 60.0}
+    options: dict[str, Any] = {"algorithm_name": "PPO", "overflow": "wait", "connect_timeout_s": 60.0}
     driver.open(f"127.0.0.1:{port}", **options, algorithm_parameters={"input_size": 4, "act_dim": 3, "rollout_length": 32})
     try:
         for _ in range(2):
@@ -426,6 +426,16 @@ def test_nothing_is_lost_when_the_learner_is_killed(driver: Driver, tmp_path: Pa
     finally:
         learner.kill()
         learner.wait()
+
+
+def test_the_cartpole_example(shelf: Shelf, address: str, tmp_path: Path) -> None:
+    program = build(ROOT / "examples" / "native" / "cartpole.cpp")
+    config = json.loads((ROOT / "examples" / "native" / "cartpole.json").read_text())
+    config |= {"algorithm_name": "KEEPER", "train_server_address": address}
+    (tmp_path / "cartpole.json").write_text(json.dumps(config))
+    done = subprocess.run([program, tmp_path / "cartpole.json", "600"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("delivered: all\n")
+    until(lambda: shelf.kept and any(segment.terminated for segment in shelf.kept))
 
 
 def test_a_c_program_acts(shelf: Shelf, address: str) -> None:

@@ -455,9 +455,10 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     Run& run = trajectory->state_->run;
     if (!run.episode) begin(run);
     if (acting.policy) {
-        const bool keeps = options_.swap_episode && run.acting.policy &&
-                           run.acting.policy->snapshot().generation == acting.policy->snapshot().generation &&
-                           !parts.io.was_rolled_back(*run.acting.policy);
+        const bool keeps =
+            options_.swap_episode && run.acting.policy &&
+            run.acting.policy->snapshot().generation == acting.policy->snapshot().generation &&
+            !parts.io.was_rolled_back(run.acting.policy->snapshot().generation, run.acting.policy->snapshot().version);
         if (!keeps) run.acting = std::move(acting);
     }
     if (run.acting.policy) {

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines import thread as engine
@@ -13,8 +14,6 @@ from rl4sys_zmq.learner.training.train_loop import LearnerThreadInbox
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode, join_submit, pack_segment, read_segments
 from rl4sys_zmq.wire.thread_messages import DeliverSegments, SaveCheckpoint, StopThread
-
-from ..wire.conftest import segment
 
 UP = "inproc://up-of-inbox"
 DELIVERY = DeliverSegments("a", 1, 0, 0, (b"frame",))
@@ -69,7 +68,7 @@ def test_a_thread_that_waits_is_woken_by_each_first_message(handle: Any) -> None
 
 def submit(actor: str, first_seq: int, steps: Sequence[int] = (2,), **change: Any) -> DeliverSegments:
     """Return the message with segments of an actor that the gateway sends after it has read them."""
-    frames = encode(join_submit(first_seq, 0, [pack_segment(segment(count)) for count in steps]))
+    frames = encode(join_submit(first_seq, 0, [pack_segment(segment_with(count)) for count in steps]))
     fields: dict[str, Any] = {"skip": 0, "refused": 0, **change}
     return DeliverSegments(actor, 1, body=tuple(frames), batch=read_segments(frames), **fields)
 

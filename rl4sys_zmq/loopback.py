@@ -17,8 +17,11 @@ def is_local(uri: str) -> bool:
     if scheme != "tcp":
         return scheme in ("ipc", "inproc")
     host = rest.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    if host == "localhost":
-        return True
+    return host == "localhost" or is_loopback(host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for the IP addresses ::1 and 127.0.0.0/8, also in the form ``::ffff:127.0.0.1``; False for any other text."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:

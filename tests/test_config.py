@@ -255,7 +255,7 @@ AGENT_ERRORS = [
     ({"training": {"zzz": 1}}, "training.zzz", "the valid ones are batch_size, epochs"),
     ({"guard_rails": {}}, "guard_rails", "this version does not have this option yet"),
     ({"weights": {"wire_dtype": "fp16"}}, "weights.wire_dtype", "'fp32' or 'bf16' or 'grid'"),
-    ({"weights": {"level": 2}}, "weights.level", "an integer from 0 to 1"),
+    ({"weights": {"level": 2}}, "weights.level", "an integer from 0 to 1, or 'auto', or null"),
     ({"weights": {"dtype": "bf16"}}, "weights.dtype", "did you mean 'wire_dtype'?"),
     ({"weights": "bf16"}, "weights", "a mapping"),
     ({"inference": "far"}, "inference", "'local' or 'remote' or 'auto'"),

@@ -147,7 +147,7 @@ class LearnerConfig(LearnerAndRelayOptions, ProcessConfig):
     """Number of training updates between two published versions of the policy. Default: the algorithm's choice."""
     weights: WeightsConfig = option(WeightsConfig.read, WeightsConfig())
     """Encoding of weights, for options that neither a client's entry nor its first actor sets. The defaults are ``fp32`` and
-    level 1."""
+    the level ``auto``."""
     lease_s: float = option(number(0, above=True), 30.0)
     """Time without a message from an actor after which the actor no longer counts towards `max_actors`, in seconds."""
     idle_client_s: float = option(number(0, above=True), 60.0)

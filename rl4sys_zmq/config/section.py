@@ -11,6 +11,7 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
     OBSERVATION_SPACE,
     SPACE,
+    InvalidValue,
     as_json,
     check_fields,
     checked_arguments,
@@ -89,6 +90,18 @@ class ProcessConfig(ConfigSection):
         raise NotImplementedError
 
 
+AUTO = "auto"
+
+
+def _level(value: object) -> int | str:
+    if value == AUTO:
+        return AUTO
+    try:
+        return integer(0, 1)(value)
+    except InvalidValue as exc:
+        raise InvalidValue(f"{exc}, or {AUTO!r}") from None
+
+
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig(ConfigSection):
@@ -105,9 +118,10 @@ class WeightsConfig(ConfigSection):
     """Precision of the weights that actors compute with. ``fp32``: the learner's float32 weights, unchanged. ``bf16``: rounded
     to bfloat16. ``grid``: rounded to multiples of a power of two, chosen for each tensor. Numbers of a policy that are not
     weights, such as statistics of observations and the amount of exploration, are never rounded."""
-    level: int | None = option(optional(integer(0, 1)), None)
+    level: int | str | None = option(optional(_level), None)
     """Encoding of each new version of the weights. 0: all weights; the fastest on a fast network. 1: the difference from an
-    earlier version, which has fewer bytes."""
+    earlier version, which has fewer bytes. ``auto``: 0 as long as all actors and relays of the client were on the learner's
+    machine, then 1."""
 
     def over(self, other: WeightsConfig) -> WeightsConfig:
         """Return a copy of this object in which each option that is None has the value of `other`."""

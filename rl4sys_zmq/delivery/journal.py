@@ -40,7 +40,7 @@ class JournalEntry:
     @property
     def nbytes(self) -> int:
         """The total length of all frames, in bytes."""
-        return sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in self.frames)
+        return sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in self.frames])
 
     @property
     def stored_bytes(self) -> int:

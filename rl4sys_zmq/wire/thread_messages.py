@@ -171,6 +171,18 @@ class ChangeParameters(ToLearnerThread):
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeWeightsLevel(ToLearnerThread):
+    """Another level of the encoding of weights, from the next version on.
+
+    Attributes:
+        level: 0: all weights. 1: the difference from the version before.
+    """
+
+    KIND: ClassVar[int] = 38
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadReady(FromLearnerThread):
     """The report of a learner thread that it has built its algorithm and restored its state. A `PolicyPublished` follows.
 
@@ -558,6 +570,7 @@ ThreadMessage = (
     | SaveCheckpoint
     | StreamEnded
     | ChangeParameters
+    | ChangeWeightsLevel
     | CheckpointResult
     | QuarantinedSegment
     | OperatorAlarm

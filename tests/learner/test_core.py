@@ -31,6 +31,7 @@ from rl4sys_zmq.wire.messages import (
     Beacon,
     Bye,
     FetchWeights,
+    FollowWeights,
     Frame,
     Heartbeat,
     Hello,
@@ -45,6 +46,7 @@ from rl4sys_zmq.wire.messages import (
 )
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
+    ChangeWeightsLevel,
     CheckpointResult,
     DataDemand,
     PolicyPublished,
@@ -129,7 +131,7 @@ class Rig:
     """A core with one client ``lab``, a clock that the test sets, and a record of the messages that the core sends."""
 
     def __init__(self, journal: Journal | None = None, **options: Any) -> None:
-        self.now = 100.0
+        self.now, self.host = 100.0, ""
         self.workers: list[FakeWorker] = []
         self.published: list[Message | bytes] = []
         self.forgotten: list[str] = []
@@ -147,6 +149,7 @@ class Rig:
             offer_policy=lambda client: False,
             forget_policy=self.forgotten.append,
             status=lambda: self.core.report(self.now),
+            sender_host=lambda: self.host,
         )
         spaces = {"observation_space": space_to_json(SPEC.observation_space), "action_space": space_to_json(SPEC.action_space)}
         clients = {"lab": {"algorithm_name": "PPO", **spaces}}
@@ -722,3 +725,63 @@ def test_many_new_subscribers_share_a_beacon(rig: Rig) -> None:
     rig.core.on_subscribed(rig.client, WEIGHTS_TOPIC + rig.client.publishing.topic)
     rig.turn()
     assert len(rig.published) == 2, "weights are fetched, not published again"
+
+
+def told_levels(rig: Rig) -> list[int]:
+    """Return the levels of the weights that the learner thread was told, first in its assignment."""
+    rig.turn()
+    told = [message for message in rig.worker.given if isinstance(message, AssignClient | ChangeWeightsLevel)]
+    return [message.weights_level if isinstance(message, AssignClient) else message.level for message in told]
+
+
+def level(rig: Rig) -> int:
+    return int(rig.core.report(rig.now)["clients"]["lab"]["weights_level"])
+
+
+@pytest.mark.parametrize("host", ["192.168.0.7", "10.0.0.1", "2001:db8::1", "::ffff:10.0.0.1"])
+def test_weights_are_whole_until_an_actor_is_on_another_machine(host: str) -> None:
+    rig = Rig()
+    for number, near in enumerate(("", "127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1")):
+        rig.host = near
+        rig.join(b"%d" % number, actor_id=f"a{number}")
+    assert (told_levels(rig), level(rig)) == ([0], 0)
+    rig.host = host
+    rig.join(b"far", actor_id="far")
+    rig.join(b"farther", actor_id="farther")
+    assert (told_levels(rig), level(rig)) == ([0, 1], 1)
+    rig.say(Bye(), b"far")
+    rig.host = ""
+    rig.join(b"near", actor_id="near")
+    assert level(rig) == 1, "it stays, since a subscriber needs no session"
+
+
+def test_an_actor_that_waits_for_the_first_version_counts_too() -> None:
+    rig = Rig()
+    rig.host = "192.168.0.7"
+    rig.say(hello())
+    assert told_levels(rig) in ([1], [0, 1]) and level(rig) == 1
+
+
+def test_a_relay_and_a_distant_follower_end_the_whole_weights(rig: Rig) -> None:
+    rig.host = "127.0.0.1"
+    rig.say(FollowWeights("lab"), b"f")
+    assert told_levels(rig) == [0]
+    rig.say(FollowWeights("lab", relay="tcp://10.0.0.1:5555"), b"r")
+    assert told_levels(rig) == [0, 1]
+
+
+@pytest.mark.parametrize("fixed", [0, 1])
+def test_a_level_that_was_chosen_stays(fixed: int) -> None:
+    rig = Rig(weights={"level": fixed})
+    rig.join()
+    rig.host = "192.168.0.7"
+    rig.join(b"far", actor_id="far")
+    assert (told_levels(rig), level(rig)) == ([fixed], fixed)
+
+
+def test_a_new_learner_thread_begins_at_the_level_in_use(rig: Rig) -> None:
+    rig.host = "192.168.0.7"
+    rig.join(b"far", actor_id="far")
+    rig.words(ThreadFailed("it crashed", "", crashed=True))
+    rig.later()
+    assert len(rig.workers) == 2 and told_levels(rig) == [1]

@@ -1,16 +1,18 @@
 """Tests of the messages to a learner thread in the gateway's process: their order, the wake-up, and the limit."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from kit import segment_with
 
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines import thread as engine
+from rl4sys_zmq.learner.training.joining import MAX_JOINED, SHORT_BYTES
 from rl4sys_zmq.learner.training.train_loop import LearnerThreadInbox
 from rl4sys_zmq.transports import Socket
-from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire import encode, join_submit, pack_segment, read_segments
 from rl4sys_zmq.wire.thread_messages import DeliverSegments, SaveCheckpoint, StopThread
 
 UP = "inproc://up-of-inbox"
@@ -62,6 +64,57 @@ def test_a_thread_that_waits_is_woken_by_each_first_message(handle: Any) -> None
     assert done.wait(30)
     thread.join()
     assert all(got is message for got, message in zip(read, sent, strict=True))
+
+
+def submit(actor: str, first_seq: int, steps: Sequence[int] = (2,), **change: Any) -> DeliverSegments:
+    """Return the message with segments of an actor that the gateway sends after it has read them."""
+    frames = encode(join_submit(first_seq, 0, [pack_segment(segment_with(count)) for count in steps]))
+    fields: dict[str, Any] = {"skip": 0, "refused": 0, **change}
+    return DeliverSegments(actor, 1, body=tuple(frames), batch=read_segments(frames), **fields)
+
+
+def places(inbox: LearnerThreadInbox) -> list[tuple[str, int, int, int]]:
+    """Read all messages. Return for each the actor, the first number, the number of segments, and how many it was made of."""
+    out = []
+    while isinstance(message := inbox.read(), DeliverSegments):
+        assert message.batch is not None and len(message.body) == 2 * message.joined
+        assert len(message.batch.segments()) == len(message.batch)
+        out.append((message.actor_id, message.batch.first_seq, len(message.batch), message.joined))
+    return out
+
+
+def test_short_messages_that_wait_are_joined_for_each_stream(handle: Any) -> None:
+    with Socket.pull(connect=handle._down) as pull:
+        inbox = LearnerThreadInbox(pull, handle.queue, threading.Event())
+        for message in (submit("a", 0), submit("b", 5, (3, 1)), submit("a", 1), submit("a", 2), submit("b", 7), submit("a", 4)):
+            handle.send(message)
+        assert places(inbox) == [("a", 0, 3, 3), ("a", 4, 1, 1), ("b", 5, 3, 2)]
+
+
+def test_messages_that_are_not_simple_and_other_kinds_keep_their_place(handle: Any) -> None:
+    with Socket.pull(connect=handle._down) as pull:
+        inbox = LearnerThreadInbox(pull, handle.queue, threading.Event())
+        for message in (
+            submit("a", 0),
+            submit("a", 0, (2, 2), skip=1),
+            submit("a", 2, refused=1),
+            submit("a", 3),
+            submit("a", 4),
+        ):
+            handle.send(message)
+        handle.send(encode(SaveCheckpoint(3, partial=False)))
+        handle.send(submit("a", 5))
+        assert places(inbox) == [("a", 0, 1, 1), ("a", 0, 2, 1), ("a", 2, 1, 1), ("a", 3, 2, 2)]
+        assert places(inbox) == [("a", 5, 1, 1)]
+
+
+def test_long_messages_and_long_queues_are_divided(handle: Any) -> None:
+    with Socket.pull(connect=handle._down) as pull:
+        inbox = LearnerThreadInbox(pull, handle.queue, threading.Event())
+        long = 1 + SHORT_BYTES // 20
+        for message in (submit("a", 0, (1, long)), submit("a", 2), *(submit("a", 3 + number) for number in range(MAX_JOINED))):
+            handle.send(message)
+        assert [count for _, _, _, count in places(inbox)] == [1, MAX_JOINED, 1]
 
 
 def test_a_full_queue_takes_no_more(handle: Any) -> None:

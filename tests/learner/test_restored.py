@@ -62,7 +62,7 @@ def test_the_learners_own_options_apply_after_a_resume() -> None:
     ):
         settings = resumed(before, **options, weights=WeightsConfig(wire_dtype="bf16")).settings
         assert {name: getattr(settings, name) for name in OWN} == expected
-        assert settings.weights == WeightsConfig(wire_dtype="bf16", level=1)
+        assert settings.weights == WeightsConfig(wire_dtype="bf16", level="auto")
         before = settings
 
 

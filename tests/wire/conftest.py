@@ -165,6 +165,7 @@ def build() -> dict[str, m.Message | t.ThreadMessage]:
         t.SaveCheckpoint(5, True),
         t.StreamEnded("a1", 8),
         t.ChangeParameters({"learning_rate": 0.001}),
+        t.ChangeWeightsLevel(1),
         t.CheckpointResult(5, 13, 3, [["a1", 8, 7]], 0.25, ""),
         t.QuarantinedSegment("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
         t.OperatorAlarm("update_undone", "1 segment is quarantined", 2),

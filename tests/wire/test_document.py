@@ -17,7 +17,7 @@ from rl4sys_zmq.wire import rpc, trees
 from rl4sys_zmq.wire import thread_messages as t
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/wire.md"
-IN_PREFIX = {"first_seq", "count", "body", "digests"}
+IN_PREFIX = {"first_seq", "count", "body", "digests", "checked"}
 
 
 @pytest.fixture(scope="module")

@@ -209,6 +209,7 @@ class ActorSessionHandler:
             self.refuse(peer, exc.code, exc.detail, field=message.client_id)
             return
         self.relays.note_request(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
+        client.note_subscriber(self._callbacks.sender_host(), relays=bool(message.relay))
         self._send(peer, client.publishing.source(client.client_id, self.pub_address))
 
     def _followed(self, sender: User | None, client_id: str) -> ClientState:
@@ -315,6 +316,7 @@ class ActorSessionHandler:
             self._refusals.note(hello, code, str(exc), exc.key, now)
             self.refuse(peer, code, str(exc), field=exc.key)
             return
+        client.note_subscriber(self._callbacks.sender_host(), relays=False)
         match client.state:
             case LearnerThreadState.STARTING:
                 if client.waiting.pop(peer, None):  # a repeated HELLO: the actor can wait longer. It is not counted as refused

@@ -18,6 +18,7 @@ from typing import Any
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
+from rl4sys_zmq.config.section import AUTO
 from rl4sys_zmq.errors import ConfigError, RefusalReason, config_error
 from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import ENGINES
@@ -43,7 +44,7 @@ from rl4sys_zmq.wire.thread_messages import AssignClient
 
 log = get_logger(__name__)
 
-_WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
+_WEIGHTS = WeightsConfig(wire_dtype="fp32", level=AUTO)
 
 SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
     "observation_space": observation_space_from,
@@ -108,18 +109,19 @@ class ClientSettings:
         before, after = (effective_parameters(kind, settings.in_force) for settings in (self, new))
         return new, changes_between(before, after)
 
-    def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
-        """Return the options with which this client's weights are encoded, such as the wire dtype."""
+    def writing(self, spec: PolicySpec | None = None, *, near: bool) -> EncodingOptions:
+        """Return the options with which this client's weights are encoded. `near`: all its subscribers are on this machine."""
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
         dtype = WireDtype[complete.wire_dtype.upper()]
-        return EncodingOptions(dtype, complete.level, spec.tensors if spec is not None else ())
+        level = int(not near) if complete.level == AUTO else int(complete.level)
+        return EncodingOptions(dtype, level, spec.tensors if spec is not None else ())
 
     def assign(
-        self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int
+        self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int, near: bool
     ) -> AssignClient:
-        """Return the first message to this client's learner thread."""
-        writing, entry = self.writing(), config.client(self.client_id)
+        """Return the first message to this client's learner thread. `near` is that of `writing`."""
+        writing, entry = self.writing(near=near), config.client(self.client_id)
         return AssignClient(
             self.client_id,
             policy_id,

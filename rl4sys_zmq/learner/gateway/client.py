@@ -25,9 +25,10 @@ from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
+from rl4sys_zmq.loopback import is_loopback
 from rl4sys_zmq.wire import SegmentSchema, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, Hello, Verdict
-from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, DataDemand, ThreadReady
+from rl4sys_zmq.wire.thread_messages import ChangeParameters, ChangeWeightsLevel, CheckpointResult, DataDemand, ThreadReady
 
 Relays = list[list[str]]
 """The relays for an actor, nearest first, each as ``[URI, public key or ""]``."""
@@ -161,13 +162,29 @@ class ClientState:
     def ready(self, message: ThreadReady) -> None:
         """Store what a learner thread reports when it is ready to train: the policy and the training totals."""
         spec = spec_from_document(message.spec, message.body)
-        self.publishing.describe(message, spec, self.settings.writing(spec))
+        self.publishing.describe(message, spec, self.settings.writing(spec, near=self.publishing.near))
         self.algorithm_type = message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         self.worker.devices = message.devices
         self.training.continue_from(message)
+
+    def note_subscriber(self, host: str, *, relays: bool) -> None:
+        """Record that a peer may subscribe to the weights, from an IP address (empty: this machine). `relays`: it is a relay.
+
+        After the first one on another machine, the level ``auto`` of the weights is 1.
+        """
+        publishing = self.publishing
+        if not publishing.near or not (relays or (host and not is_loopback(host))):
+            return
+        publishing.near = False
+        level = self.settings.writing(near=False).level
+        if level != self.settings.writing(near=True).level:
+            if publishing.spec is not None:
+                publishing.history.describe(publishing.policy_id, self.settings.writing(publishing.spec, near=False))
+            if self.worker.handle is not None:
+                self.worker.send(ChangeWeightsLevel(level))
 
     def use_parameters(self) -> None:
         """Queue the parameters in `settings` for the learner thread, if it runs. Call this after they have changed."""
@@ -247,6 +264,7 @@ class ClientState:
             "generation": history.generation,
             "version": history.version,
             "digest": f"{history.digest:016x}",
+            "weights_level": self.settings.writing(near=self.publishing.near).level,
             **self.training.report(now, books.verdicts[Verdict.EVALUATED]),
             "pacing_lag": lag if lag is not None else default_pacing_lag(self.settings.kind, self.algorithm_type),
             "accepted": books.accepted,

@@ -28,6 +28,7 @@ class ClientPublishing:
         policy_id: The id of the policy in messages, 8 bytes.
         history: The recent weights that the current learner thread has published.
         topic: The PUB topic of weights and beacons: 8 bytes, without the first one, which is the kind of the message.
+        near: True as long as no peer from another machine, and no relay, was told the topic.
         tag_key: The secret key of the tags of versions (`rl4sys_zmq.weights.tag_of`); empty if versions get no tags.
         spec: The policy; None until the first learner thread is ready.
         spec_document: The description of the policy for new sessions, with the frames in `spec_body`.
@@ -39,6 +40,7 @@ class ClientPublishing:
         self.policy_id = policy_id
         self.history = WeightHistory(generation)
         self.topic = os.urandom(8)  # a peer cannot guess it, so only invited peers subscribe
+        self.near = True
         self.tag_key = b""
         self.spec: PolicySpec | None = None
         self.spec_document: dict[str, Any] = {}

@@ -230,6 +230,7 @@ class ClientRegistry:
             self._config,
             checkpoints=client.checkpoints.folder,
             journal_id=journal.journal_id,
+            near=publishing.near,
         )
         client.worker.start(assign, self._callbacks.start_worker)
         self._by_key[client.worker.key] = client

@@ -45,6 +45,10 @@ class WeightQuantizer:
         self.steps: Steps = ()
         self._last: FlatWeights | None = None
 
+    def change_level(self, level: int) -> None:
+        """Encode later versions at another level."""
+        self.encoding = EncodingOptions(self.encoding.dtype, level, self.encoding.tensors)
+
     def round(self, flat: FlatWeights) -> FlatWeights:
         """Return the rounded weights of the next version, float32 ``[n]``: `flat` itself for ``fp32``. Exact tensors stay."""
         encoding = self.encoding
@@ -89,6 +93,11 @@ class PolicyPublisher:
         """
         published = self._snapshot is not None and self._master_digest == weights_digest
         return self.version if published else self.version + 1
+
+    def change_level(self, level: int) -> None:
+        """Encode later versions at another level."""
+        self.quantizer.change_level(level)
+        self._before = None  # an actor that got whole weights may not hold the version before them
 
     def publish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         flat, others = self._spec.flatten(tensors)

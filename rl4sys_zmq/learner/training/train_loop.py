@@ -35,6 +35,7 @@ from rl4sys_zmq.wire.messages import Verdict
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     ChangeParameters,
+    ChangeWeightsLevel,
     DeliverSegments,
     FromLearnerThread,
     OperatorAlarm,
@@ -223,6 +224,8 @@ class TrainLoop:
                 set_publishing(self._algorithm, self._assign)
                 if self._ranks is not None:
                     self._ranks.change(message.parameters)
+            case ChangeWeightsLevel():
+                self._publisher.change_level(message.level)
             case AssignClient() | StopThread() | RemoteWorkerControl() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:

@@ -26,7 +26,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, **attributes: object) -> object:
     """Put an object into the place of the extension module."""
     module = SimpleNamespace(**{"VERSION": rl4sys_zmq.__version__, "missing": lambda: "", **attributes})
     monkeypatch.setattr(rl4sys_zmq, "_native", module, raising=False)
-    monkeypatch.setitem(sys.modules, "rl4sys_zmq._native", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "rl4sys_zmq._native", cast(Any, module))
     return module
 
 

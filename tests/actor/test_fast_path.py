@@ -213,6 +213,7 @@ def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAg
         agent._steps = agent._open.steps
     seen: tuple[list[Any], list[Any]] = ([], [])
     live(quick, steps, seen[0])
+    assert whole._open is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(whole._open, "request", whole._open._request)  # now every step takes the full path
         patch.setattr(RL4SysAction, "update_reward", RL4SysAction._set_any_reward, raising=False)

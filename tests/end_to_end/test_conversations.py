@@ -21,7 +21,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Ack, Message, Refused, WeightsReply, Welcome
+from rl4sys_zmq.wire.messages import Ack, FetchWeights, Hello, Message, Refused, Submit, WeightsReply, Welcome
 
 FOLDER = Path(__file__).parent / "conversations"
 FILES = sorted(FOLDER.glob("*.msgpack"))
@@ -130,13 +130,12 @@ def test_a_recorded_actor_still_joins_and_loses_nothing(file: Path, player: Play
             continue
         message = decode(frames)
         player.send(frames)
-        name = type(message).__name__
-        if name == "Hello":
+        if isinstance(message, Hello):
             assert until(lambda: player.answered(Welcome), lambda: player.answers)
-        elif name == "FetchWeights":
+        elif isinstance(message, FetchWeights):
             assert until(lambda: player.answered(WeightsReply), lambda: player.answers)
-        elif name == "Submit":
-            segments = message.first_seq + message.count  # type: ignore[attr-defined]
+        elif isinstance(message, Submit):
+            segments = message.first_seq + message.count
             until(lambda want=segments: _received(player) >= want, lambda: player.answers)  # type: ignore[misc]
     assert segments == max(answer.received for answer in answers if isinstance(answer, Ack))
     verdicts = player.answered(Ack).verdicts  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness.children import is_there
 
+from rl4sys_zmq import native
 from rl4sys_zmq.learner.gateway.operator import RESTART
 from rl4sys_zmq.ops.requests import request_command
 from rl4sys_zmq.wire.messages import OperatorCommand
@@ -81,5 +82,6 @@ def test_workers_and_their_learner_are_killed(
                 lab.serving()
                 pid = workers.running(other_than=pid)
         workers.acks()
-        assert_gate(lab, client, lab.finish(*actors), actors, report, engine=engine, workers_killed=kills)
+        form = native.form().partition(":")[0]
+        assert_gate(lab, client, lab.finish(*actors), actors, report, form, engine=engine, workers_killed=kills)
         workers.gone(pid)

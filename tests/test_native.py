@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 

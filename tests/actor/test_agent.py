@@ -1032,7 +1032,7 @@ def test_several_host_threads_use_one_agent(bench: Bench) -> None:
 
 
 def test_a_type_that_contradicts_the_algorithm_is_a_warning(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.agent(type="offpolicy")
+    bench.agent(type="offpolicy").close()  # the watch thread of the compiled form logs a little later
     assert "has type 'offpolicy', but the algorithm KEEPER is onpolicy" in caplog.text
 
 

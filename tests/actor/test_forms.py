@@ -20,7 +20,8 @@ LACKING = MultiDiscreteSpace((2, 3))
 
 
 def episode(agent: RL4SysAgent, steps: int = 8) -> list[tuple[Any, float]]:
-    rng, traj, taken = np.random.default_rng(3), None, []
+    rng, taken = np.random.default_rng(3), list[tuple[Any, float]]()
+    traj: Any = None
     for _ in range(steps):
         traj, action = agent.request_for_action(traj, rng.normal(size=4).astype(np.float32))
         agent.add_to_trajectory(traj, action)

@@ -672,7 +672,7 @@ class Host:
             after = self.counted()
             return {key: after[key] - self._before.get(key, 0) for key in after if after[key] != self._before.get(key, 0)}
 
-        until(lambda: moved() == wanted, f"{wanted}, not {moved()}", 20.0)
+        until(lambda: moved() == wanted, lambda: f"{wanted}, not {moved()}", 20.0)
         self._before = self.counted()
         self.act()
 

@@ -583,7 +583,7 @@ void IoThread::set_error(SessionError error) {
         host.error = error;
         host.notify();
     }
-    if (news && error.kind != SessionError::Kind::unsupported) log(LogLevel::warning, error.text);
+    if (news && (error.kind != SessionError::Kind::unsupported || host.current.load())) log(LogLevel::warning, error.text);
 }
 
 void IoThread::set_stage(const std::string& stage) {

@@ -11,7 +11,7 @@ using wire::Received;
 constexpr int kHwm = 64;
 constexpr std::int64_t kMaxFrameBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMaxWeightBytes = (std::size_t{256} << 20) - 5;  // what fits into a frame, with the trailer
-constexpr std::size_t kPreviousKept = 2, kMaxFrames = 8;
+constexpr std::size_t kPreviousKept = 2, kMaxFrames = 32;
 constexpr double kPublisherSilence = 5.0, kFetchRetry = 1.0;
 constexpr char kWeightsTopic = 'W', kBeaconTopic = 'B';
 
@@ -21,6 +21,19 @@ std::string seen_from(const std::string& pub, const std::string& learner) {
     if (pub.rfind(kAnyHost, 0) != 0) return pub;
     const std::size_t colon = learner.rfind(':');
     return learner.substr(0, colon + 1) + pub.substr(kAnyHost.size());
+}
+
+// True for tcp://HOST:PORT, ipc://PATH and inproc://NAME.
+bool is_address(const std::string& text) {
+    const std::size_t scheme = text.find("://");
+    if (scheme == std::string::npos || scheme + 3 == text.size()) return false;
+    const std::string name = text.substr(0, scheme);
+    if (name != "tcp") return name == "ipc" || name == "inproc";
+    const std::size_t colon = text.rfind(':');
+    const std::string port = text.substr(colon + 1);
+    if (colon <= scheme + 3 || port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != std::string::npos) return false;
+    const int number = std::stoi(port);
+    return number >= 1 && number <= 65'535;
 }
 
 }  // namespace
@@ -67,13 +80,15 @@ void WeightSubscriber::join(const io::ZmqFunctions& zmq, void* context, const Re
     if (bytes > kMaxWeightBytes)
         throw WelcomeRefused{Refusal::too_large, "its policy has " + std::to_string(bytes) + " bytes of weights; this actor accepts at most " +
                                                      std::to_string(kMaxWeightBytes), "spec"};
+    std::string pub = seen_from(welcome.text("pub"), settings_.address);
+    if (!is_address(pub)) throw ProtocolError(Refusal::spec, "'" + pub.substr(0, 80) + "' is not an address");
     spec_ = std::move(spec);
     shape_ = std::make_shared<const SegmentShape>(*spec_);
     tensors_.emplace(spec_->tensors);
     set_document(welcome.map("spec"));
     policy_id_ = welcome.bytes("policy_id");
     topic_ = welcome.bytes("topic");
-    pub_ = seen_from(welcome.text("pub"), settings_.address);
+    pub_ = std::move(pub);
     generation_ = welcome.integer("generation");
     subscribe(zmq, context, now);
 }
@@ -116,9 +131,10 @@ bool WeightSubscriber::receive_one(double now) {
     const std::optional<io::Message> message = sub_->receive(kMaxFrames);
     if (!message) return false;
     const wire::Frames& frames = message->frames();
-    if (frames.empty() || frames[0].empty()) return true;
-    silence_.restart(now);
     try {
+        if (frames.empty()) throw ProtocolError(Refusal::frames, "too many frames");
+        silence_.restart(now);
+        if (frames[0].empty()) return true;
         if (frames[0][0] == kWeightsTopic && (frames.size() == 3 || frames.size() == 4)) {
             on_update(frames[1], frames[2], now);
         } else if (frames[0][0] == kBeaconTopic) {

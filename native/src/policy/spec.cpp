@@ -199,9 +199,17 @@ Head read_head(const Map& document, const Space& actions, std::size_t& outputs) 
         if (!how || (*how != "clip" && *how != "tanh")) invalid("squash is neither clip nor tanh");
         out.squash = *how == "tanh";
     }
-    if (const Value* value = document.find("log_std_min")) out.log_std_min = number(*value, "log_std_min");
-    if (const Value* value = document.find("log_std_max")) out.log_std_max = number(*value, "log_std_max");
-    if (const Value* value = document.find("epsilon_ladder")) out.epsilon_ladder = number(*value, "epsilon_ladder");
+    check_keys(document, {"layers_version", "layers", "head", "squash", "log_std_min", "log_std_max", "atoms", "v_min", "v_max", "epsilon_ladder"},
+               "the policy");
+    const auto within = [&](const char* key, double least, double most, double& value) {
+        const Value* given = document.find(key);
+        if (!given) return;
+        value = number(*given, key);
+        if (!(least <= value && value <= most)) invalid(std::string(key) + " is out of range");
+    };
+    within("log_std_min", -20.0, 2.0, out.log_std_min);
+    within("log_std_max", -20.0, 2.0, out.log_std_max);
+    within("epsilon_ladder", 0.0, 100.0, out.epsilon_ladder);
     if ((out.squash || out.kind == HeadKind::squashed_gaussian) && !actions.bounded()) invalid("the head needs bounded actions");
     return out;
 }

@@ -1,3 +1,4 @@
+#include "io/zmq.h"
 #include "libraries/found.h"
 #include "policy/spec.h"
 #include "python/parts.h"
@@ -40,6 +41,8 @@ void set_error() noexcept {
             raise_weights_error(error.what(), error.reason);
         } catch (const policy::Unsupported& error) {
             PyErr_SetString(PyExc_NotImplementedError, error.what());
+        } catch (const io::TransportError& error) {
+            PyErr_SetString(error_class("TransportError").get(), error.what());
         } catch (const std::bad_alloc&) {
             PyErr_NoMemory();
         } catch (const std::exception& error) {

@@ -51,7 +51,26 @@ char* Zstd::scratch(std::size_t size) {
     return scratch_.get();
 }
 
+// The bytes of the first frame, from its headers (RFC 8878); 0 if they end too early. zstd itself would go on with a further
+// frame behind, and skip some.
+static std::size_t frame_bytes(std::string_view data) noexcept {
+    const auto byte = [&](std::size_t at) { return static_cast<std::size_t>(static_cast<unsigned char>(data[at])); };
+    if (data.empty()) return 0;
+    constexpr std::size_t kIdBytes[] = {0, 1, 2, 4}, kSizeBytes[] = {0, 2, 4, 8};
+    const std::size_t flags = byte(0);
+    const bool single = flags & 0x20;
+    std::size_t at = 1 + !single + kIdBytes[flags & 3] + (flags >> 6 ? kSizeBytes[flags >> 6] : single);
+    for (bool last = false; !last;) {
+        if (at + 3 > data.size()) return 0;
+        const std::size_t block = byte(at) | byte(at + 1) << 8 | byte(at + 2) << 16;
+        last = block & 1;
+        at += 3 + ((block >> 1 & 3) == 1 ? 1 : block >> 3);  // a block of one repeated byte has only this one
+    }
+    return at + (flags & 4 ? 4 : 0);
+}
+
 bool Zstd::expand(std::string_view frame, char* out, std::size_t size) noexcept {
+    if (frame_bytes(frame) != frame.size()) return false;
     // The buffer bounds the content, so that a frame that declares more fails.
     const std::size_t got = functions_.decompress(decompressor_.get(), out, size, frame.data(), frame.size());
     return !functions_.is_error(got) && got == size;

@@ -145,7 +145,9 @@ setattr(segments, "pack_segment", spoil)  # noqa: B010 the module does not expor
 environments: list[Any] = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(given["num_envs"])]
 space = environments[0]
 agent = RL4SysAgent(
-    config=AgentConfig(observation_space=space.observation_space, action_space=space.action_space, **given["config"])
+    config=AgentConfig(
+        observation_space=space.observation_space, action_space=space.action_space, native="never", **given["config"]
+    )
 )
 stopping, tally = threading.Event(), Aim(None)
 errors: list[str] = []

@@ -215,7 +215,8 @@ def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAg
     live(quick, steps, seen[0])
     assert whole._open is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole._open, "request", whole._open._request)  # now every step takes the full path
+        selector: Any = whole._open
+        patch.setattr(selector, "request", selector._request)  # now every step takes the full path
         patch.setattr(RL4SysAction, "update_reward", RL4SysAction._set_any_reward, raising=False)
         patch.setattr(RL4SysAgent, "add_to_trajectory", lambda agent, *step: agent._episodes.add(*step))
         live(whole, steps, seen[1])

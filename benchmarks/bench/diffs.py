@@ -9,11 +9,13 @@ import functools
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from unittest import mock
 
 import numpy as np
 import zstandard
 
 from bench.ppo_versions import Floats
+from rl4sys_zmq import native
 from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.weights import (
     HEADER_BYTES,
@@ -48,7 +50,8 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
     """Measure the diff between two versions of weights, in float32 and bf16. Print and return the figures.
 
     Each diff is also applied, and the result must be exact. A time is the shortest of several measurements of the whole update,
-    with header, hashes and coder. Applying includes the check of the digest. Rounding to bf16 is not included.
+    with header, hashes and coder. Applying includes the check of the digest. Rounding to bf16 is not included. If the compiled
+    form is here, the pure form is measured too, between two series of the compiled one.
 
     Args:
         name: Name of the pair of versions.
@@ -71,12 +74,26 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
         digest_us = timed(functools.partial(digest, v2.flat), repeat)[0]
         writing = EncodingOptions(dtype)
         encode = functools.partial(encode_update, POLICY, v1, v2, writing, before=v0)
-        encode_us, (header, payload) = timed(encode, repeat)
+        whole = functools.partial(encode_update, POLICY, v1, v2, EncodingOptions(dtype, 0))
+        header, payload = encode()
         head = WeightsHeader.unpack(header)
         apply = functools.partial(apply_update, head, payload, v1, [TensorSpec("w", (v1.flat.size,))], before=v0)
-        apply_us, got = timed(apply, repeat)
-        if got.flat.tobytes() != v2.flat.tobytes():
+        if apply().flat.tobytes() != v2.flat.tobytes():
             raise SystemExit(f"{name}: {dtype.name} is not exact")
+        encode_us, apply_us, level_0_us = least_times([encode, apply, whole], repeat)
+        pure = {}
+        if native.load() is not None:
+            with mock.patch.object(native, "load", return_value=None):
+                pure_encode_us, pure_apply_us, _ = least_times([encode, apply, whole], repeat)
+            encode_us, apply_us, level_0_us = map(
+                min, zip((encode_us, apply_us, level_0_us), least_times([encode, apply, whole], repeat), strict=True)
+            )
+            pure = {
+                "pure_encode_us": round(pure_encode_us),
+                "pure_apply_us": round(pure_apply_us),
+                "encode_of_pure": round(encode_us / pure_encode_us, 2),
+                "apply_of_pure": round(apply_us / pure_apply_us, 2),
+            }
         row = {
             "pair": name,
             "parameters": v1.flat.size,
@@ -93,6 +110,9 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
             "apply_copies": round(apply_us / copy_us, 1),
             "digest_copies": round(digest_us / copy_us, 2),
             "round_us": round(round_us),
+            "level_0_us": round(level_0_us),
+            "form": "compiled" if pure else "pure",
+            **pure,
         }
         if not rows:
             digests = row["digest_copies"]
@@ -100,7 +120,8 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
         say(
             f"  {row['dtype']}: {row['ratio']:>6} (goal {row['goal']}, baseline {row['baseline']})"
             f"  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
-            f" apply {row['apply_us']} us ({row['apply_copies']})"
+            f" apply {row['apply_us']} us ({row['apply_copies']}), level 0 {row['level_0_us']} us"
+            + (f"; of the pure form {row['encode_of_pure']} and {row['apply_of_pure']}" if pure else "")
         )
         rows.append(row)
     return rows
@@ -117,6 +138,11 @@ def baseline(base: Floats, new: Floats, dtype: WireDtype) -> int:
     words = mixed if dtype is WireDtype.FP32 else (mixed >> 16).astype(np.uint16)
     planes = np.ascontiguousarray(words.view(np.uint8).reshape(-1, dtype.itemsize).T)
     return HEADER_BYTES + len(zstandard.ZstdCompressor(level=1).compress(planes.tobytes()))
+
+
+def least_times(calls: list[Callable[[], object]], repeat: int) -> list[float]:
+    """Return the shortest time of each function, in microseconds."""
+    return [timed(call, repeat)[0] for call in calls]
 
 
 def timed(call: Callable[[], T], repeat: int) -> tuple[float, T]:

@@ -41,11 +41,16 @@ std::size_t Zstd::compress(std::string_view data, char* out, bool repeats) {
     return size;
 }
 
-char* Zstd::scratch(std::size_t size) {
+char* Zstd::scratch(std::size_t size, std::unique_ptr<char[]>& large) {
+    constexpr std::size_t kMostKept = std::size_t{8} << 20;
+    if (size > kMostKept) {
+        large.reset(new char[size]);  // not filled with zeros
+        return large.get();
+    }
     if (size > scratch_size_) {
-        scratch_.reset();
         scratch_size_ = 0;
-        scratch_.reset(new char[size]);  // not filled with zeros
+        scratch_.reset();
+        scratch_.reset(new char[size]);
         scratch_size_ = size;
     }
     return scratch_.get();

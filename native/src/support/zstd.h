@@ -37,8 +37,8 @@ public:
     /// One frame at level 1. Without `repeats`, it hardly searches for repeated parts.
     std::string compress(std::string_view data, bool repeats = true);
 
-    /// Memory for `size` bytes, until the next call.
-    char* scratch(std::size_t size);
+    /// Memory for `size` bytes, until the next call. It stays allocated: `large` gets memory that is too large for that.
+    char* scratch(std::size_t size, std::unique_ptr<char[]>& large);
 
     /// Writes the content of a frame, exactly `size` bytes, to `out`. False if the frame is damaged or has another size.
     bool expand(std::string_view frame, char* out, std::size_t size) noexcept;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 #include <type_traits>
 
@@ -35,7 +36,8 @@ std::vector<std::uint64_t> magnitudes(BitReader& reader, std::size_t size, int d
     }
     const int fine = mode - kSymbols;
     if (fine > kMaxFine) bad("unknown mode " + std::to_string(mode));
-    const char* const symbols = plane(reader, size, zstd, zstd.scratch(size));
+    std::unique_ptr<char[]> large;
+    const char* const symbols = plane(reader, size, zstd, zstd.scratch(size, large));
     std::vector<std::uint8_t> widths(size);
     for (std::size_t i = 0; i < size; ++i) {
         const auto symbol = static_cast<unsigned char>(symbols[i]);
@@ -74,7 +76,8 @@ void decode_sparse(BitReader& reader, const float* base, std::size_t size, const
 template <class F>
 void decode_planes(BitReader& reader, const float* base, std::size_t size, const F& form, const float* before, support::Zstd& zstd,
                    float* out) {
-    char* const storage = zstd.scratch(F::kItem * size);
+    std::unique_ptr<char[]> large;
+    char* const storage = zstd.scratch(F::kItem * size, large);
     const unsigned char* planes[F::kItem];
     for (std::size_t b = 0; b < F::kItem; ++b)
         planes[b] = reinterpret_cast<const unsigned char*>(plane(reader, size, zstd, storage + b * size));

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
 #include "weights/planes.h"
@@ -198,7 +199,8 @@ template <class F>
 void write_planes(BitWriter& out, const float* next, const float* base, const float* before, std::size_t size, const F& form,
                   support::Zstd& zstd) {
     refuse_bits(doubtful_bits<F>(next, size) | doubtful_bits<F>(base, size) | doubtful_bits<F>(before, size));
-    char* const planes = zstd.scratch(F::kItem * size);
+    std::unique_ptr<char[]> large;
+    char* const planes = zstd.scratch(F::kItem * size, large);
     split_planes(form, next, base, before, size, reinterpret_cast<unsigned char*>(planes));
     out.room(F::kItem * (size + kLongestVarint));
     for (std::size_t b = 0; b < F::kItem; ++b) write_plane(out, {planes + b * size, size}, zstd);

@@ -129,8 +129,8 @@ native:  ## build the C and C++ library in build/native and test it; SANITIZE=ad
 	cd $(NATIVE_BUILD) && ctest --output-on-failure
 # The thread sanitizer follows no child of a process with threads.
 ifneq ($(SANITIZE),)
-	RL4SYS_CLIENT_BUILD=$(CURDIR)/$(NATIVE_BUILD) RL4SYS_CLIENT_FLAGS="-g -fsanitize=$(SANITIZE)" \
-		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66" $(NATIVE_PYTHON) -m pytest -q tests/native \
+	RL4SYS_CLIENT_BUILD=$(CURDIR)/$(NATIVE_BUILD) RL4SYS_CLIENT_FLAGS="-fsanitize=$(SANITIZE)" \
+		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66" $(NATIVE_PYTHON) -m pytest -q --timeout 900 tests/native \
 		$(if $(filter thread,$(SANITIZE)),-k "not forked")
 endif
 

@@ -134,10 +134,11 @@ native:  ## build the C and C++ library in build/native and test it; SANITIZE=ad
 	cmake -S native -B $(NATIVE_BUILD) -DRL4SYS_PYTHON=$(NATIVE_PYTHON) -DRL4SYS_SANITIZE=$(SANITIZE)
 	cmake --build $(NATIVE_BUILD) --parallel $(NATIVE_JOBS)
 	cd $(NATIVE_BUILD) && ctest --output-on-failure
-# The thread sanitizer follows no child of a process with threads.
-ifneq ($(SANITIZE),)
-	RL4SYS_CLIENT_BUILD=$(CURDIR)/$(NATIVE_BUILD) RL4SYS_CLIENT_FLAGS="-g -fsanitize=$(SANITIZE)" \
-		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66" $(NATIVE_PYTHON) -m pytest -q tests/native \
+# The thread sanitizer follows no child of a process with threads. The tests' driver counts allocations by an operator new of its own.
+ifneq ($(and $(SANITIZE),$(wildcard tests/native)),)
+	RL4SYS_CLIENT_BUILD=$(CURDIR)/$(NATIVE_BUILD) RL4SYS_CLIENT_FLAGS="-fsanitize=$(SANITIZE)" \
+		TSAN_OPTIONS="suppressions=$(CURDIR)/native/tests/tsan.supp exitcode=66" \
+		ASAN_OPTIONS=alloc_dealloc_mismatch=0 $(NATIVE_PYTHON) -m pytest -q --timeout 900 tests/native \
 		$(if $(filter thread,$(SANITIZE)),-k "not forked")
 endif
 

@@ -112,7 +112,7 @@ def test_all_actors_hold_the_last_version(
     inproc_lab: Lab, weights: dict[str, Any], seed: int, answers: list[list[WeightsHeader]]
 ) -> None:
     """Over tcp: one actor follows, one loses a tenth of the messages, one is paused now and then, and one joins late."""
-    learner = inproc_lab.learner(bind="tcp://127.0.0.1:0", weights=weights)
+    learner = inproc_lab.learner(bind="tcp://127.0.0.1:0", weights={**weights, "level": 1})
 
     def join(address: str) -> Any:
         return inproc_lab.agent(address, algorithm_name="DRIFTING", seed=seed)

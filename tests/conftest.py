@@ -152,3 +152,9 @@ def seed() -> int:
     value = int(os.environ.get("RL4SYS_TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"RL4SYS_TEST_SEED={value}")
     return value
+
+
+@pytest.fixture
+def pure_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the pure form of actors, for a test that replaces parts of its I/O thread."""
+    monkeypatch.setenv("RL4SYS_NATIVE", "never")

@@ -361,6 +361,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         return {
             "client_id": self.config.client_id,
             "actor_id": self.actor_id,
+            "form": self._parts.form,
             "state": session.state.value,
             "error": str(error) if error is not None else "",
             "generation": policy.generation if policy is not None else 0,
@@ -497,6 +498,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         """Return the selector to use now: a new one in a forked child, and when the first policy has arrived."""
         startup = self._startup
         if startup is not None and not self._parts.has_policy:
+            self._parts.settle_form()
             return startup
         with self._reopening:
             if self._open is not None:  # another thread has begun to act by the policy

@@ -10,7 +10,8 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
@@ -26,6 +27,10 @@ from rl4sys_zmq.delivery.session import SessionState
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.native import VARIABLE, require
+from rl4sys_zmq.native import default as default_form
+from rl4sys_zmq.native import load as load_native
+from rl4sys_zmq.native import reason as why_not_loaded
 from rl4sys_zmq.policies import Act, ExtraColumnPolicy, Policy, RandomSource, bind
 from rl4sys_zmq.policies.column_policy import BoundStep
 from rl4sys_zmq.values import space_to_json
@@ -38,6 +43,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+PURE_WAIT_S = 1.0
+"""Longest wait for the end of the compiled thread, before the pure one takes its place."""
+
 
 class ThreadState:
     """The data of an agent for one host thread: the policy in use, the random numbers, and the last action."""
@@ -48,9 +56,9 @@ class ThreadState:
     step: BoundStep  # method `step` of `policy`, bound as `act` is, if the policy has extra columns
     stamp: PolicyStamp  # policy version as the thread's actions record it. The actions share this object
 
-    def __init__(self, seed: int, explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
+    def __init__(self, sampler: RandomSource, explore: bool, owner: AgentIdentity) -> None:
         self._explore, self._owner = explore, owner
-        self.sampler = RandomSource(seed, place)
+        self.sampler = sampler
         self.policy: Policy | None = None
         self.last_act: Any = None  # copy of the last environment action, for use after invalid input
         self.calls_until_cut = 0  # number of batched requests until all trajectories of the batch are cut together
@@ -76,8 +84,15 @@ def _reference(policy: Policy) -> Callable[[], Policy | None]:
 class CurrentThreadState(threading.local):
     """A thread-local holder: its attribute `state` is the `ThreadState` of the current host thread."""
 
-    def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
-        self.state = ThreadState(seed << 32 | next(numbers), explore, owner, place)
+    def __init__(
+        self,
+        seed: int,
+        numbers: itertools.count[int],
+        explore: bool,
+        owner: AgentIdentity,
+        new_sampler: Callable[[int], RandomSource] = RandomSource,
+    ) -> None:
+        self.state = ThreadState(new_sampler(seed << 32 | next(numbers)), explore, owner)
 
 
 def exploration_place(actor_id: str) -> float:
@@ -128,6 +143,7 @@ class AgentComponents:
     """The parts that make up an agent in one process. The agent in a forked child creates new ones.
 
     Attributes:
+        form: ``compiled``, or ``pure`` with the reason.
         no_policy: The placeholder for the policy of an actor that started without its learner, until the first policy arrives.
     """
 
@@ -144,13 +160,16 @@ class AgentComponents:
         self.closed = False
         self.credit_wait = WaitTimer()  # time that host threads have waited in `admit`
         self._waits = config.overflow == "wait" and config.explore
-        self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=not self._waits)
         hello = _hello(config, self.actor_id)
         try:
             encode(hello)
         except ProtocolError as exc:
             raise ConfigError(f"the configuration cannot be encoded: {exc.detail}", key="algorithm_parameters") from exc
-        self.io = ActorIOThread(config, hello, self.outbox, keys)
+        self._hello, self._keys = hello, keys
+        self._settling = threading.Lock()
+        reason = why_pure(config) if parent is None or parent.form == "compiled" else parent.form.removeprefix("pure: ")
+        self.io = self._new_io(reason)
+        self.outbox = self.io.outbox
         seed = config.seed if config.seed is not None else random.SystemRandom().getrandbits(128)
         if parent is not None:
             self.io.host.inherit(parent.io.host)
@@ -160,6 +179,24 @@ class AgentComponents:
             self.outbox, config.reward_timeout_s, self.io.wake_unless_resting, evaluates=not config.explore
         )
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
+        self._start_io()
+        self.settle_form()  # for the policy in the cache
+        if self.outbox.spool is not None:
+            self.actor_id = self.outbox.spool.actor_id
+        self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, self._sampler())
+
+    def _new_io(self, reason: str) -> ActorIOThread:
+        """Return the I/O thread: compiled, or for a `reason` in pure Python."""
+        config, self.form = self.config, f"pure: {reason}" if reason else "compiled"
+        hello = replace(self._hello, library=f"{self._hello.library} {self.form}")
+        if reason:
+            outbox = Outbox(config.queue_items, config.queue_bytes, drops=not self._waits)
+            return ActorIOThread(config, hello, outbox, self._keys)
+        from rl4sys_zmq.actor.io.compiled_thread import CompiledIOThread, CompiledOutbox
+
+        return cast(ActorIOThread, CompiledIOThread(require(), config, hello, CompiledOutbox(), self._keys))
+
+    def _start_io(self) -> None:
         try:
             self.io.start()
             self.io.host.opened.wait()
@@ -167,10 +204,33 @@ class AgentComponents:
             self.io.stop()
             self.io.release()
             raise
-        if self.outbox.spool is not None:
-            self.actor_id = self.outbox.spool.actor_id
+
+    def _sampler(self) -> Callable[[int], RandomSource]:
         place = exploration_place(self.actor_id)
-        self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
+        if self.form != "compiled":
+            return lambda seed: RandomSource(seed, place)
+        from rl4sys_zmq.policies.compiled import CompiledRandomSource
+
+        return lambda seed: CompiledRandomSource(require(), seed, place)
+
+    def settle_form(self) -> bool:
+        """Change to the pure form if the learner's policy needs it, before any policy has come. Return True after a change."""
+        reason = getattr(self.io.host, "lacks", "")
+        if not reason or self.has_policy:
+            return False
+        with self._settling:
+            before = self.io
+            if self.form != "compiled":
+                return True
+            log.info("%s: uses the pure form: %s", self.config.client_id, reason)
+            before.stop()
+            before.join(PURE_WAIT_S)
+            self._hello = replace(self._hello, incarnation=self._hello.incarnation + 1)
+            self.io = self._new_io(reason)
+            self.outbox = self.io.outbox
+            self.pending.use(self.outbox, self.io.wake_unless_resting)
+            self._start_io()
+        return True
 
     def renew_locks(self) -> None:
         """Replace the locks, in a forked child. A thread of the parent, which the child does not have, can hold the old locks."""
@@ -256,20 +316,25 @@ class AgentComponents:
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
         """Wait until the I/O thread's work makes `ready` return True. Error messages name the awaited event by `stage`."""
-        host = self.io.host
         deadline = time.monotonic() + timeout_s
-        self.io.wake_now()
-        with host.changed:
-            while not ready():
-                error = host.open_error or host.credit_gate.error
-                if error is not None:
-                    raise error.with_traceback(None)
-                if self.closed and not host.flushing:
-                    raise Closed("this agent was closed")
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self._unavailable(stage() if callable(stage) else stage, timeout_s)
-                host.changed.wait(min(left, 0.25))
+        while True:
+            host = self.io.host
+            self.io.wake_now()
+            with host.changed:
+                while not ready():
+                    if self.settle_form():
+                        break
+                    error = host.open_error or host.credit_gate.error
+                    if error is not None:
+                        raise error.with_traceback(None)
+                    if self.closed and not host.flushing:
+                        raise Closed("this agent was closed")
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise self._unavailable(stage() if callable(stage) else stage, timeout_s)
+                    host.changed.wait(min(left, 0.25))
+                else:
+                    return
 
     def _unavailable(self, stage: str | None, timeout_s: float) -> LearnerUnavailable:
         """Return the error for an event that did not come in time: `stage`, or the event that the I/O thread waits for."""
@@ -278,6 +343,33 @@ class AgentComponents:
         if joined and not stage:
             hint = "`rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does"
         return LearnerUnavailable(self.config.address, stage or waits_for, timeout_s, hint, answers=joined)
+
+
+def why_pure(config: AgentConfig) -> str:
+    """Return the reason why an actor with this configuration uses the pure form; empty if it uses the compiled one.
+
+    Raises:
+        ConfigError: If there is a reason, and the configuration has ``native: always``.
+    """
+    lacks = {
+        "a spool": config.spool is not None,
+        "relays": bool(config.relays),
+        "a sidecar": config.sidecar,
+        f"inference: {config.inference}": config.inference != "local",
+        "image codecs": config.images is not None,
+    }
+    missing = [what for what, wanted in lacks.items() if wanted]
+    default = default_form()
+    if (config.native or default) == "never":
+        return "native: never" if config.native else f"{VARIABLE}=never"
+    reason = f"the compiled form has no support for {missing[0]}" if missing else ""
+    if not reason and load_native() is None:
+        reason = why_not_loaded()
+        if config.native is None and default == "always":
+            raise ConfigError(f"{VARIABLE}=always, but {reason}", key="native")
+    if reason and config.native == "always":
+        raise ConfigError(f"native: {reason}; set native: auto", key="native")
+    return reason
 
 
 def _hello(config: AgentConfig, actor_id: str) -> Hello:

@@ -296,6 +296,10 @@ class LateRewardQueue:
     def renew_lock(self) -> None:
         self._lock = threading.RLock()
 
+    def use(self, outbox: Outbox, wake: Callable[[], None]) -> None:
+        """Pass complete segments to another outbox from now on."""
+        self._outbox, self._wake = outbox, wake
+
     def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
         """Add the next closed segment of an episode. Pass it to the outbox once it and all earlier ones have their rewards."""
         with self._lock:
@@ -346,8 +350,7 @@ class LateRewardQueue:
                 closed.lost = True
                 closed.writers.remove(writer)
                 self._end_late(closed)
-                self._outbox.put_items += 1
-                self._outbox.memory_dropped.add("reward_timeout")
+                self._outbox.count_dropped("reward_timeout")
                 self._release(closed)
             first, self._warned = bool(expired) and not self._warned, self._warned or bool(expired)
         if first:  # without the lock: a handler of the host can take long
@@ -448,6 +451,11 @@ class Outbox(Resource):
             self._steps_dropped += steps
             self._bytes_dropped += nbytes
             self.memory_dropped.add("overflow")
+
+    def count_dropped(self, reason: str) -> None:
+        """Count a segment that the host has finished, and that is dropped for `reason`."""
+        self.put_items += 1
+        self.memory_dropped.add(reason)
 
     @property
     def _nbytes(self) -> int:

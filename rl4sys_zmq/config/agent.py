@@ -137,6 +137,11 @@ class AgentConfig(PolicyOptions, ProcessConfig):
     fallback function, and do not record its actions. ``raise``: raise `PolicyStale`."""
     sidecar: bool = option(flag, False)
     """True: keep the sockets in a separate process, so that a crash of libzmq does not end the host's process."""
+    native: str | None = option(optional(one_of("auto", "always", "never")), None)
+    """The form of the actor. ``auto``: compiled code if this installation has it and the other options permit it, else pure
+    Python. ``always``: raise `ConfigError` in place of the pure form. ``never``: pure Python. ``form`` in `RL4SysAgent.stats`
+    names the form, with the reason. Default: the environment variable ``RL4SYS_NATIVE``, else ``auto``. In the variable,
+    ``always`` raises only if the compiled code cannot be loaded."""
     inference: str = option(one_of("local", "remote", "auto"), "local")
     """Place where actions are computed. ``local``: in this process, by a copy of the policy. ``remote``: by the learner, with a
     request at each step and no policy in this process. ``auto``: by the learner if it replies in time, else by the copy."""

@@ -92,17 +92,14 @@ class PackedSegment:
     images: EncodedImages | None = None
 
 
-def pack_segment(segment: Segment) -> PackedSegment:
-    """Return a finished segment as bytes. Columns of at least 64 KiB are not copied, so they must not change.
+def segment_columns(segment: Segment) -> tuple[str, list[NDArray[Any]]]:
+    """Return the letters of a segment's columns, and the columns in the order of the layout.
 
     Raises:
-        ProtocolError: If a column's dtype or shape is not supported, or a number is out of range.
+        ProtocolError: If a column has another number of rows than the segment.
     """
-    versions = segment.versions
-    oldest = int(versions.min())
-    mixed = oldest != int(versions.max())
     observations, actions = segment.observation_leaves, segment.action_leaves
-    columns: list[NDArray[Any]] = [*observations, *actions, segment.rewards, segment.log_probs, versions]
+    columns: list[NDArray[Any]] = [*observations, *actions, segment.rewards, segment.log_probs, segment.versions]
     steps, rows, leaves, parts = segment.steps, segment.steps + (not segment.terminated), len(observations), len(actions)
     letters, wanted = "o" * leaves + "a" * parts + "rlv", [rows] * leaves + [steps] * (parts + 3)
     if segment.masks is not None:
@@ -113,11 +110,36 @@ def pack_segment(segment: Segment) -> PackedSegment:
         letters += "x" * len(segment.extras) + "i" * len(segment.initial)
         columns += [*segment.extras.values(), *(value[None] for value in segment.initial.values())]
         wanted += [steps] * len(segment.extras) + [1] * len(segment.initial)
-    layout = describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), segment.source)
     if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
         raise ProtocolError(RefusalReason.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
+    return letters, columns
+
+
+def segment_flags(segment: Segment, *, mixed: bool) -> int:
+    """Return the bits of a segment's `SegmentFlag`. `mixed` is True if its steps have several versions."""
+    flags = (
+        SegmentFlag.TERMINATED * segment.terminated
+        | SegmentFlag.TRUNCATED * segment.truncated
+        | SegmentFlag.CAPPED * segment.capped
+    )
+    flags |= SegmentFlag.RETURN * (segment.episode_return is not None) | SegmentFlag.VERSIONS * mixed
+    return flags | SegmentFlag.EVALUATION * segment.evaluation
+
+
+def pack_segment(segment: Segment) -> PackedSegment:
+    """Return a finished segment as bytes. Columns of at least 64 KiB are not copied, so they must not change.
+
+    Raises:
+        ProtocolError: If a column's dtype or shape is not supported, or a number is out of range.
+    """
+    versions = segment.versions
+    oldest = int(versions.min())
+    mixed = oldest != int(versions.max())
+    letters, columns = segment_columns(segment)
+    steps = segment.steps
+    layout = describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), segment.source)
     if not mixed:
-        columns[leaves + parts + 2] = versions[:0]
+        columns[letters.index("v")] = versions[:0]
     small: list[bytes] = []
     large: list[Frame] = []
     size = 0
@@ -128,13 +150,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
             small.append(b"")
         else:
             small.append(column.tobytes())
-    flags = (
-        SegmentFlag.TERMINATED * segment.terminated
-        | SegmentFlag.TRUNCATED * segment.truncated
-        | SegmentFlag.CAPPED * segment.capped
-    )
-    flags |= SegmentFlag.RETURN * (segment.episode_return is not None) | SegmentFlag.VERSIONS * mixed
-    flags |= SegmentFlag.EVALUATION * segment.evaluation
+    flags = segment_flags(segment, mixed=mixed)
     total = 0.0 if segment.episode_return is None else segment.episode_return
     length = segment.episode_length or 0
     numbers = segment.generation, segment.episode_id, segment.segment_index, oldest, total, length

@@ -1099,6 +1099,7 @@ def test_a_leaving_agent_sends_what_the_learner_can_store_and_not_only_what_it_c
     assert (accepted, agent.stats()["in_actor"]) == (40, 0)
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_a_thread_that_ends_after_close_has_given_up_closes_its_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, on which the thread does not run for half a second."""
     descriptors = Descriptors(monkeypatch)
@@ -1118,6 +1119,7 @@ def test_a_thread_that_ends_after_close_has_given_up_closes_its_descriptor(monke
     assert descriptors.open == 0
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_a_thread_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptors = Descriptors(monkeypatch)
 

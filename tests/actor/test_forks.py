@@ -53,6 +53,7 @@ def agent() -> Iterator[RL4SysAgent]:
         yield agent
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_a_child_uses_an_agent_whose_locks_were_held(agent: RL4SysAgent) -> None:
     traj, action = agent.request_for_action(None, np.zeros(3, np.float32))
     agent.mark_end_of_trajectory(traj, action)

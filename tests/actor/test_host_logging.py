@@ -54,6 +54,7 @@ def handle() -> Iterator[Callable[[Callable[[logging.LogRecord], object]], None]
         logging.getLogger().removeHandler(handler)
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_a_handler_that_raises_does_not_reach_the_host(agent: RL4SysAgent, handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     handle(broken)
     end_without_reward(agent)  # logs that it waits for the reward

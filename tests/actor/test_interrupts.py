@@ -96,6 +96,7 @@ def test_no_step_is_sent_twice_and_the_counts_agree_after_an_interrupt(agent: RL
     assert stats["submitted"] >= 2 * point - 40
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_an_interrupted_constructor_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, free = ActorIOThread._open, threading.Event()
 
@@ -127,6 +128,7 @@ def test_a_signal_handler_can_read_the_time_that_its_thread_is_adding_to() -> No
     assert ends(lambda: timer.seconds)
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_a_signal_handler_can_close_an_agent_that_its_thread_closes(agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     wakeup, wake = agent._io._wakeup, agent._io._wakeup.set
 
@@ -139,6 +141,7 @@ def test_a_signal_handler_can_close_an_agent_that_its_thread_closes(agent: RL4Sy
     assert ends(agent.close)
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_an_agent_whose_close_was_interrupted_can_be_closed(agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     wakeup, wake = agent._io._wakeup, agent._io._wakeup.set
 
@@ -153,6 +156,7 @@ def test_an_agent_whose_close_was_interrupted_can_be_closed(agent: RL4SysAgent, 
     assert not agent._io.alive
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_an_io_thread_that_pauses_after_an_error_stops_at_once(agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = threading.Event()
     pause = ActorIOThread._pause
@@ -172,6 +176,7 @@ def test_an_io_thread_that_pauses_after_an_error_stops_at_once(agent: RL4SysAgen
     assert not agent._io.alive
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_a_signal_handler_can_roll_back_while_its_thread_does(agent: RL4SysAgent) -> None:
     class Interrupted(deque[Any]):
         def pop(self) -> Any:  # type: ignore[override]

@@ -64,6 +64,7 @@ def test_a_spool_outlives_its_process_and_its_learner(lab: Lab, tmp_path: Path) 
     assert client["verdicts"]["trained"] == 6 and client["gap"] == 3, "the first learner's memory is gone with it"
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment that is being packed is neither in the queue nor in the window. `flush` must still wait for it."""
     learner = inproc_lab.learner()

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "actor/columns.h"
 #include "policy/policy.h"
 #include "support/errors.h"
+#include "wire/value.h"
 
 namespace rl4sys::actor {
 
@@ -44,6 +46,10 @@ struct ActingPolicy {
 struct CreditGate {
     std::int64_t limit_steps = 0;
     std::uint64_t generation = 0, min_version = 0;
+
+    bool operator==(const CreditGate& other) const noexcept {
+        return limit_steps == other.limit_steps && generation == other.generation && min_version == other.min_version;
+    }
 };
 
 class HostLink {
@@ -55,20 +61,31 @@ public:
     std::atomic<double> starting_at{-std::numeric_limits<double>::infinity()};
     std::atomic<std::uint64_t> want_steps{0};
     std::atomic<int> waiting{0}, flushing{0};
+    std::atomic<bool> leaving{false};  // the agent closes: segments without credit in steps are sent too
     std::atomic<bool> resting{false};  // the I/O thread sleeps to send several segments at once
 
+    /// Wakes the waiting host threads. The caller holds `mutex`.
+    void notify() noexcept {
+        ++changes;
+        changed.notify_all();
+    }
     bool urgent() const noexcept { return waiting.load() > 0 || flushing.load() > 0; }
 
     // Under `mutex`; `changed` is notified after each change.
     mutable std::mutex mutex;
     std::condition_variable changed;
+    std::uint64_t changes = 0;  // how often `changed` was notified
     ActingPolicy acting;
+    std::shared_ptr<const wire::Map> document;  // the spec of the policy as the last Welcome had it
+    std::uint64_t documents = 0;            // how often it was set
+    std::map<std::string, std::uint64_t> alarms;  // that the learner's last beacon reports
     std::optional<SessionParameters> parameters;
     std::optional<SessionError> error;
     CreditGate gate;
     std::string stage = "the learner to answer";
     bool joined = false;
-    std::uint64_t in_flight = 0, unsent = 0;  // segments, for `flush`
+    std::uint64_t in_flight = 0;  // segments that the learner has not stored
+    std::uint64_t settled = 0;    // all of the first so many segments of the outbox are stored by the learner, or dropped
 };
 
 }  // namespace rl4sys::actor

@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
 #include <limits>
 
 namespace rl4sys::actor {
@@ -30,6 +32,27 @@ constexpr double kCreditAhead = 0.5;   // after a message, credit is requested i
 constexpr std::uint64_t kMaxBatchSteps = 16'384, kMaxBatchBytes = 1 << 20, kEntryBytes = 65'536;
 constexpr std::size_t kMaxBatchItems = 64, kMaxBodyFrames = 200;
 constexpr short kPollIn = 1;  // ZMQ_POLLIN
+constexpr int kTerminated = 156'384'765;  // ETERM: the context ends, and waits for this thread's sockets
+constexpr std::uint16_t kFailedProtocol = 0x2000, kFailedAuth = 0x4000;  // events of libzmq's monitor
+constexpr std::uint32_t kCrypto = 0x1100'0001, kMechanism = 0x1100'0002, kDenied = 400;
+
+// The meaning of a failed connection and the remedy (rl4sys_zmq/transports/monitor.py).
+std::string explain(const io::Socket::Event& event) {
+    if (event.event == kFailedAuth) {
+        if (event.value == kDenied) return "the learner does not accept our key; have it listed (or renewed) on the learner, or use a listed key";
+        return "the learner could not check our key (ZAP status " + std::to_string(event.value) + "); see the learner's log";
+    }
+    if (event.event != kFailedProtocol) {
+        if (event.value == EAGAIN) return "the learner did not finish the handshake in time; it is overloaded, or does not speak our protocol";
+        return "the learner closed the connection, for a wrong or missing key; set keys, or copy learner.public again";
+    }
+    if (event.value == kMechanism)
+        return "one side uses keys and the other does not; give this actor keys if the learner has them, else remove them";
+    if (event.value == kCrypto) return "our copy of the learner's key does not match its reply; copy learner.public again from the learner";
+    char code[16];
+    std::snprintf(code, sizeof code, "%#x", event.value);
+    return std::string("the peer at this address does not speak our protocol (code ") + code + "); check host and port";
+}
 
 }  // namespace
 
@@ -91,9 +114,13 @@ void IoThread::start() {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void IoThread::stop() noexcept {
+void IoThread::request_stop() noexcept {
     stopping_.store(true);
     wakeup_.set();
+}
+
+void IoThread::stop() noexcept {
+    request_stop();
     if (!thread_.joinable()) return;
     if (getpid() == pid_)
         thread_.join();
@@ -102,8 +129,29 @@ void IoThread::stop() noexcept {
 }
 
 SessionStatus IoThread::status() const {
-    const std::lock_guard<std::mutex> lock(status_mutex_);
-    return status_;
+    const std::lock_guard<std::mutex> lock(host.mutex);
+    SessionStatus out = status_;
+    out.outbox = outbox_.counts();
+    return out;
+}
+
+SessionStatus IoThread::short_status() const {
+    const std::lock_guard<std::mutex> lock(host.mutex);
+    SessionStatus out;
+    out.state = status_.state;
+    out.in_flight = status_.in_flight;
+    out.outbox = outbox_.counts();
+    return out;
+}
+
+void IoThread::hold() {
+    host.mutex.lock();
+    outbox_.hold();
+}
+
+void IoThread::let_go() {
+    outbox_.let_go();
+    host.mutex.unlock();
 }
 
 void IoThread::log(LogLevel level, const std::string& text) const {
@@ -131,6 +179,11 @@ void IoThread::run() noexcept {
             }
         }
     }
+    try {
+        publish();
+        if (settings_.notice) settings_.notice(Notice::ended);
+    } catch (...) {
+    }
 }
 
 // Sends and receives with one set of sockets, until they must be replaced or the thread stops.
@@ -152,6 +205,7 @@ void IoThread::serve() {
 
 void IoThread::turn() {
     wait();
+    session_.leaving = host.leaving.load();
     double now = monotonic();
     const std::uint64_t items = outbox_.counts().put_items;
     busy_ = items != seen_items_ && now - segments_at_ < kBusy;
@@ -174,8 +228,7 @@ void IoThread::turn() {
     perform(session_.want(now, session_.sent_steps + need));
     perform(session_.tick(now, held));
     subscriber_.tick(zmq_, context_, now);
-    update_gate();
-    publish_status();
+    publish();
 }
 
 // Waits for work: messages, weights, a host thread, or a timer.
@@ -194,7 +247,7 @@ void IoThread::wait() {
     if (subscriber_.socket()) items[count++].socket = subscriber_.socket()->raw();
     if (listens) items[count++].socket = dealer_->raw();
     host.resting.store(rests, std::memory_order_relaxed);
-    zmq_.poll(items, count, static_cast<long>(std::ceil(left * 1e3)));
+    if (zmq_.poll(items, count, static_cast<long>(std::ceil(left * 1e3))) < 0 && zmq_.error() == kTerminated) request_stop();
     host.resting.store(false, std::memory_order_relaxed);
     wakeup_.clear();
 }
@@ -207,6 +260,7 @@ void IoThread::read_dealer() {
             const Received received = wire::decode(message->frames());
             const double now = monotonic();
             if (received.kind == Kind::weights_reply) subscriber_.on_fetched(received, now);
+            if (received.kind == Kind::beacon) subscriber_.note_alarms(received);
             version_errors_ = 0;
             welcome_ = &received;
             perform(session_.on_message(now, received));
@@ -227,13 +281,13 @@ void IoThread::read_dealer() {
 void IoThread::read_events() {
     if (!dealer_) return;
     for (const io::Socket::Event& event : dealer_->events()) {
-        ++counters_["connections.handshake_failed"];
+        ++counters_[std::string("connections.handshake_failed.") + (event.event == kFailedProtocol ? "protocol" : event.event == kFailedAuth ? "auth" : "no_detail")];
         if (session_.state == State::joined) continue;
-        if (event.event == 0x4000 || (event.event == 0x2000 && settings_.keys)) {
+        if (event.event == kFailedAuth || (event.event == kFailedProtocol && event.value == kMechanism)) {
             session_.reject(monotonic());
-            set_error({SessionError::Kind::refused, Refusal::forbidden, "the learner rejected the connection: check the keys of this actor", "keys"});
+            set_error({SessionError::Kind::refused, Refusal::forbidden, explain(event), "keys"});
         } else {
-            set_stage("the handshake: the learner and this actor must both use keys, or neither");
+            set_stage("the handshake: " + explain(event));
         }
     }
 }
@@ -271,11 +325,18 @@ void IoThread::perform(delivery::Actions actions) {
 void IoThread::on_joined(const Received& welcome) {
     if (const std::uint64_t gap = welcome.integer("gap"))
         log(LogLevel::warning, "the learner has lost " + std::to_string(gap) + " segments that it had acknowledged");
+    const std::string &wanted = settings_.hello.algorithm_type, &type = welcome.text("algorithm_type");
+    if (!wanted.empty() && wanted != type)
+        log(LogLevel::warning, "the configuration has type '" + wanted + "', but the algorithm " + welcome.text("algorithm_name") + " is " + type);
     try {
         subscriber_.join(zmq_, context_, welcome, monotonic());
+    } catch (const WelcomeRefused& error) {
+        session_.reject(monotonic());
+        set_error({SessionError::Kind::refused, error.code, error.detail, error.field});
+        return;
     } catch (const ProtocolError& error) {
         session_.reject(monotonic());
-        set_error({SessionError::Kind::refused, error.code, "its Welcome message is invalid: " + error.detail, "spec"});
+        set_error({SessionError::Kind::refused, Refusal::spec, std::string("its Welcome message is invalid: ") + error.what(), "spec"});
         return;
     } catch (const policy::Unsupported& error) {
         session_.reject(monotonic());
@@ -301,12 +362,12 @@ void IoThread::on_joined(const Received& welcome) {
         host.parameters = std::move(parameters);
         host.error.reset();
         host.joined = true;
+        host.notify();
     }
     if (again) log(LogLevel::warning, "joined again, generation " + std::to_string(session_.generation));
     had_session_ = true;
     ++counters_["joined"];
-    update_gate();
-    host.changed.notify_all();
+    publish();  // before the first weights: a thread that waits for those must not see the old error
 }
 
 std::uint64_t IoThread::ahead(double now, std::uint64_t steps) const noexcept { return now - shipped_at_ < kCreditAhead ? steps : 0; }
@@ -385,27 +446,27 @@ void IoThread::drop_stale(delivery::PolicyVersion held) {
     }
 }
 
-void IoThread::update_gate() {
+// Publishes what host threads read: the credit gate, and the numbers of the session.
+void IoThread::publish() {
     const bool joined = session_.state == State::joined;
-    const Outbox::Counts counts = outbox_.counts();
+    const std::lock_guard<std::mutex> lock(host.mutex);
+    const Outbox::Counts counts = outbox_.settle();
     const std::int64_t limit = joined ? static_cast<std::int64_t>(counts.put_steps - counts.steps + session_.credit_steps) -
                                             static_cast<std::int64_t>(session_.sent_steps)
                                       : 0;
-    const std::lock_guard<std::mutex> lock(host.mutex);
-    host.gate = {limit, host.parameters ? host.parameters->generation : 0, session_.min_version};
-    if (joined) host.stage = host.current.load() ? "credit or newer weights" : "the first weights";
+    const CreditGate gate = {limit, host.parameters ? host.parameters->generation : 0, session_.min_version};
+    const char* const stage = !joined ? stage_.c_str() : host.acting.policy ? "credit or newer weights" : "the first weights";
+    const bool changed = !(gate == host.gate) || host.stage != stage || joined != (status_.state == State::joined);
+    host.gate = gate;
+    host.stage = stage;
     host.in_flight = session_.in_flight();
-    host.unsent = counts.items;
-    if (host.urgent()) host.changed.notify_all();
-}
-
-void IoThread::publish_status() {
-    const std::lock_guard<std::mutex> lock(status_mutex_);
+    if (!counts.items && !host.in_flight) host.settled = counts.put_items;
     status_.state = session_.state;
     status_.in_flight = session_.in_flight();
     status_.unreceived = session_.unreceived();
     status_.accepted = session_.accepted();
     status_.in_doubt = session_.in_doubt;
+    status_.durable = session_.durable;
     status_.incarnation = session_.incarnation();
     status_.origin = session_.origin();
     status_.generation = session_.generation;
@@ -413,6 +474,7 @@ void IoThread::publish_status() {
     status_.credit_steps = session_.credit_steps;
     status_.verdicts = session_.verdicts();
     status_.counters = counters_;
+    if (changed || host.flushing.load()) host.notify();
 }
 
 void IoThread::set_error(SessionError error) {
@@ -422,12 +484,13 @@ void IoThread::set_error(SessionError error) {
         news = !host.error || host.error->text != error.text;
         host.gate = {0, host.gate.generation, 0};
         host.error = error;
+        host.notify();
     }
-    host.changed.notify_all();
-    if (news) log(LogLevel::warning, error.text);
+    if (news && error.kind != SessionError::Kind::unsupported) log(LogLevel::warning, error.text);
 }
 
 void IoThread::set_stage(const std::string& stage) {
+    stage_ = stage;
     const std::lock_guard<std::mutex> lock(host.mutex);
     host.stage = stage;
     host.gate = {0, host.gate.generation, 0};

@@ -36,10 +36,14 @@ private:
 /// What `stats` reports of the session.
 struct SessionStatus {
     delivery::State state = delivery::State::joining;
-    std::uint64_t in_flight = 0, unreceived = 0, accepted = 0, in_doubt = 0, incarnation = 0, origin = 0, generation = 0;
+    std::uint64_t in_flight = 0, unreceived = 0, accepted = 0, in_doubt = 0, durable = 0, incarnation = 0, origin = 0, generation = 0;
     std::uint64_t sent_steps = 0, credit_steps = 0;
     delivery::Verdicts verdicts{};
     delivery::Counters counters;
+    Outbox::Counts outbox;  // at the time of the call
+
+    /// The finished segments that the session does not have.
+    std::size_t waiting() const noexcept { return outbox.items + outbox.in_hand; }
 };
 
 class IoThread {
@@ -52,6 +56,8 @@ public:
     void start();
     /// Asks the thread to send Bye and to end, and waits for it. In a forked child, where the thread does not exist, does nothing.
     void stop() noexcept;
+    /// Asks the thread to send Bye and to end. Any thread may call it.
+    void request_stop() noexcept;
 
     void wake_now() noexcept { wakeup_.set(); }
     /// Wakes the thread, unless it is in a short sleep after which it reads the outbox anyway.
@@ -59,7 +65,17 @@ public:
         if (!host.resting.load(std::memory_order_relaxed)) wakeup_.set();
     }
     bool roll_back(const policy::Policy* bad) { return subscriber_.roll_back(bad); }
+    bool was_rolled_back(std::uint64_t generation, std::uint64_t version) const { return subscriber_.is_rejected(generation, version); }
+    /// Starts with a policy of an earlier start, or of the parent of this process. Call it before `start`.
+    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document) {
+        subscriber_.take_up(std::move(spec), std::move(snapshot), std::move(document));
+    }
     SessionStatus status() const;
+    /// All of it but the counters.
+    SessionStatus short_status() const;
+    /// Keeps all locks while the process forks, so that the child can read.
+    void hold();
+    void let_go();
 
     HostLink host;
 
@@ -75,8 +91,7 @@ private:
     void send_due(double now);
     void drop_stale(delivery::PolicyVersion held);
     std::vector<wire::SharedSegment> take_batch();
-    void update_gate();
-    void publish_status();
+    void publish();
     void set_error(SessionError error);
     void set_stage(const std::string& stage);
     void log(LogLevel level, const std::string& text) const;
@@ -101,9 +116,9 @@ private:
     std::uint64_t seen_items_ = 0, first_version_ = 0, shipped_steps_ = 0;
     double segments_at_, oldest_since_ = 0.0, shipped_at_, events_at_ = 0.0;
     int version_errors_ = 0;
+    std::string stage_ = "the learner to answer";
 
-    mutable std::mutex status_mutex_;
-    SessionStatus status_;
+    SessionStatus status_;  // under host.mutex
 };
 
 /// Seconds of the monotonic clock.

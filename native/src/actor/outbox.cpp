@@ -28,9 +28,10 @@ void Outbox::put(wire::SharedSegment segment) {
     }
 }
 
-void Outbox::put_dropped(const std::string& reason) {
+void Outbox::put_dropped(const std::string& reason, std::uint32_t steps) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++counts_.put_items;
+    counts_.put_steps += steps;
     ++counts_.dropped[reason];
 }
 
@@ -43,7 +44,9 @@ std::optional<Outbox::Head> Outbox::peek() const {
 
 wire::SharedSegment Outbox::take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return items_.empty() ? nullptr : pop();
+    if (items_.empty()) return nullptr;
+    ++counts_.in_hand;
+    return pop();
 }
 
 void Outbox::drop(const char* reason) {
@@ -66,6 +69,12 @@ std::uint64_t Outbox::newest_version(std::uint64_t steps, std::uint64_t generati
 
 Outbox::Counts Outbox::counts() const {
     const std::lock_guard<std::mutex> lock(mutex_);
+    return counts_;
+}
+
+Outbox::Counts Outbox::settle() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    counts_.in_hand = 0;
     return counts_;
 }
 

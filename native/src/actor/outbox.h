@@ -21,7 +21,7 @@ public:
 
     void put(wire::SharedSegment segment);
     /// Counts a segment that the host finished and that is not sent, because of `reason`.
-    void put_dropped(const std::string& reason);
+    void put_dropped(const std::string& reason, std::uint32_t steps = 0);
 
     /// What decides when the oldest segment is sent or dropped.
     struct Head {
@@ -37,11 +37,16 @@ public:
     std::uint64_t newest_version(std::uint64_t steps, std::uint64_t generation) const;
 
     struct Counts {
-        std::size_t items = 0, bytes = 0;
+        std::size_t items = 0, bytes = 0, in_hand = 0;
         std::uint64_t steps = 0, put_items = 0, put_steps = 0;
         std::map<std::string, std::uint64_t> dropped;  // segments by reason
     };
     Counts counts() const;
+    /// The segments that were taken count as in hand until this call: the session's published numbers have them from then on.
+    Counts settle();
+    /// Locks the queue while the process forks.
+    void hold() { mutex_.lock(); }
+    void let_go() { mutex_.unlock(); }
 
 private:
     wire::SharedSegment pop();

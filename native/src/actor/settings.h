@@ -17,6 +17,9 @@ enum class LogLevel { debug, info, warning, error };
 /// Called by the I/O thread. It must not call the library.
 using LogSink = std::function<void(LogLevel, const std::string&)>;
 
+/// What the program can do on after an event in the I/O thread.
+enum class Notice { policy, ended };
+
 struct Settings {
     delivery::Hello hello;
     std::string address;                    // tcp://, ipc:// or inproc://
@@ -33,7 +36,9 @@ struct Settings {
     std::uint32_t max_trajectory_steps = 0; // 0: no limit
     std::string policy_cache;               // a path, or empty
     std::optional<std::vector<std::uint32_t>> seed;
+    bool learners_relays = true;            // false: the configuration names no relays, whatever the learner says
     LogSink log;
+    std::function<void(Notice)> notice;     // called by the I/O thread. It must not call the library
 };
 
 }  // namespace rl4sys::actor

@@ -10,6 +10,7 @@ using wire::Received;
 
 constexpr int kHwm = 64;
 constexpr std::int64_t kMaxFrameBytes = std::int64_t{256} << 20;
+constexpr std::size_t kMaxWeightBytes = (std::size_t{256} << 20) - 5;  // what fits into a frame, with the trailer
 constexpr std::size_t kPreviousKept = 2, kMaxFrames = 8;
 constexpr double kPublisherSilence = 5.0, kFetchRetry = 1.0;
 constexpr char kWeightsTopic = 'W', kBeaconTopic = 'B';
@@ -46,8 +47,9 @@ double WeightSubscriber::next_deadline() const noexcept {
     return std::min(fetch_at_ != 0.0 ? fetch_at_ : never, sub_ ? silence_.deadline() : never);
 }
 
-void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot) {
+void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document) {
     spec_ = std::move(spec);
+    set_document(std::move(document));
     shape_ = std::make_shared<const SegmentShape>(*spec_);
     tensors_.emplace(spec_->tensors);
     swap(std::move(snapshot));
@@ -55,24 +57,39 @@ void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, s
 
 void WeightSubscriber::join(const io::ZmqFunctions& zmq, void* context, const Received& welcome, double now) {
     auto spec = std::make_shared<const policy::PolicySpec>(policy::read_spec(welcome.map("spec")));
-    if (!welcome.list("relays").empty() && welcome.bytes("tag_key").size() == 32)
+    if (settings_.learners_relays && !welcome.list("relays").empty() && welcome.bytes("tag_key").size() == 32)
         throw policy::Unsupported("the compiled form takes no weights from relays");
-    const auto same = [](const policy::Space& a, const policy::Space& b) {
-        return a.discrete == b.discrete && a.shape == b.shape && a.dtype == b.dtype && a.low == b.low && a.high == b.high && a.n == b.n &&
-               a.start == b.start;
-    };
-    if (spec_ && !(same(spec_->observations, spec->observations) && same(spec_->actions, spec->actions)))
-        throw ProtocolError(Refusal::mismatch, "it now has other spaces than in the last session");
+    if (spec_ && !(spec_->observations == spec->observations && spec_->actions == spec->actions))
+        throw WelcomeRefused{Refusal::mismatch, "it now has other spaces than in the last session", "observation_space"};
     if (spec_ && spec_->state_size != spec->state_size)
-        throw ProtocolError(Refusal::mismatch, "its policy now has other extra columns than in the last session");
+        throw WelcomeRefused{Refusal::mismatch, "its policy now has other extra columns than in the last session", "spec"};
+    const std::size_t bytes = 4 * spec->weights + weights::TensorSizes(spec->tensors).other_bytes;
+    if (bytes > kMaxWeightBytes)
+        throw WelcomeRefused{Refusal::too_large, "its policy has " + std::to_string(bytes) + " bytes of weights; this actor accepts at most " +
+                                                     std::to_string(kMaxWeightBytes), "spec"};
     spec_ = std::move(spec);
     shape_ = std::make_shared<const SegmentShape>(*spec_);
     tensors_.emplace(spec_->tensors);
+    set_document(welcome.map("spec"));
     policy_id_ = welcome.bytes("policy_id");
     topic_ = welcome.bytes("topic");
     pub_ = seen_from(welcome.text("pub"), settings_.address);
     generation_ = welcome.integer("generation");
     subscribe(zmq, context, now);
+}
+
+void WeightSubscriber::set_document(wire::Map document) {
+    document_ = std::move(document);
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    host_.document = std::make_shared<const wire::Map>(document_);
+    ++host_.documents;
+}
+
+void WeightSubscriber::note_alarms(const Received& beacon) {
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    host_.alarms.clear();
+    for (const auto& [name, value] : beacon.map("alarms").items)
+        if (const auto* count = value.get<std::int64_t>(); count && *count > 0) host_.alarms[name] = static_cast<std::uint64_t>(*count);
 }
 
 void WeightSubscriber::subscribe(const io::ZmqFunctions& zmq, void* context, double now) {
@@ -151,6 +168,7 @@ void WeightSubscriber::on_update(std::string_view header, std::string_view paylo
         fetch_at_ = 0.0;
         whole_ = false;
         ++counters_["weights_applied"];
+        if (settings_.notice) settings_.notice(Notice::policy);
     } catch (const WeightsError& error) {
         ++counters_["weights_refused." + error.reason];
         if (fetch_at_ == 0.0) fetch(error.reason != "gap", now);
@@ -158,6 +176,7 @@ void WeightSubscriber::on_update(std::string_view header, std::string_view paylo
 }
 
 void WeightSubscriber::on_beacon(const Received& beacon, double now) {
+    note_alarms(beacon);
     const std::uint64_t generation = beacon.integer("generation"), version = beacon.integer("version");
     // With another generation, the session over the ROUTER will report it.
     if (fetch_at_ != 0.0 || generation != generation_ || is_rejected(generation, version)) return;
@@ -180,13 +199,14 @@ void WeightSubscriber::swap(std::shared_ptr<const weights::Snapshot> snapshot) {
     if (previous_.size() > kPreviousKept) previous_.pop_front();
     host_.acting = {std::move(policy), shape_};
     host_.current.store(host_.acting.policy.get(), std::memory_order_release);
-    host_.changed.notify_all();
+    host_.notify();
 }
 
 bool WeightSubscriber::roll_back(const policy::Policy* bad) {
     const std::lock_guard<std::mutex> lock(host_.mutex);
     if (host_.acting.policy.get() != bad) return true;  // a newer version has arrived
     if (previous_.empty()) return false;
+    rejected_.erase(rejected_.begin(), rejected_.lower_bound({bad->snapshot().generation, 0}));
     rejected_.insert({bad->snapshot().generation, bad->snapshot().version});
     host_.acting.policy = std::move(previous_.back());
     previous_.pop_back();

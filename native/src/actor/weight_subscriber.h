@@ -20,6 +20,12 @@
 
 namespace rl4sys::actor {
 
+/// A Welcome that this actor cannot use, for a reason that is not its form.
+struct WelcomeRefused {
+    Refusal code;
+    std::string detail, field;
+};
+
 class WeightSubscriber {
 public:
     WeightSubscriber(const Settings& settings, HostLink& host, delivery::Counters& counters, support::Random& random, support::Zstd& zstd,
@@ -33,25 +39,31 @@ public:
     std::shared_ptr<const weights::Snapshot> newest() const noexcept { return newest_.empty() ? nullptr : newest_.back(); }
 
     /// Starts with a policy of an earlier start, or of the parent of this process.
-    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot);
-    /// Subscribes to the weights of the policy in a Welcome, and fetches the newest. Throws ProtocolError, Unsupported.
+    /// `document` is the spec as a Welcome has it.
+    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document = {});
+    /// The spec of the policy as the last Welcome had it.
+    const wire::Map& document() const noexcept { return document_; }
+    /// Subscribes to the weights of the policy in a Welcome, and fetches the newest. Throws ProtocolError, WelcomeRefused, Unsupported.
     void join(const io::ZmqFunctions& zmq, void* context, const wire::Received& welcome, double now);
     /// Closes the socket. The current policy stays in use.
     void leave() noexcept { sub_.reset(); }
     /// Processes one publication. Returns false if none is waiting.
     bool receive_one(double now);
     void on_fetched(const wire::Received& reply, double now);
+    void note_alarms(const wire::Received& beacon);
     void tick(const io::ZmqFunctions& zmq, void* context, double now);
     /// Replaces the current policy, if it is `bad`, by the version before. Returns whether an earlier version acts now.
     bool roll_back(const policy::Policy* bad);
+    /// True if a version was found to be bad. Any thread may call it.
+    bool is_rejected(std::uint64_t generation, std::uint64_t version) const;
 
 private:
     void subscribe(const io::ZmqFunctions& zmq, void* context, double now);
     void fetch(bool whole, double now);
     void on_update(std::string_view header, std::string_view payload, double now);
     void on_beacon(const wire::Received& beacon, double now);
+    void set_document(wire::Map document);
     void swap(std::shared_ptr<const weights::Snapshot> snapshot);
-    bool is_rejected(std::uint64_t generation, std::uint64_t version) const;
 
     const Settings& settings_;
     HostLink& host_;
@@ -66,6 +78,7 @@ private:
     std::deque<std::shared_ptr<const weights::Snapshot>> newest_;  // the last two that arrived, also if they were rolled back
     std::deque<std::shared_ptr<const policy::Policy>> previous_;   // under host_.mutex
     std::set<delivery::PolicyVersion> rejected_;                   // under host_.mutex
+    wire::Map document_;
     std::string policy_id_, topic_, pub_;
     std::uint64_t generation_ = 0;
     std::unique_ptr<io::Socket> sub_;

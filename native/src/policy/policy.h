@@ -35,6 +35,7 @@ public:
     Sampler(const std::vector<std::uint32_t>& seed, double place);
 
     double uniform() noexcept { return random_.uniform(); }
+    std::uint64_t bits64() noexcept { return random_.bits(64); }
     /// The next `count` standard normal numbers. They are valid until the next call.
     const float* normals(std::size_t count);
 

@@ -215,6 +215,11 @@ bool Space::bounded() const noexcept {
     return !discrete && std::all_of(low.begin(), low.end(), finite) && std::all_of(high.begin(), high.end(), finite);
 }
 
+bool Space::operator==(const Space& other) const noexcept {
+    return discrete == other.discrete && shape == other.shape && dtype == other.dtype && low == other.low && high == other.high &&
+           n == other.n && start == other.start;
+}
+
 Space read_space(const Map& form) {
     const auto& type = need<std::string>(form, "type", "the kind of a space");
     Space out;

@@ -28,6 +28,7 @@ struct Space {
 
     std::size_t size() const noexcept;
     bool bounded() const noexcept;
+    bool operator==(const Space& other) const noexcept;
 };
 
 /// Reads the JSON form of a space. Throws ProtocolError `spec`, or Unsupported for another kind.

@@ -22,6 +22,8 @@ int execute(PyObject* module) {
     }
     try {
         add_codec(module);
+        add_policy_types(module);
+        add_io_type(module);
         return PyModule_AddStringConstant(module, "VERSION", RL4SYS_VERSION);
     } catch (...) {
         set_error();

@@ -25,5 +25,7 @@ support::Zstd& thread_zstd();
 
 // Each part adds its functions and types to the module. They throw PythonError.
 void add_codec(PyObject* module);
+void add_policy_types(PyObject* module);
+void add_io_type(PyObject* module);
 
 }  // namespace rl4sys::python

@@ -249,12 +249,7 @@ class ActorIOThread(Worker):
 
     def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
         """Return the error for an unavailable learner. If it never answered, probe its address to find a reason and a remedy."""
-        hint, config = "", self._config
-        joined = self.session.state is SessionState.JOINED
-        if timeout_s and not joined and self.host.starting_at == float("-inf"):
-            reason = explain_silence(config.address, has_keys=config.keys is not None, timeout_s=probe_s)
-            hint = f"{reason}; `rl4sys-learner doctor {config.train_server_address}` tests each step" if reason else ""
-        return LearnerUnavailable(config.address, stage, round(timeout_s, 3), hint, answers=joined)
+        return explain_absence(self._config, self.session.state, self.host, stage, timeout_s, probe_s)
 
     def run(self) -> None:
         """Run the loop of the thread until `stop` is called. After an exception, pause, and create new sockets."""
@@ -578,6 +573,17 @@ class ActorIOThread(Worker):
         if str(error) != str(self.host.error):
             log.warning("%s: %s", self._config.client_id, error)
         self.host.set_error(error)
+
+
+def explain_absence(
+    config: AgentConfig, state: SessionState, host: ActorSharedState, stage: str, timeout_s: float, probe_s: float
+) -> LearnerUnavailable:
+    """Return the error for an unavailable learner. If it never answered, probe its address to find a reason and a remedy."""
+    hint, joined = "", state is SessionState.JOINED
+    if timeout_s and not joined and host.starting_at == float("-inf"):
+        reason = explain_silence(config.address, has_keys=config.keys is not None, timeout_s=probe_s)
+        hint = f"{reason}; `rl4sys-learner doctor {config.train_server_address}` tests each step" if reason else ""
+    return LearnerUnavailable(config.address, stage, round(timeout_s, 3), hint, answers=joined)
 
 
 def _network(config: AgentConfig) -> SocketFactory:

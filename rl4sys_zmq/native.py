@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from functools import cache
@@ -55,7 +54,7 @@ def _find() -> tuple[ModuleType | None, str]:
     try:
         import zmq  # noqa: F401 - the module uses the libzmq that this import loads
 
-        _native = importlib.import_module("rl4sys_zmq._native")  # by name: the package itself stands on the highest floor
+        from rl4sys_zmq import _native
     except ImportError as exc:
         # A file that is there has an error of its own; without one, Python only says that the name is unknown.
         cause = f"the extension does not load: {exc}" if _file_exists() else f"the extension was not built; {HOW}"

@@ -191,8 +191,8 @@ class AgentComponents:
 
     def _new_io(self, reason: str) -> ActorIOThread:
         """Return the I/O thread: compiled, or for a `reason` in pure Python."""
-        config, hello = self.config, self._hello
-        self.form = f"pure: {reason}" if reason else "compiled"
+        config, self.form = self.config, f"pure: {reason}" if reason else "compiled"
+        hello = replace(self._hello, library=f"{self._hello.library} {self.form}")
         if reason:
             outbox = Outbox(config.queue_items, config.queue_bytes, drops=not self._waits)
             return ActorIOThread(config, hello, outbox, self._keys)

@@ -97,24 +97,24 @@ class Driver:
 class Keeper(FakeAlgorithm):
     """A fake algorithm for any spaces that keeps the segments that it observes."""
 
-    def __init__(self, spec: PolicySpec, parameters: FakeParameters, shelf: Shelf) -> None:
+    def __init__(self, spec: PolicySpec, parameters: FakeParameters, records: Records) -> None:
         super().__init__(spec, parameters)
-        self.shelf = shelf
+        self.records = records
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         super().observe(segment, correct=correct)
-        self.shelf.kept.append(segment)
+        self.records.kept.append(segment)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         tensors = super().snapshot()
-        if self.shelf.constant is not None:
-            tensors = {name: np.full_like(tensor, self.shelf.constant) for name, tensor in tensors.items()}
-        self.shelf.published.append(np.concatenate([tensor.ravel() for tensor in tensors.values()]))
+        if self.records.constant is not None:
+            tensors = {name: np.full_like(tensor, self.records.constant) for name, tensor in tensors.items()}
+        self.records.published.append(np.concatenate([tensor.ravel() for tensor in tensors.values()]))
         return tensors
 
 
-class Shelf:
-    """What the keepers of a test keep, and the number of which all weights consist, if not None."""
+class Records:
+    """The segments that the keepers of a test keep, and the number of which all weights consist, if not None."""
 
     def __init__(self) -> None:
         self.kept: list[Segment] = []
@@ -140,14 +140,14 @@ def driver(program: Path) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    shelf = Shelf()
-    register_algorithm("KEEPER", shelf.make)
-    return shelf
+def records() -> Records:
+    records = Records()
+    register_algorithm("KEEPER", records.make)
+    return records
 
 
 @pytest.fixture(params=["tcp", "ipc"])
-def address(request: pytest.FixtureRequest, tmp_path: Path, shelf: Shelf) -> Iterator[str]:
+def address(request: pytest.FixtureRequest, tmp_path: Path, records: Records) -> Iterator[str]:
     """The address of a learner whose algorithm keeps segments."""
     bind = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/learner"
     with ExitStack() as stack:

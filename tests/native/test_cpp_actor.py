@@ -18,7 +18,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.weights import digest
 
-from .conftest import ROOT, Driver, DriverError, Shelf, build
+from .conftest import ROOT, Driver, DriverError, Records, build
 
 CONFIG: dict[str, Any] = {
     "client_id": "lab", "algorithm_name": "KEEPER", "train_server_address": "127.0.0.1:1",
@@ -27,23 +27,23 @@ CONFIG: dict[str, Any] = {
 ABSENT = "127.0.0.1:9"
 
 
-def kept(shelf: Shelf, driver: Driver, steps: int) -> list[Any]:
+def kept(records: Records, driver: Driver, steps: int) -> list[Any]:
     """Deliver the driver's segments, and return what the learner observed."""
     driver("flush", s=20.0)
-    until(lambda: sum(segment.steps for segment in shelf.kept) >= steps)
-    assert sum(segment.steps for segment in shelf.kept) == steps
-    return shelf.kept
+    until(lambda: sum(segment.steps for segment in records.kept) >= steps)
+    assert sum(segment.steps for segment in records.kept) == steps
+    return records.kept
 
 
 def balanced(stats: dict[str, Any]) -> bool:
     return bool(stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"])
 
 
-def test_a_learner_gets_each_step_of_an_episode(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_learner_gets_each_step_of_an_episode(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     chosen = [driver.step(n / 10, reward=n) for n in range(11)]
     driver("end", a=chosen[-1]["a"])
-    first, last = kept(shelf, driver, 11)
+    first, last = kept(records, driver, 11)
     assert (first.segment_index, last.segment_index, first.steps, last.terminated) == (0, 1, 8, True)
     assert last.episode_return == sum(range(11)) and last.episode_length == 11
     np.testing.assert_array_equal([*first.actions, *last.actions], [action["act"] for action in chosen])
@@ -54,7 +54,7 @@ def test_a_learner_gets_each_step_of_an_episode(driver: Driver, shelf: Shelf, ad
     assert balanced(stats) and stats["accepted"] == 2 and stats["mean_return"] == 55.0
 
 
-def test_an_end_adds_the_last_action_once(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_an_end_adds_the_last_action_once(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     for added in (True, False):
         action = driver("request", obs=[0.5] * 4)
@@ -62,20 +62,20 @@ def test_an_end_adds_the_last_action_once(driver: Driver, shelf: Shelf, address:
         if added:
             driver("add", a=action["a"])
         assert driver("end", a=action["a"])["size"] == 1
-    assert [segment.steps for segment in kept(shelf, driver, 2)] == [1, 1]
+    assert [segment.steps for segment in kept(records, driver, 2)] == [1, 1]
 
 
-def test_weights_are_bit_equal_at_each_version(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_weights_are_bit_equal_at_each_version(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, algorithm_parameters={"input_size": 4, "act_dim": 3, "steps_per_update": 16})
     for version in range(1, 31):
         driver("play", steps=16, length=16)
         driver("wait", v=version, s=20.0)
         said = driver("version")
-        assert said == {"version": version, "digest": digest(shelf.published[-1], b"")}
+        assert said == {"version": version, "digest": digest(records.published[-1], b"")}
 
 
 @pytest.mark.parametrize("swap", ["step", "episode"])
-def test_new_weights_act_from_the_next_step_or_episode(driver: Driver, shelf: Shelf, address: str, swap: str) -> None:
+def test_new_weights_act_from_the_next_step_or_episode(driver: Driver, records: Records, address: str, swap: str) -> None:
     driver.open(address, swap=swap, algorithm_parameters={"input_size": 4, "act_dim": 3, "steps_per_update": 16})
     driver("request", t=1, obs=[0.0] * 4)
     driver("play", steps=16, length=16)
@@ -86,13 +86,13 @@ def test_new_weights_act_from_the_next_step_or_episode(driver: Driver, shelf: Sh
     assert driver("request", t=2, obs=[0.0] * 4)["version"] == 0
 
 
-def test_masks_are_obeyed_and_recorded(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_masks_are_obeyed_and_recorded(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     masks = [[n % 3 == 0, n % 3 == 1, n % 3 == 2] for n in range(6)]
     for n, mask in enumerate(masks):
         assert driver.step(n / 10, mask=list(map(float, mask)))["act"] == n % 3
     driver("end")
-    (segment,) = kept(shelf, driver, 6)
+    (segment,) = kept(records, driver, 6)
     assert segment.masks is not None
     np.testing.assert_array_equal(segment.masks[:6], masks)
     for bad, words in (([0.0, 0.0, 0.0], "forbids all 3"), ([1.0], "has 1 elements; expected 3"), ([0.5, 1.0, 1.0], "0 and 1")):
@@ -100,82 +100,82 @@ def test_masks_are_obeyed_and_recorded(driver: Driver, shelf: Shelf, address: st
             driver("request", t=1, obs=[0.0] * 4, mask=bad)
 
 
-def test_rewards_may_come_after_the_end(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_rewards_may_come_after_the_end(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     chosen = [driver.step(n / 10, reward=None) for n in range(3)]
     driver("end", a=chosen[-1]["a"])
-    assert driver("stats")["waiting_for_rewards"] == 1 and not shelf.kept
+    assert driver("stats")["waiting_for_rewards"] == 1 and not records.kept
     for n, action in enumerate(chosen):
         driver("reward", a=action["a"], reward=n + 0.5)
-    (segment,) = kept(shelf, driver, 3)
+    (segment,) = kept(records, driver, 3)
     np.testing.assert_array_equal(segment.rewards, [0.5, 1.5, 2.5])
     with pytest.raises(DriverError, match="queued for sending"):
         driver("reward", a=chosen[0]["a"], reward=9.0)
 
 
-def test_a_segment_without_its_rewards_is_dropped_and_counted(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_segment_without_its_rewards_is_dropped_and_counted(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, reward_timeout_s=0.0)
     driver.step(0.1, reward=None)
     driver("end")
     driver.step(0.2)
     driver("end")
-    kept(shelf, driver, 1)
+    kept(records, driver, 1)
     stats = driver("stats")
     assert stats["dropped"] == {"reward_timeout": 1} and stats["waiting_for_rewards"] == 0 and balanced(stats)
 
 
-def test_a_truncated_episode_has_its_final_observation(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_truncated_episode_has_its_final_observation(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     action = driver.step(0.1)
     with pytest.raises(DriverError, match="needs finalObs"):
         driver("end", a=action["a"], truncated=True)
     driver("end", a=action["a"], truncated=True, obs=[0.9] * 4)
-    (segment,) = kept(shelf, driver, 1)
+    (segment,) = kept(records, driver, 1)
     assert segment.truncated and not segment.terminated
     np.testing.assert_array_equal(segment.observations[1], np.full(4, 0.9, np.float32))
 
 
-def test_a_done_action_ends_its_episode_at_the_next_request(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_done_action_ends_its_episode_at_the_next_request(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     driver("done", a=driver.step(0.1)["a"])
     driver.step(0.2)
     driver("end")
-    assert [segment.terminated for segment in kept(shelf, driver, 2)] == [True, True]
+    assert [segment.terminated for segment in kept(records, driver, 2)] == [True, True]
 
 
-def test_a_skipped_action_leaves_a_gap(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_skipped_action_leaves_a_gap(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     driver.step(0.1)
     driver("request", obs=[0.2] * 4)
     driver.step(0.3)
     driver("end")
-    first, second = kept(shelf, driver, 2)
+    first, second = kept(records, driver, 2)
     assert (first.segment_index, second.segment_index) == (0, 2)
     np.testing.assert_array_equal(first.observations[1], np.full(4, 0.2, np.float32))
     assert second.episode_return is None and driver("stats")["counters"]["skipped_actions"] == 1
 
 
-def test_a_trajectory_shows_and_clears_its_open_steps(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_trajectory_shows_and_clears_its_open_steps(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     chosen = [driver.step(n / 10) for n in range(3)]
     assert [one["act"] for one in driver("actions")] == [one["act"] for one in chosen]
     driver("clear")
     driver.step(0.7)
     driver("end")
-    (segment,) = kept(shelf, driver, 1)
+    (segment,) = kept(records, driver, 1)
     assert segment.segment_index == 0 and driver("stats")["counters"]["cleared_steps"] == 3
 
 
-def test_continuous_actions(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_continuous_actions(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, algorithm_parameters={"input_size": 4, "act_dim": 2, "act_limit": 0.5, "continuous": True})
     action = driver.step(0.1)
     assert len(action["floats"]) == 2 and max(map(abs, action["floats"])) <= 0.5
     assert bytes(action["bytes"]) == np.array(action["floats"], "<f4").tobytes()
     driver("end")
-    assert kept(shelf, driver, 1)[0].actions.shape == (1, 2)
+    assert kept(records, driver, 1)[0].actions.shape == (1, 2)
 
 
-def test_equal_seeds_give_the_actions_of_a_python_actor(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_equal_seeds_give_the_actions_of_a_python_actor(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, actor_id="one")
     config = AgentConfig(client_id="lab", algorithm_name="KEEPER", train_server_address=address, seed=7, actor_id="two")
     with RL4SysAgent(config=config) as agent:
@@ -187,20 +187,20 @@ def test_equal_seeds_give_the_actions_of_a_python_actor(driver: Driver, shelf: S
         assert agent.digest == driver("version")["digest"]
 
 
-def test_threads_share_an_agent(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_threads_share_an_agent(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, overflow="wait")
     assert driver("play", steps=500, threads=4) == {"failed": 0}
-    segments = kept(shelf, driver, 2000)
+    segments = kept(records, driver, 2000)
     places = {(segment.episode_id, segment.segment_index) for segment in segments}
     assert len(places) == len(segments) and sum(segment.terminated for segment in segments) == 100
 
 
-def test_a_step_allocates_nothing(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_step_allocates_nothing(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, rollout_length=4096, algorithm_parameters={"input_size": 4, "act_dim": 3, "rollout_length": 4096})
     assert driver("allocations") == {"allocated": 0}
 
 
-def test_a_full_queue_drops_the_oldest(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_full_queue_drops_the_oldest(driver: Driver, records: Records, address: str) -> None:
     driver.open(ABSENT, fallback="random", connect_timeout_s=0.0)
     driver("play", steps=40)
     assert driver("stats")["submitted"] == 0 and driver("stats")["counters"]["random_actions"] == 40
@@ -211,13 +211,13 @@ def test_a_full_queue_drops_the_oldest(driver: Driver, shelf: Shelf, address: st
     assert balanced(stats) and stats["submitted"] == 60 and stats["in_actor"] == 0
 
 
-def test_an_evaluation_sends_returns_only(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_an_evaluation_sends_returns_only(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, explore=False)
     acts = {driver.step(0.3)["act"] for _ in range(10)}
     driver("end")
     driver("flush", s=20.0)
     stats = driver("stats")
-    assert len(acts) == 1 and stats["submitted"] == 1 and not shelf.kept
+    assert len(acts) == 1 and stats["submitted"] == 1 and not records.kept
     until(lambda: driver("stats")["verdicts"]["evaluated"] == 1)
 
 
@@ -232,7 +232,7 @@ def test_a_baseline_acts_without_a_learner(driver: Driver) -> None:
         driver.open(ABSENT, connect_timeout_s=0.2)
 
 
-def test_an_actor_joins_a_learner_that_comes_later(driver: Driver, shelf: Shelf) -> None:
+def test_an_actor_joins_a_learner_that_comes_later(driver: Driver, records: Records) -> None:
     port = free_port()
     driver.open(f"127.0.0.1:{port}", fallback="random", connect_timeout_s=0.0)
     driver("play", steps=10)
@@ -240,13 +240,13 @@ def test_an_actor_joins_a_learner_that_comes_later(driver: Driver, shelf: Shelf)
         driver("wait", v=0, s=30.0)
         driver.step(0.1)
         driver("end")
-        kept(shelf, driver, 1)
+        kept(records, driver, 1)
     assert driver("stats")["counters"]["unrecorded_actions"] == 10
 
 
-def test_a_policy_that_overflows_is_rolled_back(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_policy_that_overflows_is_rolled_back(driver: Driver, records: Records, address: str) -> None:
     driver.open(address, algorithm_parameters={"input_size": 4, "act_dim": 3, "steps_per_update": 16})
-    shelf.constant = 3e38
+    records.constant = 3e38
     driver("play", steps=16, length=16)
     driver("wait", v=1, s=20.0)
     assert driver.step(0.1)["version"] == 0
@@ -255,7 +255,7 @@ def test_a_policy_that_overflows_is_rolled_back(driver: Driver, shelf: Shelf, ad
     assert driver("version")["version"] == 0
 
 
-def test_a_stale_policy_gives_way_to_the_baseline(driver: Driver, shelf: Shelf) -> None:
+def test_a_stale_policy_gives_way_to_the_baseline(driver: Driver, records: Records) -> None:
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:*", run_dir=None)) as learner:
         for how in ("baseline", "raise"):
             driver.open(learner.address, baseline=[1.0], policy_max_age_s=1e-6, on_stale=how)
@@ -268,7 +268,7 @@ def test_a_stale_policy_gives_way_to_the_baseline(driver: Driver, shelf: Shelf) 
                     driver("request", obs=[0.1] * 4)
 
 
-def test_bad_input(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_bad_input(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     for observation, words in (([0.0], "has 1 elements; expected 4"), ([0.0, 0.0, 1e39, 0.0], "element 2 is not finite")):
         with pytest.raises(DriverError, match=words):
@@ -282,7 +282,7 @@ def test_bad_input(driver: Driver, shelf: Shelf, address: str) -> None:
     assert driver("stats")["counters"]["bad_input.ObservationError"] == 1
 
 
-def test_an_action_of_another_trajectory_is_dropped_or_refused(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_an_action_of_another_trajectory_is_dropped_or_refused(driver: Driver, records: Records, address: str) -> None:
     for overflow in ("drop_oldest", "wait"):
         driver.open(address, overflow=overflow)
         action = driver("request", t=0, obs=[0.1] * 4)
@@ -297,7 +297,7 @@ def test_an_action_of_another_trajectory_is_dropped_or_refused(driver: Driver, s
             assert driver("stats")["counters"]["late_actions_dropped"] == 1
 
 
-def test_a_forked_child_becomes_another_actor(driver: Driver, shelf: Shelf, address: str) -> None:
+def test_a_forked_child_becomes_another_actor(driver: Driver, records: Records, address: str) -> None:
     driver.open(address)
     driver.step(0.1)
     child = driver("fork", steps=10)
@@ -306,10 +306,10 @@ def test_a_forked_child_becomes_another_actor(driver: Driver, shelf: Shelf, addr
     assert driver("fork", steps=0)["status"] == 0  # a child that never uses the agent
     driver("end")
     assert driver("stats")["in_doubt"] == 0
-    kept(shelf, driver, 11)
+    kept(records, driver, 11)
 
 
-def test_a_policy_cache_serves_both_languages(driver: Driver, shelf: Shelf, tmp_path: Path) -> None:
+def test_a_policy_cache_serves_both_languages(driver: Driver, records: Records, tmp_path: Path) -> None:
     config = {"client_id": "lab", "algorithm_name": "KEEPER", "policy_cache": str(tmp_path / "policy")}
     spaces = {"algorithm_parameters": {"input_size": 4, "act_dim": 3}}
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:*", run_dir=None)) as learner:
@@ -329,13 +329,13 @@ def test_a_policy_cache_serves_both_languages(driver: Driver, shelf: Shelf, tmp_
     assert (tmp_path / "policy.refused").exists()
 
 
-def test_keys(driver: Driver, shelf: Shelf, tmp_path: Path) -> None:
+def test_keys(driver: Driver, records: Records, tmp_path: Path) -> None:
     write_keys(tmp_path, {"ann": ("submit", "read_weights"), "eve": ()})
     learner = Learner(LearnerConfig(bind="tcp://127.0.0.1:*", run_dir=None, keys=tmp_path))
     with learner:
         driver.open(learner.address, keys=str(tmp_path / "ann.keys"))
         driver("play", steps=20)
-        kept(shelf, driver, 20)
+        kept(records, driver, 20)
         with pytest.raises(DriverError, match="refuses this actor"):
             driver.open(learner.address, keys=str(tmp_path / "eve.keys"))
     (tmp_path / "ann.keys").chmod(0o644)
@@ -428,21 +428,21 @@ def test_nothing_is_lost_when_the_learner_is_killed(driver: Driver, tmp_path: Pa
         learner.wait()
 
 
-def test_the_cartpole_example(shelf: Shelf, address: str, tmp_path: Path) -> None:
+def test_the_cartpole_example(records: Records, address: str, tmp_path: Path) -> None:
     program = build(ROOT / "examples" / "native" / "cartpole.cpp")
     config = json.loads((ROOT / "examples" / "native" / "cartpole.json").read_text())
     config |= {"algorithm_name": "KEEPER", "train_server_address": address}
     (tmp_path / "cartpole.json").write_text(json.dumps(config))
     done = subprocess.run([program, tmp_path / "cartpole.json", "600"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("delivered: all\n")
-    until(lambda: shelf.kept and any(segment.terminated for segment in shelf.kept))
+    until(lambda: records.kept and any(segment.terminated for segment in records.kept))
 
 
-def test_a_c_program_acts(shelf: Shelf, address: str) -> None:
+def test_a_c_program_acts(records: Records, address: str) -> None:
     program = build(ROOT / "native" / "tests" / "c_actor.c")
     config = CONFIG | {"train_server_address": address, "linger_ms": 0}
     done = subprocess.run([program, json.dumps(config)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["accepted"] == 5
-    until(lambda: len(shelf.kept) == 5)
-    assert [segment.terminated for segment in shelf.kept] == [True] * 5
+    until(lambda: len(records.kept) == 5)
+    assert [segment.terminated for segment in records.kept] == [True] * 5

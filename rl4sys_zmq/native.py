@@ -40,7 +40,7 @@ def _find() -> tuple[ModuleType | None, str]:
     try:
         import zmq  # noqa: F401 - the module uses the libzmq that this import loads
 
-        _native = importlib.import_module("rl4sys_zmq._native")  # by name: the package itself stands on the highest floor
+        _native = importlib.import_module("._native", __package__)  # the package itself stands on the highest floor
     except ImportError as exc:
         return None, f"the extension was not built, or cannot be loaded: {exc}"
     version = str(sys.modules["rl4sys_zmq"].__version__)

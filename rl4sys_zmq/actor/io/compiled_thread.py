@@ -274,7 +274,7 @@ class CompiledSharedState(ActorSharedState):
 
     @property
     def lacks(self) -> str:
-        """What the compiled form lacks for the learner's policy; empty if nothing is known to be missing."""
+        """The part of the learner's policy that the compiled form lacks; empty if none is known."""
         error = self.open_error or self.error
         return error.reason if isinstance(error, FormLacks) else ""
 
@@ -373,7 +373,7 @@ class CompiledCounters(Counters):
 
 
 class CompiledSession:
-    """What an agent reads of the session, as it was at the end of the compiled thread's last turn."""
+    """The session of a compiled thread, as it was at the end of the thread's last turn."""
 
     def __init__(self, native: _native.IoThread) -> None:
         self._native = native

@@ -71,10 +71,12 @@ PyObject* encode_diff(PyObject*, PyObject* arguments) {
         weights::Diff diff;
         {
             const Unlocked unlocked(states.size);
-            diff = weights::encode_diff(states.base, floats(to.bytes()), states.size, states.form, states.before, head.bytes(), zstd);
+            diff = weights::encode_diff(states.base, floats(to.bytes()), states.size, states.form, states.before, head.bytes(),
+                                        zstd);
         }
         const Ref payload = bytes_object(diff.payload.view());
-        return checked(Py_BuildValue("(iOO)", static_cast<int>(diff.encoding), payload.get(), diff.predicted ? Py_True : Py_False));
+        PyObject* const predicted = diff.predicted ? Py_True : Py_False;
+        return checked(Py_BuildValue("(iOO)", static_cast<int>(diff.encoding), payload.get(), predicted));
     });
 }
 

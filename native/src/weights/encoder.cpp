@@ -41,7 +41,8 @@ bool is_sparse(const Magnitudes& magnitudes, std::size_t size) {
 // The symbol of a magnitude above 0.
 std::uint8_t symbol_of(std::uint32_t magnitude, int fine) noexcept {
     const int exponent = 31 - __builtin_clz(magnitude);
-    const std::uint32_t fraction = (exponent >= fine ? magnitude >> (exponent - fine) : magnitude << (fine - exponent)) & ((1U << fine) - 1);
+    const std::uint32_t scaled = exponent >= fine ? magnitude >> (exponent - fine) : magnitude << (fine - exponent);
+    const std::uint32_t fraction = scaled & ((1U << fine) - 1);
     return static_cast<std::uint8_t>((static_cast<std::uint32_t>(exponent) << fine | fraction) + 1);
 }
 
@@ -72,7 +73,8 @@ int best_fine(const std::uint32_t* counts, std::size_t size) {
         double cost = 0.0;
         for (int symbol = 0; symbol < 256; ++symbol) {
             const double used = folded[symbol];
-            if (used > 0.0) cost += used * (std::log2(static_cast<double>(size) / used) + kSymbolTable.open_bits[fine][symbol]) + kSymbolBits;
+            if (used <= 0.0) continue;
+            cost += used * (std::log2(static_cast<double>(size) / used) + kSymbolTable.open_bits[fine][symbol]) + kSymbolBits;
         }
         if (fine && cost >= least) continue;
         best = fine;
@@ -241,7 +243,8 @@ Diff encode_part(BitWriter&& head, const float* base, const float* next, const f
         BitWriter other;
         other.bytes(head.view());
         dense = dense_diff(std::move(other), base, next, before, size, form, zstd);
-        if (static_cast<double>(dense->payload.size() - start) < estimated_bits(positions, magnitudes, size) / 8.0) return std::move(*dense);
+        const auto bytes = static_cast<double>(dense->payload.size() - start);
+        if (bytes < estimated_bits(positions, magnitudes, size) / 8.0) return std::move(*dense);
     }
     Diff sparse{Encoding::sparse, std::move(head), false};
     write_integers(sparse.payload, positions, std::move(magnitudes), negative, size, zstd);
@@ -262,8 +265,8 @@ std::vector<std::uint32_t> busy_blocks(const std::uint8_t* flags, std::size_t si
 }
 
 template <class F>
-Diff encode_with(const float* base, const float* next, std::size_t size, const F& form, const float* before, std::string_view prefix,
-                 support::Zstd& zstd) {
+Diff encode_with(const float* base, const float* next, std::size_t size, const F& form, const float* before,
+                 std::string_view prefix, support::Zstd& zstd) {
     using RawForm = std::conditional_t<std::is_same_v<F, Grid>, Fp32, F>;
     const float* canonical = base;
     std::vector<float> storage;
@@ -296,8 +299,8 @@ Diff encode_with(const float* base, const float* next, std::size_t size, const F
             gather(form.exponents, size, blocks, exponents);
             part.exponents = exponents.data();
         }
-        out = encode_part(std::move(head), inner_base.data(), inner_next.data(), before ? inner_before.data() : nullptr, inner_base.size(),
-                          part, inner_flags.data(), count, zstd);
+        out = encode_part(std::move(head), inner_base.data(), inner_next.data(), before ? inner_before.data() : nullptr,
+                          inner_base.size(), part, inner_flags.data(), count, zstd);
     }
     if (out.payload.size() < size * RawForm::kItem) return out;
     refuse_bits(doubtful_bits<F>(base, size) | doubtful_bits<F>(next, size));
@@ -329,8 +332,8 @@ std::optional<BitWriter> snapshot_planes(const float* flat, std::size_t size, su
 
 }  // namespace
 
-Diff encode_diff(const float* base, const float* next, std::size_t size, const Form& form, const float* before, std::string_view prefix,
-                 support::Zstd& zstd) {
+Diff encode_diff(const float* base, const float* next, std::size_t size, const Form& form, const float* before,
+                 std::string_view prefix, support::Zstd& zstd) {
     switch (form.dtype) {
         case WireDtype::bf16: return encode_with(base, next, size, Bf16{}, before, prefix, zstd);
         case WireDtype::grid: return encode_with(base, next, size, Grid{form.exponents}, before, prefix, zstd);

@@ -31,15 +31,16 @@ RL4SYS_INLINE std::size_t differences_loop(const float* __restrict a, const floa
 }
 
 template <class F, From kFrom>
-RL4SYS_INLINE void split_loop(const F& form, const float* __restrict now, const float* __restrict base, const float* __restrict before,
-                              std::size_t size, unsigned char* __restrict p0, unsigned char* __restrict p1,
+RL4SYS_INLINE void split_loop(const F& form, const float* __restrict now, const float* __restrict base,
+                              const float* __restrict before, std::size_t size, unsigned char* __restrict p0, unsigned char* __restrict p1,
                               unsigned char* __restrict p2, unsigned char* __restrict p3) noexcept {
     for (std::size_t i = 0; i < size; ++i) {
         std::int32_t n = form.integer(now[i], i);
         if constexpr (kFrom != From::nothing) {
             const std::int32_t was = form.integer(base[i], i);
             n = wrapped_difference(n, was);
-            if constexpr (kFrom == From::prediction) n = wrapped_difference(n, wrapped_difference(was, form.integer(before[i], i)));
+            if constexpr (kFrom == From::prediction)
+                n = wrapped_difference(n, wrapped_difference(was, form.integer(before[i], i)));
         }
         const std::uint32_t digits = static_cast<std::uint32_t>(n) + (F::kItem == 4 ? kDigits : kDigits & 0xFFFF);
         p0[i] = static_cast<unsigned char>(digits);
@@ -81,9 +82,10 @@ RL4SYS_INLINE void split_any(const F& form, const float* now, const float* base,
 }
 
 template <class F>
-RL4SYS_INLINE void join_any(const F& form, const unsigned char* const* planes, const float* base, const float* before, std::size_t size,
-                            float* out) noexcept {
-    const unsigned char *p0 = planes[0], *p1 = planes[1], *p2 = planes[F::kItem == 4 ? 2 : 0], *p3 = planes[F::kItem == 4 ? 3 : 0];
+RL4SYS_INLINE void join_any(const F& form, const unsigned char* const* planes, const float* base, const float* before,
+                            std::size_t size, float* out) noexcept {
+    const unsigned char *p0 = planes[0], *p1 = planes[1];
+    const unsigned char *p2 = planes[F::kItem == 4 ? 2 : 0], *p3 = planes[F::kItem == 4 ? 3 : 0];
     if (!base)
         join_loop<F, From::nothing>(form, p0, p1, p2, p3, nullptr, nullptr, size, out);
     else if (!before)
@@ -129,7 +131,8 @@ std::size_t find_differences(const float* a, const float* b, std::size_t size, s
 }
 
 template <class F>
-void split_planes(const F& form, const float* now, const float* base, const float* before, std::size_t size, unsigned char* planes) noexcept {
+void split_planes(const F& form, const float* now, const float* base, const float* before, std::size_t size,
+                  unsigned char* planes) noexcept {
     RL4SYS_CHOSEN(split, form, now, base, before, size, planes);
 }
 

@@ -14,7 +14,8 @@ std::size_t find_differences(const float* a, const float* b, std::size_t size, s
 /// Writes the planes of the differences from `base` to `now`, lowest bytes first; of whole states if `base` is null. If `before`
 /// is not null, the last difference is subtracted.
 template <class F>
-void split_planes(const F& form, const float* now, const float* base, const float* before, std::size_t size, unsigned char* planes) noexcept;
+void split_planes(const F& form, const float* now, const float* base, const float* before, std::size_t size,
+                  unsigned char* planes) noexcept;
 
 /// The inverse of `split_planes`.
 template <class F>

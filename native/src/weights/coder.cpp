@@ -39,12 +39,13 @@ std::vector<std::uint64_t> magnitudes(BitReader& reader, std::size_t size, int d
     std::unique_ptr<char[]> large;
     const char* const symbols = plane(reader, size, zstd, zstd.scratch(size, large));
     std::vector<std::uint8_t> widths(size);
+    const Symbols& table = symbol_table();
     for (std::size_t i = 0; i < size; ++i) {
         const auto symbol = static_cast<unsigned char>(symbols[i]);
-        const std::int64_t least = kSymbolTable.least[fine][symbol];
+        const std::int64_t least = table.least[fine][symbol];
         if (least < 0) bad("a symbol stands for no magnitude");
         out[i] = static_cast<std::uint64_t>(least);
-        widths[i] = kSymbolTable.open_bits[fine][symbol];
+        widths[i] = table.open_bits[fine][symbol];
     }
     reader.add_fields(widths, out);
     return out;

@@ -74,7 +74,7 @@ int best_fine(const std::uint32_t* counts, std::size_t size) {
         for (int symbol = 0; symbol < 256; ++symbol) {
             const double used = folded[symbol];
             if (used <= 0.0) continue;
-            cost += used * (std::log2(static_cast<double>(size) / used) + kSymbolTable.open_bits[fine][symbol]) + kSymbolBits;
+            cost += used * (std::log2(static_cast<double>(size) / used) + symbol_table().open_bits[fine][symbol]) + kSymbolBits;
         }
         if (fine && cost >= least) continue;
         best = fine;
@@ -93,10 +93,11 @@ void write_symbols(BitWriter& out, const Magnitudes& excess, support::Zstd& zstd
     const int fine = best_fine(counts, plane.size());
     std::vector<std::uint32_t> values(excess.size());
     std::vector<std::uint8_t> widths(excess.size());
+    const Symbols& table = symbol_table();
     for (std::size_t i = 0; i < excess.size(); ++i) {
         const std::uint8_t symbol = plane[i] = coarser(plane[i], fine);
-        widths[i] = kSymbolTable.open_bits[fine][symbol];
-        values[i] = excess[i] - static_cast<std::uint32_t>(kSymbolTable.least[fine][symbol]);
+        widths[i] = table.open_bits[fine][symbol];
+        values[i] = excess[i] - static_cast<std::uint32_t>(table.least[fine][symbol]);
     }
     out.byte(static_cast<std::uint8_t>(kSymbols + fine));
     write_plane(out, support::bytes_of(plane.data(), plane.size()), zstd);

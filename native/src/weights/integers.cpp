@@ -23,7 +23,10 @@ Symbols::Symbols() noexcept {
     }
 }
 
-const Symbols kSymbolTable;
+const Symbols& symbol_table() noexcept {
+    static const Symbols table;
+    return table;
+}
 
 void refuse_bits(std::int32_t doubtful) {
     if (doubtful) throw WeightsError("the state has values that bf16 cannot represent", "dtype");

@@ -72,7 +72,7 @@ struct Symbols {
     Symbols() noexcept;
 };
 
-extern const Symbols kSymbolTable;
+const Symbols& symbol_table() noexcept;
 
 /// Appends the elements of some blocks of `kBlock` to `out`.
 template <class T>

@@ -7,8 +7,6 @@
 namespace rl4sys::weights {
 namespace {
 
-const support::CpuLevel kLevel = support::cpu_level();
-
 constexpr std::uint32_t kDigits = 0x80808080U;  // a byte is a digit from -128 to 127, plus 128
 
 enum class From { nothing, base, prediction };
@@ -114,7 +112,7 @@ RL4SYS_LOOPS(base, )
 RL4SYS_LOOPS(v3, __attribute__((target("avx2"))))
 RL4SYS_LOOPS(v4, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
 #define RL4SYS_CHOSEN(LOOP, ...)                      \
-    switch (kLevel) {                                 \
+    switch (support::cpu_level()) {                   \
         case support::CpuLevel::v4: return LOOP##_v4(__VA_ARGS__); \
         case support::CpuLevel::v3: return LOOP##_v3(__VA_ARGS__); \
         case support::CpuLevel::base: break;          \

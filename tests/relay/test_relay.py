@@ -192,6 +192,7 @@ def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
     assert relays_of([agent]) == [relay.address]
 
 
+@pytest.mark.usefixtures("pure_form")
 def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = site.learner()
     driver = site.agent(learner, drives=True)

@@ -90,8 +90,8 @@ def drain(timeout_s: float) -> dict[str, Any]:
 count_snapshots()
 register_algorithm("FAKE", build)
 # On a busy machine, several threads of torch make each update tens of times slower. Actors elsewhere would get diffs.
-options = {"bind": given["bind"], "run_dir": None, "torch_threads": 1, "weights": {"level": 1}, **given.get("config", {})}
-config = LearnerConfig.from_mapping(options)
+settings = {"bind": given["bind"], "run_dir": None, "torch_threads": 1, "weights": {"level": 1}, **given.get("config", {})}
+config = LearnerConfig.from_mapping(settings)
 with started() as learner:
     say({"address": learner.address, "pub": learner.pub_address})
     obey(

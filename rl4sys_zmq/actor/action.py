@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -164,11 +165,17 @@ class RL4SysAction(ActionSlots):
         return {"logp_a": self.log_prob}
 
     def __copy__(self) -> RL4SysAction:
+        return self._twin(lambda value: value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RL4SysAction:
+        return self._twin(lambda value: copy.deepcopy(value, memo))
+
+    def _twin(self, copied: Callable[[Any], Any]) -> RL4SysAction:
         twin = type(self)()
         for kind in type(self).__mro__:
             for name in getattr(kind, "__slots__", ()):
                 if hasattr(self, name):
-                    setattr(twin, name, getattr(self, name))
+                    setattr(twin, name, copied(getattr(self, name)))
         return twin
 
     def set_done(self, done: bool) -> None:

@@ -338,7 +338,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 policy.
         """
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        self._io.host.flushing += 1
+        host = self._io.host
+        host.count_flushing(1)
         try:
             self._parts.wait(
                 lambda: self._io.idle and self._io.host.credit_gate.error is None,
@@ -346,7 +347,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 lambda: f"the ack of {self._in_actor} segments",
             )
         finally:
-            self._io.host.flushing -= 1
+            host.count_flushing(-1)
 
     def stats(self) -> dict[str, Any]:
         """Return a copy of this actor's counters and state.

@@ -296,13 +296,13 @@ class AgentComponents:
         if not self._waits or self._granted(steps):
             return
         host = self.io.host
-        host.waiting += 1
+        host.count_waiting(1)
         try:
             self.io.wake_now()
             with self.credit_wait:
                 self.wait(lambda: self._granted(steps), self.config.wait_timeout_s)
         finally:
-            host.waiting -= 1
+            host.count_waiting(-1)
 
     def _granted(self, steps: int) -> bool:
         """Return True if a segment can start now. Also ask for credit for the next two segments of `steps` steps."""
@@ -326,7 +326,7 @@ class AgentComponents:
             self.io.wake_now()
             with host.changed:
                 while not ready():
-                    if self.settle_form():
+                    if self.settle_form() or host is not self.io.host:
                         break
                     error = host.open_error or host.credit_gate.error
                     if error is not None:

@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for
 from typing import Any, Self, TypeVar
 
+from rl4sys_zmq import native
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.config.options import TIMEOUT_S, check_value
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
@@ -105,6 +106,7 @@ class Learner(Resource):
                 return self
             self._pid = os.getpid()
             import_plugins(self.config.plugins)
+            native.default()  # a wrong word in the environment is an error here, and not with the first message
             check_engines(self.config)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))

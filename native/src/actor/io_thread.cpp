@@ -435,6 +435,10 @@ void IoThread::on_joined(const Received& welcome) {
         session_.reject(monotonic());
         set_error({SessionError::Kind::refused, Refusal::spec, std::string("its Welcome message is invalid: ") + error.what(), "spec"});
         return;
+    } catch (const io::TransportError& error) {
+        session_.reject(monotonic());
+        set_error({SessionError::Kind::refused, Refusal::spec, std::string("its Welcome message is invalid: ") + error.what(), "spec"});
+        return;
     } catch (const policy::Unsupported& error) {
         session_.reject(monotonic());
         set_error({SessionError::Kind::unsupported, Refusal::spec, error.what(), "spec"});

@@ -55,6 +55,11 @@ delivery::PolicyVersion WeightSubscriber::held() const noexcept {
     return {snapshot.generation, snapshot.version};
 }
 
+std::uint64_t WeightSubscriber::held_digest() const noexcept {
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    return host_.acting.policy ? host_.acting.policy->snapshot().digest : 0;
+}
+
 double WeightSubscriber::next_deadline() const noexcept {
     const double never = std::numeric_limits<double>::infinity();
     return std::min(fetch_at_ != 0.0 ? fetch_at_ : never, sub_ ? silence_.deadline() : never);
@@ -200,7 +205,7 @@ void WeightSubscriber::on_beacon(const Received& beacon, double now) {
     if (!newest() || held_generation != generation || version > held_version) {
         ++counters_["resyncs.beacon"];
         fetch(false, now);
-    } else if (version == held_version && beacon.integer("digest") != newest()->digest) {
+    } else if (version == held_version && beacon.integer("digest") != held_digest()) {
         ++counters_["resyncs.digest"];
         fetch(true, now);
     }

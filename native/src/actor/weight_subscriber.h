@@ -63,6 +63,7 @@ private:
     void on_update(std::string_view header, std::string_view payload, double now);
     void on_beacon(const wire::Received& beacon, double now);
     void set_document(wire::Map document);
+    std::uint64_t held_digest() const noexcept;
     void swap(std::shared_ptr<const weights::Snapshot> snapshot);
 
     const Settings& settings_;

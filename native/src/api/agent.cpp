@@ -196,11 +196,13 @@ void Agent::log(actor::LogLevel level, const std::string& text) const {
 
 Failure Agent::unavailable(const std::string& stage, double timeout_s) const {
     const actor::HostLink& host = parts_->io.host;
-    std::string text = "the learner at " + options_.settings.address + " did not give " + (stage.empty() ? host.stage : stage) +
-                       " within " + short_number(timeout_s) + " s";
-    if (!stage.empty() && !host.joined) text += "; it was waiting for " + host.stage;
-    if (stage.empty() && host.joined)
-        text += "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does";
+    const std::string limit = " within " + short_number(timeout_s) + " s";
+    if (!host.joined)
+        return Failure(Code::unavailable, "no learner at " + options_.settings.address + limit + " (waiting for " + host.stage +
+                                              "); start it, or correct the address; `rl4sys-learner doctor` tests each step");
+    std::string text = "the learner at " + options_.settings.address + " answers, but did not continue" + limit + " (waiting for " +
+                       (stage.empty() ? host.stage : stage) + ")";
+    if (stage.empty()) text += "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does";
     return Failure(Code::unavailable, text);
 }
 

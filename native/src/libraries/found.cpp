@@ -22,20 +22,19 @@ bool load_zstd(support::ZstdFunctions& out) noexcept {
            bind(library, "ZSTD_compressBound", out.bound) && bind(library, "ZSTD_isError", out.is_error);
 }
 
-// The path of the libzmq in this process. Linux lists the mapped files.
-std::string path_of_zmq() {
+// The path of pyzmq's extension, which leads to its libzmq: the process can have others. Linux lists the mapped files.
+std::string path_of_pyzmq() {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
         const std::size_t path = line.find('/');
-        if (path == std::string::npos) continue;
-        const std::size_t name = line.rfind('/') + 1;
-        if (line.compare(name, 6, "libzmq") == 0) return line.substr(path);
+        if (path != std::string::npos && line.find("/zmq/backend/", path) != std::string::npos && line.find(".so", path) != std::string::npos)
+            return line.substr(path);
     }
     return {};
 }
 
 bool load_zmq(io::ZmqFunctions& out) {
-    const std::string path = path_of_zmq();
+    const std::string path = path_of_pyzmq();
     if (path.empty()) return false;
     void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     return library && bind(library, "zmq_ctx_new", out.ctx_new) && bind(library, "zmq_ctx_set", out.ctx_set) &&

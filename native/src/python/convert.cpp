@@ -22,7 +22,7 @@ Ref bytes_object(std::string_view bytes) { return checked(PyBytes_FromStringAndS
 
 namespace {
 
-Ref text_object(const std::string& text) { return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr)); }
+Ref text_object(const std::string& text) { return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")); }
 
 std::string_view text_of(PyObject* object) {
     Py_ssize_t size = 0;

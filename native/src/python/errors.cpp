@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include "io/zmq.h"
 #include "libraries/found.h"
 #include "policy/spec.h"
@@ -49,6 +51,14 @@ void set_error() noexcept {
             PyErr_SetString(PyExc_RuntimeError, error.what());
         }
     } catch (...) {  // the exception of a Python call above is set
+    }
+}
+
+void take_gil(PyThreadState* state) noexcept {
+    try {
+        PyEval_RestoreThread(state);
+    } catch (...) {
+        for (;;) pause();
     }
 }
 

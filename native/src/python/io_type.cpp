@@ -1,10 +1,12 @@
 // `IoThread`: the I/O thread of one actor for rl4sys_zmq/actor/io/compiled_thread.py. It never holds the GIL.
+#include <pthread.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
 #include <deque>
 #include <optional>
+#include <set>
 #include <stdexcept>
 
 #include "actor/io_thread.h"
@@ -30,7 +32,8 @@ class Events {
 public:
     void put(Event event) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (items_.size() < kMost || event.text.empty()) items_.push_back(std::move(event));
+        const bool repeats = event.text.empty() && !items_.empty() && items_.back().kind == event.kind;
+        if (!repeats && (items_.size() < kMost || event.text.empty())) items_.push_back(std::move(event));
         changed_.notify_one();
     }
 
@@ -134,6 +137,24 @@ actor::Settings settings_from(PyObject* dict) {
     return out;
 }
 
+// All actors of this process. Handlers of fork itself keep their locks, so that none of them is locked for ever in the child: no
+// code of Python runs between them. It could pass the GIL to a thread that then waits for one of these locks.
+std::mutex actors_mutex;
+std::set<Actor*>& actors() {
+    static auto* const all = new std::set<Actor*>;
+    return *all;
+}
+
+void hold_all() {
+    actors_mutex.lock();
+    for (Actor* const actor : actors()) actor->thread.hold();
+}
+
+void let_go_all() {
+    for (Actor* const actor : actors()) actor->thread.let_go();
+    actors_mutex.unlock();
+}
+
 PyTypeObject* io_class = nullptr;  // the type of the module, which has no second instance
 
 PyObject* io_new(PyTypeObject* type, PyObject* args, PyObject*) {
@@ -151,6 +172,10 @@ PyObject* io_new(PyTypeObject* type, PyObject* args, PyObject*) {
         auto* const alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
         Ref out = checked(alloc(type, 0));
         auto* self = reinterpret_cast<IoObject*>(out.get());
+        {
+            const std::lock_guard<std::mutex> lock(actors_mutex);
+            actors().insert(owned.get());
+        }
         self->actor = owned.release();
         self->context = Py_NewRef(context);
         self->pid = getpid();
@@ -162,6 +187,10 @@ void io_dealloc(PyObject* self) {
     auto* io = reinterpret_cast<IoObject*>(self);
     // In a forked child, the thread, its sockets and its context stayed with the parent.
     if (io->pid == getpid()) {
+        {
+            const std::lock_guard<std::mutex> lock(actors_mutex);
+            actors().erase(io->actor);
+        }
         delete io->actor;
         Py_XDECREF(io->context);
     }
@@ -184,18 +213,19 @@ PyObject* io_request_stop(PyObject* self, PyObject*) {
     return none();
 }
 
-// These functions wait without the GIL. They catch nothing: at its end, the interpreter unwinds threads that want the GIL back.
+// These functions wait without the GIL.
 PyObject* io_join(PyObject* self, PyObject*) {
     PyThreadState* const state = PyEval_SaveThread();
     actor_of(self).thread.stop();
-    PyEval_RestoreThread(state);
+    take_gil(state);
     return none();
 }
 
 PyObject* event_tuple(const std::optional<Event>& event) noexcept {
     if (!event) return none();
     static constexpr int kLevels[] = {10, 20, 30, 40};  // of Python's logging
-    return Py_BuildValue("(sis#)", event->kind, kLevels[static_cast<int>(event->level)], event->text.data(), static_cast<Py_ssize_t>(event->text.size()));
+    PyObject* const text = PyUnicode_DecodeUTF8(event->text.data(), static_cast<Py_ssize_t>(event->text.size()), "replace");
+    return text ? Py_BuildValue("(siN)", event->kind, kLevels[static_cast<int>(event->level)], text) : nullptr;
 }
 
 PyObject* io_next_event(PyObject* self, PyObject* seconds) {
@@ -203,7 +233,7 @@ PyObject* io_next_event(PyObject* self, PyObject* seconds) {
     if (PyErr_Occurred()) return nullptr;
     PyThreadState* const state = PyEval_SaveThread();
     const std::optional<Event> event = actor_of(self).events.next(most);
-    PyEval_RestoreThread(state);
+    take_gil(state);
     return event_tuple(event);
 }
 
@@ -219,7 +249,7 @@ PyObject* io_wait_change(PyObject* self, PyObject* args) {
     if (!PyArg_ParseTuple(args, "Kd", &seen, &seconds)) return nullptr;
     PyThreadState* const state = PyEval_SaveThread();
     const std::uint64_t changes = wait_change(actor_of(self).thread.host, seen, seconds);
-    PyEval_RestoreThread(state);
+    take_gil(state);
     return PyLong_FromUnsignedLongLong(changes);
 }
 
@@ -243,16 +273,6 @@ PyObject* io_wake(PyObject* self, PyObject*) {
 
 PyObject* io_wake_unless_resting(PyObject* self, PyObject*) {
     actor_of(self).thread.wake_unless_resting();
-    return none();
-}
-
-PyObject* io_hold(PyObject* self, PyObject*) {
-    actor_of(self).thread.hold();
-    return none();
-}
-
-PyObject* io_let_go(PyObject* self, PyObject*) {
-    actor_of(self).thread.let_go();
     return none();
 }
 
@@ -310,7 +330,7 @@ PyObject* io_put(PyObject* self, PyObject* args) {
     if (packing.bytes >= kLarge) {
         PyThreadState* const state = PyEval_SaveThread();
         packing.run(actor_of(self).outbox);
-        PyEval_RestoreThread(state);
+        take_gil(state);
     } else {
         packing.run(actor_of(self).outbox);
     }
@@ -535,8 +555,6 @@ PyMethodDef kMethods[] = {
     {"notify", io_notify, METH_NOARGS, "Wake the waiting host threads."},
     {"wake", io_wake, METH_NOARGS, "Wake the thread."},
     {"wake_unless_resting", io_wake_unless_resting, METH_NOARGS, "Wake the thread, unless it reads the outbox soon anyway."},
-    {"hold", io_hold, METH_NOARGS, "Keep all locks, while the process forks."},
-    {"let_go", io_let_go, METH_NOARGS, "Release the locks, in the parent and in the child."},
     {"put", io_put, METH_VARARGS, "Pack a finished segment, and queue it."},
     {"put_dropped", io_put_dropped, METH_VARARGS, "Count a finished segment as dropped."},
     {"status", io_status, METH_NOARGS, "All numbers of the session and the outbox at one moment."},
@@ -634,6 +652,8 @@ const policy::Policy* current_policy(PyObject* io) noexcept { return actor_of(io
 void add_io_type(PyObject* module) {
     io_class = reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&kSpec)).release());
     if (PyModule_AddType(module, io_class) < 0) throw PythonError{};
+    static const int registered = pthread_atfork(hold_all, let_go_all, let_go_all);
+    if (registered != 0) throw std::bad_alloc();
 }
 
 }  // namespace rl4sys::python

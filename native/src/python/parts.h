@@ -20,6 +20,10 @@ PyObject* guarded(F f) noexcept {
     }
 }
 
+/// Takes the GIL back. At its end, the interpreter ends a thread that asks for it; this one then waits for the process to end,
+/// because C++ functions that throw nothing cannot be unwound.
+void take_gil(PyThreadState* state) noexcept;
+
 /// The compressors of this thread. Throws if libzstd is missing.
 support::Zstd& thread_zstd();
 

@@ -128,7 +128,7 @@ enum Maker { kMakeObservation, kMakeRaw, kMakeAct };
 
 PyObject* made(ActionObject& action, std::size_t field, Maker maker) {
     PyObject*& value = action.fields[field];
-    if (!value && action.lazy) {
+    if (!value && action.lazy && action.fields[kActionMakers]) {
         const std::size_t raw = action.action_size * sizeof(float), act = action.action_size * sizeof(double);
         const char* from = action.lazy + (maker == kMakeObservation ? 0 : action.observation_bytes + (maker == kMakeRaw ? 0 : raw));
         const std::size_t size = maker == kMakeObservation ? action.observation_bytes : maker == kMakeRaw ? raw : act;
@@ -481,7 +481,9 @@ bool ordinary_add(StepsObject& steps, PyObject* traj, PyObject* object) {
     } else {
         std::memcpy(column(kActions, steps.action_size * sizeof(float)), action.lazy + steps.observation_bytes, steps.action_size * sizeof(float));
     }
-    const auto log_prob = static_cast<float>(PyFloat_AsDouble(action.fields[kLogProb])), given = static_cast<float>(reward);
+    const double chance = PyFloat_AsDouble(action.fields[kLogProb]);
+    if (chance == -1.0 && PyErr_Occurred()) return false;
+    const auto log_prob = static_cast<float>(chance), given = static_cast<float>(reward);
     std::memcpy(column(kLogProbs, sizeof log_prob), &log_prob, sizeof log_prob);
     std::memcpy(column(kRewards, sizeof given), &given, sizeof given);
     writer.missing += action.fields[kReward] == Py_None;

@@ -16,7 +16,7 @@ public:
     explicit Unlocked(std::size_t elements) : state_(elements > kFewElements ? PyEval_SaveThread() : nullptr) {}
     Unlocked(const Unlocked&) = delete;
     ~Unlocked() {
-        if (state_) PyEval_RestoreThread(state_);
+        if (state_) take_gil(state_);
     }
 
 private:

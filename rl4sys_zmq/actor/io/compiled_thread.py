@@ -7,14 +7,12 @@ interfaces of those in `thread`, `shared_state`, `weight_subscriber` and `segmen
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from dataclasses import asdict
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
 
 import numpy as np
 
@@ -89,8 +87,6 @@ class CompiledIOThread(Worker):
         self.weight_subscriber = CompiledWeightSubscriber(self.native, config)
         self._policy_cache: ActorPolicyCache | None = None
         self._stopping = False
-        self._pid = os.getpid()
-        _threads.add(self)
 
     def wake_now(self) -> None:
         self.native.wake()
@@ -156,7 +152,7 @@ class CompiledIOThread(Worker):
             return self._handle(event)
         except Exception:  # noqa: BLE001 - such as that of a host's logging handler; it must not end the thread
             self.counters.add("io_restarts")
-            return True
+            return event is None or event[0] != "ended"
 
     def _handle(self, event: tuple[str, int, str] | None) -> bool:
         """Handle one event. Return False at the end of the compiled thread."""
@@ -168,26 +164,6 @@ class CompiledIOThread(Worker):
             case ("ended", _, _):
                 return False
         return True
-
-
-_threads: WeakSet[CompiledIOThread] = WeakSet()
-_held: list[CompiledIOThread] = []
-
-
-def _hold() -> None:
-    """Before a fork: keep the locks of all compiled threads, so that none of them is locked for ever in the child."""
-    _held[:] = [thread for thread in _threads if thread._pid == os.getpid()]
-    for thread in _held:
-        thread.native.hold()
-
-
-def _let_go() -> None:
-    for thread in _held:
-        thread.native.let_go()
-    _held.clear()
-
-
-os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)
 
 
 def _settings(config: AgentConfig, hello: Hello, keys: list[str]) -> dict[str, Any]:
@@ -243,6 +219,7 @@ class CompiledSharedState(ActorSharedState):
 
     def __init__(self, native: _native.IoThread, config: AgentConfig) -> None:
         self._native, self._config = native, config
+        self._counting = threading.RLock()  # a property with a setter does not add in one step
         self.changed = _Changes(native)  # type: ignore[assignment]
         self.opened = threading.Event()
         self.open_error = None
@@ -344,12 +321,20 @@ class CompiledSharedState(ActorSharedState):
     def flushing(self, count: int) -> None:
         self._native.flushing = count
 
+    def count_waiting(self, count: int) -> None:
+        with self._counting:
+            self.waiting += count
+
+    def count_flushing(self, count: int) -> None:
+        with self._counting:
+            self.flushing += count
+
     def inherit(self, other: ActorSharedState) -> None:
         self.session_parameters = other.session_parameters
         self.current_at = other.current_at
 
     def renew_lock(self) -> None:
-        pass
+        self._counting = threading.RLock()
 
     def notify(self) -> None:
         self._native.notify()

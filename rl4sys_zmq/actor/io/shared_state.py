@@ -72,6 +72,12 @@ class ActorSharedState:
         """True while a host thread waits for credit or for acknowledgements."""
         return bool(self.waiting or self.flushing)
 
+    def count_waiting(self, count: int) -> None:
+        self.waiting += count
+
+    def count_flushing(self, count: int) -> None:
+        self.flushing += count
+
     def inherit(self, other: ActorSharedState) -> None:
         """Take the session parameters of `other`, the shared state of the parent process, in a forked child."""
         self.session_parameters, self.current_at = other.session_parameters, other.current_at

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 from rl4sys_zmq.wire import SegmentBatchReader
 from rl4sys_zmq.wire.thread_messages import DeliverSegments, WorkerMessage
 
-MAX_JOINED = 64
-"""Largest number of messages that are joined."""
+MAX_JOINED, MAX_SEGMENTS = 64, 1024
+"""Largest number of messages that are joined, and of their segments: after the end of a worker process, each is a suspect."""
 
 SHORT_BYTES = 1 << 16
 """Size in bytes up to which a message is joined with others. The copy of a longer one would cost more than its decoding."""
@@ -30,8 +31,12 @@ def take_joined(first: DeliverSegments, queue: deque[WorkerMessage]) -> list[Del
     Messages of a stream stay in their order. Streams are in the order of their first message.
     """
     streams: dict[tuple[str, int], list[list[DeliverSegments]]] = {(first.actor_id, first.origin): [[first]]}
+    segments = len(first.batch or ())
     for _ in range(MAX_JOINED - 1):
         if not queue or not isinstance(message := queue[0], DeliverSegments) or not is_joinable(message):
+            break
+        segments += len(message.batch or ())
+        if segments > MAX_SEGMENTS:
             break
         queue.popleft()
         runs = streams.setdefault((message.actor_id, message.origin), [])
@@ -39,7 +44,10 @@ def take_joined(first: DeliverSegments, queue: deque[WorkerMessage]) -> list[Del
             runs[-1].append(message)
         else:
             runs.append([message])
-    return [_join(run) for run in chain.from_iterable(streams.values())]
+    joined = [_join(run) for run in chain.from_iterable(streams.values())]
+    # The gateway counts messages in the order in which it sent them, so all of these count as taken with the last.
+    total = sum(message.joined for message in joined)
+    return [*(replace(message, joined=0) for message in joined[:-1]), replace(joined[-1], joined=total)]
 
 
 def _continues(last: DeliverSegments, message: DeliverSegments) -> bool:

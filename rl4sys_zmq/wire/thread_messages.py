@@ -172,11 +172,7 @@ class ChangeParameters(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ChangeWeightsLevel(ToLearnerThread):
-    """Another level of the encoding of weights, from the next version on.
-
-    Attributes:
-        level: 0: all weights. 1: the difference from the version before.
-    """
+    """Another level (`WeightsConfig.level`) of the encoding of weights, from the next version on."""
 
     KIND: ClassVar[int] = 38
     level: int

@@ -1,8 +1,7 @@
 """The messages inside a learner: one dataclass for each kind. An actor never imports this module.
 
 The gateway and a learner thread exchange them over PUSH and PULL. The base class of a message gives its direction. A field
-named ``body`` holds the frames after the first one. Fields that messages in `rl4sys_zmq.wire.messages` have too mean the same
-here.
+named ``body`` holds the frames after the first one. Fields of messages in `rl4sys_zmq.wire.messages` mean the same here.
 """
 
 from __future__ import annotations
@@ -51,24 +50,21 @@ class AssignClient(ToLearnerThread):
         client_id, policy_id: The name of the client, and 8 bytes that identify its policy.
         generation: The generation of all versions that this thread publishes.
         algorithm_name, parameters, seed: The algorithm, its parameters, and the seed of its random numbers.
-        observation_space, action_space: The spaces in JSON form.
+        observation_space, action_space, demonstrations: The spaces, and `DemonstrationsConfig` or nothing, in JSON form.
         max_policy_lag: Largest policy lag of a segment that is trained on unchanged; -1 for the algorithm's own limit.
         on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
         pacing_lag: Number of batches that actors can collect ahead of the training; -1 for the default of the algorithm's kind.
         publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
-        max_parameters: Largest number of parameters of a policy.
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
         checkpoint_every_s: Time between two checkpoints, in seconds.
         journal_id: Id of the learner's journal. The thread stores it in the checkpoints.
         wire_dtype, weights_level: The number format and the compression of published weights (`WeightsConfig`).
-        max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
-        max_reward: Largest absolute value of a reward.
+        max_magnitude, max_reward: Largest absolute values: of an observation or a raw action without bounds; of a reward.
         torch_threads: Number of threads of torch in the learner thread; 0 leaves it unchanged.
         init: File or folder with the weights with which a client without a checkpoint starts; empty for random weights.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         tf32: True to let GPUs multiply float32 matrices with the precision of TensorFloat-32.
-        learners: Number of ranks.
-        demonstrations: `DemonstrationsConfig` as JSON values; empty for none.
+        learners, max_parameters: Number of ranks, and the largest number of parameters of a policy.
     """
 
     KIND: ClassVar[int] = 32
@@ -172,7 +168,11 @@ class ChangeParameters(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ChangeWeightsLevel(ToLearnerThread):
-    """Another level (`WeightsConfig.level`) of the encoding of weights, from the next version on."""
+    """Another level of the encoding of weights, from the next version on.
+
+    Attributes:
+        level: 0: all weights. 1: the difference from the version before.
+    """
 
     KIND: ClassVar[int] = 38
     level: int

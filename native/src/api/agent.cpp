@@ -196,7 +196,7 @@ void Agent::log(actor::LogLevel level, const std::string& text) const {
 
 Failure Agent::unavailable(const std::string& stage, double timeout_s) const {
     const actor::HostLink& host = parts_->io.host;
-    const std::string limit = " within " + short_number(timeout_s) + " s";
+    const std::string limit = " within " + short_number(std::max(0.0, timeout_s)) + " s";
     if (!host.joined)
         return Failure(Code::unavailable, "no learner at " + options_.settings.address + limit + " (waiting for " + host.stage +
                                               "); start it, or correct the address; `rl4sys-learner doctor` tests each step");

@@ -56,6 +56,7 @@ class Tier:
         return self.name
 
 
+@pytest.hookimpl(tryfirst=True)  # so that names of tests do not depend on which tests are run
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "tier" in metafunc.fixturenames:
         tiers = [pytest.param(Tier("quick"), id="quick")]

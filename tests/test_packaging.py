@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="the pa
 
 def build(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the build of setup.py into a folder."""
+    pytest.importorskip("setuptools", reason="this environment has no setuptools")
     command = [sys.executable, *f"setup.py -q egg_info --egg-base {folder} build --build-base {folder}/build".split()]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)

@@ -168,8 +168,8 @@ void IoThread::run() noexcept {
             restarts = 0;
         } catch (const std::exception& error) {
             try {
-                log(LogLevel::error, std::string("the I/O thread failed and restarts: ") + error.what());
                 ++counters_["io_restarts"];
+                log(LogLevel::error, std::string("the I/O thread failed and restarts: ") + error.what());
                 set_stage(std::string("its I/O thread to restart (") + error.what() + ")");
             } catch (...) {
             }
@@ -183,6 +183,9 @@ void IoThread::run() noexcept {
     }
     try {
         publish();
+    } catch (...) {
+    }
+    try {
         if (settings_.notice) settings_.notice(Notice::ended);
     } catch (...) {
     }

@@ -16,9 +16,6 @@ enum class Kind : std::uint8_t {
     welcome = 17, ack, refused, weights_reply, status_reply, beacon, operator_command_done, weights_source,
 };
 
-/// True for the messages that only a learner or a relay sends.
-constexpr bool is_to_actor(Kind kind) noexcept { return kind >= Kind::welcome; }
-
 constexpr std::uint64_t kMaxCount = (std::uint64_t{1} << 63) - 1;
 
 /// A received message. Fields that it leaves out have the type's empty value, or the default of the table of fields.

@@ -52,6 +52,7 @@ log = get_logger(__name__)
 SLICE_S = 0.05
 """Longest wait without the GIL of a host thread, so that a signal handler of the host runs soon."""
 WATCH_S = 1.0
+"""Longest sleep of the watch thread, which then looks whether the learner is absent."""
 KEPT = 4
 """The number of policies whose Python objects are kept: the current one, and those to which a rollback can lead."""
 
@@ -76,7 +77,6 @@ class CompiledIOThread(Worker):
     ) -> None:
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self._config = config
-        self._has_keys = keys is not None
         own = [] if keys is None else [keys.own.public, keys.own.secret, keys.learner_public]
         self.native: _native.IoThread = native.IoThread(_settings(config, hello, own), context(), config.cache_file is not None)
         self.outbox = outbox
@@ -86,7 +86,6 @@ class CompiledIOThread(Worker):
         self.session = CompiledSession(self.native)
         self.weight_subscriber = CompiledWeightSubscriber(self.native, config)
         self._policy_cache: ActorPolicyCache | None = None
-        self._stopping = False
 
     def wake_now(self) -> None:
         self.native.wake()
@@ -95,7 +94,6 @@ class CompiledIOThread(Worker):
         self.native.wake_unless_resting()
 
     def stop(self) -> None:
-        self._stopping = True
         self.native.request_stop()
 
     def release(self) -> None:
@@ -150,7 +148,8 @@ class CompiledIOThread(Worker):
             if self._policy_cache is not None:
                 self._policy_cache.report_absence(time.monotonic(), self.explain_absence)
             return self._handle(event)
-        except Exception:  # noqa: BLE001 - such as that of a host's logging handler; it must not end the thread
+        except Exception:  # as in `ActorIOThread.run`, it must not end the thread
+            log.exception("an event of the I/O thread of an actor of %s was not handled", self._config.client_id)
             self.counters.add("io_restarts")
             return event is None or event[0] != "ended"
 
@@ -203,12 +202,6 @@ class _Changes:
     def wait(self, timeout: float) -> None:
         """Wait for a change since the last call, for a short time only: the caller repeats the call."""
         self._seen.number = self._native.wait_change(self._seen.number, max(0.0, min(timeout, SLICE_S)))
-
-    def wait_for(self, ready: Any, timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
-        while not (result := ready()) and (left := deadline - time.monotonic()) > 0.0:
-            self.wait(left)
-        return result
 
     def notify_all(self) -> None:
         self._native.notify()

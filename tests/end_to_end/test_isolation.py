@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from kit import until
 
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import register_algorithm
@@ -43,8 +44,7 @@ def test_a_failed_client_can_be_restarted(lab: Any) -> None:
     with pytest.raises(ClientFailed):
         agent.wait_version(3, 20.0)
     learner.restart("lab")
-    with agent._io.host.changed:
-        assert agent._io.host.changed.wait_for(lambda: agent.generation != generation, timeout=30.0)
+    until(lambda: agent.generation != generation, "another generation")
     lab.train(agent, 16, 1)
     assert agent.digest == learner.digest("lab", 1)
     client = learner.status()["clients"]["lab"]

@@ -127,8 +127,7 @@ def test_waiting_ends_with_the_timeout_and_with_close(inproc_lab: Any, release: 
 
     thread = threading.Thread(target=wait)
     thread.start()
-    with patient._io.host.changed:
-        patient._io.host.changed.wait_for(lambda: patient._io.host.waiting, timeout=10.0)
+    until(lambda: patient._io.host.waiting, "the thread waits for credit")
     patient.close(0.1)
     thread.join(10.0)
     assert caught

@@ -447,13 +447,14 @@ class ActorSession:
     def _renew(self, now: float) -> list[Action]:
         """Begin a new stream with a higher incarnation, because the learner has discarded the old stream."""
         doubtful = len(self._window)
+        settled = self._next_seq - doubtful  # `durable` can be lower, after a Welcome that was long under way
         self.in_doubt += doubtful
         self._counters.add("expired")
         self._window.clear()
         refused = self._refused_of_origin
-        self._earlier_accepted += max(0, self.durable - refused)
+        self._earlier_accepted += max(0, settled - refused)
         self._count_as_earlier()
-        self._earlier[Verdict.REFUSED] -= max(0, refused - self.durable)  # these are counted as in doubt
+        self._earlier[Verdict.REFUSED] -= max(0, refused - settled)  # these are counted as in doubt
         self._earlier_refused = self._earlier[Verdict.REFUSED]
         self._next_seq = self.received = self.durable = 0
         self._taken_steps = self._taken_bytes = 0

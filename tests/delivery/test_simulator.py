@@ -74,6 +74,11 @@ def test_two_actors_that_have_just_asked_are_no_stall() -> None:
     simulate(4_114_646_619)
 
 
+def test_an_old_welcome_takes_no_segment_from_the_counts_of_a_lost_stream() -> None:
+    """The Welcome was sent before the segment became durable, and arrives after the ack that says so."""
+    simulate(3_882_446_444)
+
+
 def test_a_lower_rate_takes_no_granted_credit_back() -> None:
     """The actor has been told its credit, and may have used it already."""
     simulate(3_941_542_588)

@@ -303,13 +303,14 @@ Actions ActorSession::raise(double now, std::uint64_t known) {
 // Starts the numbering again with the next incarnation: the learner has discarded its record of the old one.
 Actions ActorSession::renew(double now) {
     const std::uint64_t doubtful = window_.size();
+    const std::uint64_t settled = next_seq_ - doubtful;  // `durable` can be lower, after a Welcome that was long under way
     in_doubt += doubtful;
     ++counters_["expired"];
     window_.clear();
     const std::uint64_t refused = refused_of_origin();
-    earlier_accepted_ += durable > refused ? durable - refused : 0;
+    earlier_accepted_ += settled > refused ? settled - refused : 0;
     count_as_earlier();
-    earlier_[kRefusedVerdict] -= refused > durable ? refused - durable : 0;  // these are counted as in doubt
+    earlier_[kRefusedVerdict] -= refused > settled ? refused - settled : 0;  // these are counted as in doubt
     earlier_refused_ = earlier_[kRefusedVerdict];
     next_seq_ = received = durable = 0;
     taken_steps_ = taken_bytes_ = 0;

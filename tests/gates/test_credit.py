@@ -27,6 +27,11 @@ def actors(address: str, plans: list[dict[str, Any]], name: str) -> dict[str, An
     return {"actors": options}
 
 
+def held(stats: dict[str, Any]) -> int:
+    """Count what the actor holds at least. While it sends, ``in_actor`` counts some segments twice."""
+    return int(stats["submitted"] - stats["dropped_at_source"] - stats["refused"] - stats["accepted"])
+
+
 def test_a_spool_drains_beside_busy_actors(tier: Tier, report: Report, spawn: Spawn, learner: Any, tmp_path: Path) -> None:
     """The gateway is held until the spool is full. Then it is drained alone, and beside two busy actors."""
     segments = tier.size(1_500, 30_000, least=1_500)
@@ -39,7 +44,7 @@ def test_a_spool_drains_beside_busy_actors(tier: Tier, report: Report, spawn: Sp
     for name in ("alone", "beside"):
         process.ask("hold")
         full.ask("begin")
-        until(lambda: full.ask("stats")[0]["in_actor"] >= segments, "a full spool")
+        until(lambda: held(full.ask("stats")[0]) >= segments, "a full spool")
         full.ask("rest")
         if name == "beside":
             busy.ask("begin")

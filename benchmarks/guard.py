@@ -3,6 +3,8 @@
     make guard                                   (all records; some minutes, on a quiet machine)
     python benchmarks/guard.py benchmarks/results/ingress.json --pairs 9
 
+A record is measured in the form, compiled or pure, that it names.
+
 Absolute times are never compared. A ratio counts as worse beyond the worst of its earlier pairs and a tolerance.
 A ratio also depends on the processor. The script names records of another processor: to tell a regression there, measure
 the commit of the record on this machine too.
@@ -12,14 +14,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from bench.guard import TOLERANCE, regressions
 from bench.measurements import QUESTIONS, BenchOptions, measure
+from rl4sys_zmq import native
 
 RESULTS = Path(__file__).parent / "results"
-GUARDED = ("step.json", "ingress.json", "durable.json", "weights.json", "fanout.json", "infer.json")
+BOTH_FORMS = ("step", "ingress", "fanout")
+GUARDED = [f"{name}{form}.json" for name in BOTH_FORMS for form in ("", "_pure")]
+GUARDED += ["durable.json", "weights.json", "infer.json"]
 
 
 def main() -> None:
@@ -34,6 +40,7 @@ def main() -> None:
     for path in options.records:
         earlier = json.loads(path.read_text())
         names = [name for name in earlier["results"] if name in QUESTIONS]
+        os.environ[native.VARIABLE] = {"pure": "never", "compiled": "always"}.get(earlier.get("form", ""), "auto")
         now = measure(names, BenchOptions(pairs=options.pairs, seconds=options.seconds), print)
         words = regressions(earlier["results"], now["results"], options.tolerance)
         if words and earlier["machine"]["cpu"] != now["machine"]["cpu"]:

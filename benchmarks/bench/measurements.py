@@ -22,6 +22,7 @@ from bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
 from bench.peers import PeerMissing, run_peer
 from bench.ppo_versions import own_pairs
 from bench.step import UNITS, measure_recurrent_step, measure_step
+from rl4sys_zmq import native
 from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.capacity.measure_paths import append_rate, measure_ingress
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
@@ -78,8 +79,9 @@ def measure(names: Sequence[str], options: BenchOptions, say: PrintLine, path: P
         say: Function that prints a line.
         path: File for the figures.
     """
-    record: Record = {**machine_record(), "seed": options.seed, "pairs": options.pairs, "results": {}}
-    say(f"{record['machine']['cpu']}, {record['machine']['cores']} cores, load {record['machine']['load']}")
+    form = native.form().partition(":")[0]
+    record: Record = {**machine_record(), "form": form, "seed": options.seed, "pairs": options.pairs, "results": {}}
+    say(f"{record['machine']['cpu']}, {record['machine']['cores']} cores, load {record['machine']['load']}; {form} form")
     say(f"versions {record['versions']}, commit {record['commit']}, seed {options.seed}, {options.pairs} pairs\n")
     say(f"{'':46} {'ours':>12} {'baseline':>12}   ratio [lowest, highest]")
     for name in names:

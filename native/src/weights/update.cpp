@@ -95,12 +95,10 @@ void verify_payload(const Header& head, std::string_view payload, std::size_t el
 }
 
 bool all_finite(const std::vector<float>& flat) noexcept {
-    std::uint32_t worst = 0;
-    for (const float x : flat) {
-        const std::uint32_t magnitude = support::load32(&x) & 0x7FFFFFFFU;
-        worst = magnitude > worst ? magnitude : worst;
-    }
-    return worst < 0x7F800000U;
+    constexpr std::uint32_t kExponent = 0x7F800000U;
+    std::uint32_t found = 0;
+    for (const float x : flat) found |= (support::load32(&x) & kExponent) == kExponent;
+    return !found;
 }
 
 bool precedes(const Snapshot* before, std::uint64_t generation, std::uint64_t version) noexcept {
@@ -216,7 +214,9 @@ Snapshot apply_update(const Header& head, std::string_view payload, const Snapsh
     } else {
         out.flat = std::move(rounded);
     }
-    if (digest_of(out.flat, out.others) != head.state_hash)
+    // An uncompressed snapshot in float32 is the state itself: its hash is the digest.
+    const bool whole = head.encoding == Encoding::snapshot && head.dtype != WireDtype::bf16 && !word_bytes;
+    if ((whole ? head.payload_hash : digest_of(out.flat, out.others)) != head.state_hash)
         throw WeightsError("version " + std::to_string(head.new_version) + " does not verify: its digest differs from the learner's", "digest");
     if (!all_finite(out.flat)) throw WeightsError("the weights are not finite", "finite");
     tensors.verify_others(out.others);

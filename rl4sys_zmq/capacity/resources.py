@@ -1,7 +1,7 @@
 """The load of each resource of a learner, and changes for loads that one process can hardly carry or not at all.
 
 These are pure functions of a workload and of measured constants. A load is the needed amount divided by the available amount.
-1.0 is the limit. `docs/howto/capacity.md` lists the formulas.
+1.0 is the limit.
 """
 
 from __future__ import annotations

@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("torch")
 
 from bench import greedy  # noqa: E402
-from bench.learning_cases import CASES  # noqa: E402
 from rl4sys_zmq.algorithms import make_algorithm  # noqa: E402
 from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, encode_policy, write_policy  # noqa: E402
 from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from  # noqa: E402
@@ -23,9 +21,7 @@ from rl4sys_zmq.weights import digest  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/explanation/learning.md").read_text()
-SPACES = (ROOT / "docs/howto/spaces.md").read_text()
 PAIR = "ppo-pendulum"
-TRIPLE = re.compile(r"(\d+\.\d\d), (\d+\.\d\d) and (\d+\.\d\d)")
 
 
 def script(path: str) -> Any:
@@ -150,24 +146,6 @@ def test_the_page_has_the_table_of_the_record() -> None:
     assert rest.partition(learning.END)[0] == learning.table(learning.read(learning.FILE)) + "\n"
 
 
-def test_the_figures_of_the_text_are_those_of_the_table() -> None:
-    """Three ratios, or three ends of their intervals, stand in a paragraph that names its case."""
-    record = learning.read(learning.FILE)
-    checked = set()
-    for paragraph in re.split(r"\n(?=- \*\*)", PAGE.partition(learning.END)[2]):
-        triples = [tuple(map(float, found)) for found in TRIPLE.findall(" ".join(paragraph.split()))]
-        if not triples:
-            continue
-        names = [name for name in CASES if f"`{name}`" in paragraph]
-        assert len(names) == 1, paragraph
-        sides = [[row for row in record["rows"] if (row["case"], row["side"]) == (names[0], side)] for side in ("ours", "sb3")]
-        ratios = learning.ratios(*sides, record["random"][CASES[names[0]].env])
-        allowed = np.array([float(number) for number in re.findall(r"-?\d+\.\d+", ratios)]).reshape(3, 3).T
-        assert set(triples) <= set(map(tuple, allowed.tolist())), names
-        checked.add(names[0])
-    assert len(checked) >= 4
-
-
 def test_other_pages_have_the_figures_of_the_table() -> None:
     lines = learning.table(learning.read(learning.FILE)).splitlines()[2:]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
@@ -175,8 +153,3 @@ def test_other_pages_have_the_figures_of_the_table() -> None:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for found in re.findall(rf"{ratio} / {ratio} / {ratio}", page.read_text()):
             assert found in [row[-2] for row in cells], page
-    spaces = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \| ([\d.]+) \| ([\d.]+) \|$", SPACES, re.MULTILINE)
-    for name, steps, training, mean in spaces:
-        [row] = [row for row in cells if row[0] == name]
-        assert row[1] == steps and row[3].split(" [")[0].endswith(f" / {training}") and row[4] == mean
-    assert len(spaces) >= 3

@@ -145,7 +145,7 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(spawn: Spawn, tmp_path: Pa
 
 def test_the_pages_own_tests_pass(outside: Path, tmp_path: Path) -> None:
     write_example(tmp_path / "page")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_bandit.py", "test_tensors.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_bandit.py"]
     env = {"PYTHONPATH": f"{PACKAGE}:{outside}"}
     done = subprocess.run(command, cwd=tmp_path / "page", env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert "3 passed" in done.stdout, done.stdout
+    assert "2 passed" in done.stdout, done.stdout

@@ -1,21 +1,16 @@
 """The pages about serving: their blocks run, and they name what there is."""
 
 import dataclasses
-import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import free_port, python, python_blocks, until
+from kit import python, python_blocks
 
 from rl4sys_zmq import serving
 from rl4sys_zmq.serving import ActionConfig, QueuedDataStore, TrajectoryBuffer
-
-from .trainers import WAIT_S, transition
 
 DOCS = Path(__file__).parents[2] / "docs/howto"
 
@@ -95,40 +90,3 @@ def test_the_page_of_the_stores_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert set(buffer.sample("goals", 5)[0]["goal"]) == {"data", "offset"}
     buffer.save("buffer.npz")
     assert len(TrajectoryBuffer.load("buffer.npz")) == 21
-
-
-def test_the_page_of_the_trainer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    trainer, actor = python_blocks(DOCS / "trainer.md")
-    ports = {page: str(free_port()) for page in ("5555", "5556")}
-    done = threading.Event()
-    saved: list[Any] = []
-    seen: list[Any] = []
-
-    def run(code: str, **names: Any) -> None:
-        exec(re.sub("555[56]", lambda m: ports[m[0]], code), names)
-
-    def train_on(replay: Any) -> Any:
-        done.wait(0.01)
-        return {"w": np.array([len(replay)], np.float32)}
-
-    def act() -> Iterator[dict[str, Any]]:
-        for n in range(100):
-            yield transition(n)
-        until(lambda: seen, "a network")
-
-    def save(name: str) -> str:
-        saved.append(name)
-        return name
-
-    names = {"training": lambda: not done.is_set(), "train_on": train_on, "save": save}
-    thread = threading.Thread(target=run, args=(trainer,), kwargs=names)
-    thread.start()
-    try:
-        run(actor, act=act, use=seen.append)
-    finally:
-        done.set()
-        thread.join(WAIT_S)
-    assert saved == ["last"]
-    assert seen[-1]["w"].dtype == np.float32
-    assert (tmp_path / "runs" / "trainer" / "stores.db").exists()

@@ -108,9 +108,7 @@ def test_an_actor_that_dies_within_a_step(folder: Path, seed: int, tier: Tier, r
 
 
 @pytest.mark.parametrize("clock", ["right", "wrong"])
-def test_cpp_actors_that_come_and_go(
-    clock: str, folder: Path, seed: int, tier: Tier, report: Report, program: Path
-) -> None:
+def test_cpp_actors_that_come_and_go(clock: str, folder: Path, seed: int, tier: Tier, report: Report, program: Path) -> None:
     """They leave and join again while the learner is killed, and while their wall clock is set."""
     rounds = tier.size(6, 300)
     with Lab(folder, seed, parameters=BATCH, program=program) as lab:

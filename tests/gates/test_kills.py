@@ -136,7 +136,9 @@ def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, lab_f
         assert_gate(lab, client, lab.finish(*actors), actors, report, lab_form)
 
 
-def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm) -> None:
+def test_a_learner_that_dies_while_it_is_fed_again(
+    folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm
+) -> None:
     """A large backlog: no checkpoint has any of it, so each start replays all of it from the journal."""
     only_long(tier)
     backlog = tier.size(0, 6_000, least=400)
@@ -218,7 +220,9 @@ def seconds_to_rate(lab: Lab, rate: float, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
-def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm) -> None:
+def test_a_bad_network_and_a_learner_that_is_killed(
+    folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm
+) -> None:
     with Lab(folder, seed, parameters=BATCH, program=lab_form.program) as lab:
         lab.serving()
         with ChaosProxy(lab.address, seed=seed) as proxy:

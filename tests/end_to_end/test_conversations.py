@@ -26,6 +26,7 @@ from rl4sys_zmq.wire.messages import Ack, Bye, FetchWeights, Hello, Message, Ref
 
 FOLDER = Path(__file__).parent / "conversations"
 FILES = sorted(FOLDER.glob("*.msgpack"))
+NAMES: dict[str, Any] = {"client_id": "recorded", "actor_id": "recorded-1", "algorithm_name": "CONVERSATION"}
 MAJOR_BYTE = 4
 """The offset of the protocol's major version in the first frame of a message."""
 
@@ -40,8 +41,7 @@ def learner() -> Iterator[Learner]:
 def python_actor(address: str) -> None:
     """Play two episodes, with masks in the second, and deliver them."""
     spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(2)}
-    names = {"client_id": "recorded", "actor_id": "recorded-1", "algorithm_name": "CONVERSATION"}
-    with RL4SysAgent(config=AgentConfig(train_server_address=address, seed=1, **names, **spaces)) as agent:
+    with RL4SysAgent(config=AgentConfig(train_server_address=address, seed=1, **NAMES, **spaces)) as agent:
         for episode in range(2):
             traj = None
             for step in range(10):
@@ -57,9 +57,7 @@ def python_actor(address: str) -> None:
 def cpp_actor(address: str) -> None:
     """Do the same as `python_actor`."""
     driver = Driver(build(PROGRAMS / "actor_driver.cpp"))
-    sizes = {"input_size": 3, "act_dim": 2}
-    names = {"client_id": "recorded", "actor_id": "recorded-1", "algorithm_name": "CONVERSATION"}
-    driver.open(address, **names, algorithm_parameters=sizes)
+    driver.open(address, **NAMES, algorithm_parameters={"input_size": 3, "act_dim": 2})
     for episode in range(2):
         for step in range(10):
             mask = [1.0, float(step % 2)] if episode else []

@@ -71,7 +71,8 @@ def assert_killed_gate(lab: Lab, actors: list[Child], report: Report) -> None:
     """Check that what was acknowledged is in the learner once, although actors and what they held were killed."""
     numbers = lab.finish(*actors)["clients"]["on"]
     outcome = lab.outcome()
-    report(kills={name: child.kills for name, child in lab.loop.children.items()}, lives=outcome.lives, outcome=str(outcome))
+    kills = {name: child.codes.count(-9) for name, child in lab.loop.children.items()}
+    report(kills=kills, lives=outcome.lives, outcome=str(outcome))
     outcome.check(delivered=False)
     assert outcome.lost == outcome.duplicate == ()
     assert (numbers["rolled_back"], numbers["gap"], numbers["pending"]) == (0, 0, 0)

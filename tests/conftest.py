@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 import zmq
 from harness import zygote
+from kit import forms
 
 from rl4sys_zmq import native, plugins
 
@@ -139,13 +140,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     _note_skipped(report)
 
 
-def _forms() -> list[str]:
-    """Return the forms of an actor that this run has: both, unless RL4SYS_NATIVE chooses or the extension is missing."""
-    chosen = {"never": ["pure"], "always": ["compiled"]}.get(os.environ.get(native.VARIABLE, ""))
-    return chosen or (["pure", "compiled"] if native.load() is not None else ["pure"])
-
-
-@pytest.fixture(params=_forms())
+@pytest.fixture(params=forms())
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The form of the actors of this test and of its child processes: ``pure`` or ``compiled``."""
     monkeypatch.setenv(native.VARIABLE, "always" if request.param == "compiled" else "never")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pytest
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import AgentConfig, RL4SysAgent, native
 from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.security.keys import UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.check_policy import random_observations
@@ -51,6 +52,12 @@ def raising(error: type[BaseException], words: str | None = None, **fields: Any)
     with pytest.raises(error, match=words) as caught:
         yield
     assert {name: getattr(caught.value, name) for name in fields} == fields
+
+
+def forms() -> list[str]:
+    """Return the forms of an actor that this run has: both, unless RL4SYS_NATIVE chooses or the extension is missing."""
+    chosen = {"never": ["pure"], "always": ["compiled"]}.get(os.environ.get(native.VARIABLE, ""))
+    return chosen or (["pure", "compiled"] if native.load() is not None else ["pure"])
 
 
 def free_port() -> int:

@@ -4,7 +4,8 @@ Each file in ``conversations`` has the frames of an actor and of a learner, in t
 it names. A file is never changed. A protocol of another major version is refused instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,19 @@ import msgpack
 import numpy as np
 import pytest
 import zmq
+from harness.cpp_client import PROGRAMS, Driver, build
 from kit import until
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Ack, FetchWeights, Hello, Message, Refused, Submit, WeightsReply, Welcome
+from rl4sys_zmq.wire import decode
+from rl4sys_zmq.wire.messages import Ack, Bye, FetchWeights, Hello, Message, Refused, Submit, WeightsReply, Welcome
 
 FOLDER = Path(__file__).parent / "conversations"
 FILES = sorted(FOLDER.glob("*.msgpack"))
+NAMES: dict[str, Any] = {"client_id": "recorded", "actor_id": "recorded-1", "algorithm_name": "CONVERSATION"}
 MAJOR_BYTE = 4
 """The offset of the protocol's major version in the first frame of a message."""
 
@@ -36,58 +38,65 @@ def learner() -> Iterator[Learner]:
         yield it
 
 
-def record(path: Path, commit: str) -> None:
-    """Record an actor's conversation, with two episodes, masks, a fetch and a Bye."""
+def python_actor(address: str) -> None:
+    """Play two episodes, with masks in the second, and deliver them."""
+    spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(2)}
+    with RL4SysAgent(config=AgentConfig(train_server_address=address, seed=1, **NAMES, **spaces)) as agent:
+        for episode in range(2):
+            traj = None
+            for step in range(10):
+                mask = np.array([1, step % 2]) if episode else None
+                traj, action = agent.request_for_action(traj, np.full(3, step, np.float32), mask)
+                agent.add_to_trajectory(traj, action)
+                action.update_reward(1.0)
+            assert traj is not None
+            agent.mark_end_of_trajectory(traj, action, truncated=bool(episode), final_obs=np.zeros(3, np.float32))
+        agent.flush(30.0)
+
+
+def cpp_actor(address: str) -> None:
+    """Do the same as `python_actor`."""
+    driver = Driver(build(PROGRAMS / "actor_driver.cpp"))
+    driver.open(address, **NAMES, algorithm_parameters={"input_size": 3, "act_dim": 2})
+    for episode in range(2):
+        for step in range(10):
+            mask = [1.0, float(step % 2)] if episode else []
+            action = driver("request", obs=[float(step)] * 3, mask=mask)["a"]
+            driver("add", a=action)
+            driver("reward", a=action, reward=1.0)
+        driver("end", a=action, truncated=bool(episode), obs=[0.0] * 3)
+    driver("flush", s=30.0)
+    driver("close")
+    assert driver.stop() == 0
+
+
+def record(path: Path, commit: str, actor: Callable[[str], None]) -> None:
+    """Record an actor's conversation with a learner, through a proxy between them."""
     said: list[tuple[str, list[bytes]]] = []
-
-    class RecordedThread(ActorIOThread):
-        def _send(self, message: Message) -> None:
-            said.append(("actor", [bytes(frame) for frame in encode(message)]))
-            super()._send(message)
-
-        def _read_dealer(self) -> None:
-            dealer = self._dealer
-            self._dealer = Recorded(dealer)  # type: ignore[assignment]
-            super()._read_dealer()
-            self._dealer = dealer
-
-    class Recorded:
-        def __init__(self, dealer: Any) -> None:
-            self._dealer = dealer
-
-        def recv(self, *arguments: Any) -> Any:
-            frames = self._dealer.recv(*arguments)
-            if frames is not None:
-                said.append(("learner", [bytes(frame) for frame in frames]))
-            return frames
-
-        def send(self, frames: Any) -> Any:
-            return self._dealer.send(frames)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr("rl4sys_zmq.actor.components.ActorIOThread", RecordedThread)
-    with patch.context(), learner() as its:
-        config = AgentConfig(
-            client_id="recorded",
-            algorithm_name="CONVERSATION",
-            observation_space=BoxSpace((3,)),
-            action_space=DiscreteSpace(2),
-            train_server_address=its.address,
-            actor_id="recorded-1",
-            seed=1,
-        )
-        with RL4SysAgent(config=config) as agent:
-            for episode in range(2):
-                traj = None
-                for step in range(10):
-                    mask = np.array([1, step % 2]) if episode else None
-                    traj, action = agent.request_for_action(traj, np.full(3, step, np.float32), mask)
-                    agent.add_to_trajectory(traj, action)
-                    action.update_reward(1.0)
-                assert traj is not None
-                agent.mark_end_of_trajectory(traj, action, truncated=bool(episode), final_obs=np.zeros(3, np.float32))
-            agent.flush(30.0)
+    with learner() as its, zmq.Context() as context, context.socket(zmq.ROUTER) as front, context.socket(zmq.DEALER) as back:
+        front.linger = back.linger = 0
+        port = front.bind_to_random_port("tcp://127.0.0.1")
+        back.connect(its.address)
+        with ThreadPoolExecutor(1) as pool:
+            acting, name = pool.submit(actor, f"tcp://127.0.0.1:{port}"), b""
+            while front.poll(100) or not acting.done():
+                if front.poll(0):
+                    name, *frames = front.recv_multipart()
+                    said.append(("actor", frames))
+                    back.send_multipart(frames)
+                while back.poll(0):
+                    said.append(("learner", back.recv_multipart()))
+                    front.send_multipart([name, *said[-1][1]])
+        acting.result()
     path.write_bytes(msgpack.packb({"commit": commit, "said": said}))
+
+
+@pytest.mark.parametrize("actor", [python_actor, cpp_actor])
+def test_a_conversation_is_recorded_from_its_first_message_to_its_last(actor: Callable[[str], None], tmp_path: Path) -> None:
+    record(tmp_path / "said", "", actor)
+    sent = [decode(frames) for who, frames in msgpack.unpackb((tmp_path / "said").read_bytes())["said"] if who == "actor"]
+    assert isinstance(sent[0], Hello) and isinstance(sent[-1], Bye)
+    assert max(message.first_seq + message.count for message in sent if isinstance(message, Submit)) == 4
 
 
 class Player:

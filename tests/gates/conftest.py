@@ -22,10 +22,11 @@ from typing import Any
 
 import pytest
 from harness.children import PYTHONPATH, stop_process
-from kit import play
+from harness.cpp_client import PROGRAMS, build
+from kit import forms, play
 
 import rl4sys_zmq
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import AgentConfig, RL4SysAgent, native
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 PACKAGE = Path(rl4sys_zmq.__file__).parent.parent
@@ -63,6 +64,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if SOAK:
             tiers.append(pytest.param(Tier("long"), id="long", marks=pytest.mark.soak))
         metafunc.parametrize("tier", tiers)
+
+
+@dataclass(frozen=True)
+class LabForm:
+    """The form of a lab's actors, as their statistics name it, and their program if they are C++ programs."""
+
+    name: str
+    program: Path | None = None
+
+
+@pytest.fixture(params=[*forms(), "C++"])
+def lab_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LabForm:
+    if request.param == "C++":
+        return LabForm("compiled", build(PROGRAMS / "gate_actor.cpp"))
+    monkeypatch.setenv(native.VARIABLE, "always" if request.param == "compiled" else "never")
+    return LabForm(request.param)
 
 
 @pytest.fixture

@@ -41,7 +41,10 @@ def free_port(rng: random.Random, *hosts: str) -> int:
 
 
 class Lab(Resource):
-    """A learner at a fixed address, with a run directory, and actors that join it as client ``on`` or ``off``."""
+    """A learner at a fixed address, with a run directory, and actors that join it as client ``on`` or ``off``.
+
+    The actors are C++ programs if there is a `program` (native/tests/gate_actor.cpp).
+    """
 
     def __init__(
         self,
@@ -51,10 +54,11 @@ class Lab(Resource):
         scheme: str = "tcp",
         parameters: Mapping[str, Any] | None = None,
         torch: bool = False,
+        program: Path | None = None,
         **config: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
-        self.folder, self.seed, self.torch = folder, seed, torch
+        self.folder, self.seed, self.torch, self.program = folder, seed, torch, program
         self._rng = random.Random(seed)
         self.loop = KillLoop(seed=seed, folder=folder)
         self.run_dir = folder / "run"
@@ -90,9 +94,10 @@ class Lab(Resource):
         address: str | None = None,
         algorithm: Mapping[str, Any] | None = None,
         max_queued: int = 1_000_000,
+        python: bool = False,
         **config: Any,
     ) -> Child:
-        """Return an actor process that is not started yet.
+        """Return an actor process that is not started yet. `python` makes it one in Python in any lab.
 
         It plays `rate` episodes per second, and none while it holds `max_queued` segments. `algorithm` has the ``algorithm`` and
         ``parameters`` of a client that records nothing.
@@ -108,7 +113,8 @@ class Lab(Resource):
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
             **(algorithm or {}),
         }
-        return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_actor.py"), json.dumps(options)], env=ENV)
+        script = [sys.executable, str(PROCESSES / "kill_actor.py")] if python or self.program is None else [str(self.program)]
+        return self.loop.child(name, [*script, json.dumps(options)], env=ENV)
 
     def _trace(self, name: str) -> str:
         path = self.folder / f"{name}.jsonl"

@@ -15,7 +15,7 @@ from rl4sys_zmq.learner.gateway.operator import RESTART
 from rl4sys_zmq.ops.requests import request_command
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-from .conftest import Report, Tier
+from .conftest import LabForm, Report, Tier
 from .kill_lab import Lab
 from .test_kills import BATCH, LEAST, assert_gate, three_actors
 
@@ -82,6 +82,6 @@ def test_workers_and_their_learner_are_killed(
                 lab.serving()
                 pid = workers.running(other_than=pid)
         workers.acks()
-        form = native.form().partition(":")[0]
+        form = LabForm(native.form().partition(":")[0])
         assert_gate(lab, client, lab.finish(*actors), actors, report, form, engine=engine, workers_killed=kills)
         workers.gone(pid)

@@ -15,7 +15,7 @@ import pytest
 from harness.children import Child
 from kit import play
 
-from .conftest import Report, Tier, join
+from .conftest import LabForm, Report, Tier, join
 from .kill_lab import Lab
 from .test_journal_loss import AT_REST, UNDER_IT
 from .test_names import NAMES
@@ -110,11 +110,10 @@ class Siege:
         return self.lab.finish(*(actor for actor in self.actors if actor.running), timeout_s=120.0)
 
 
-@pytest.mark.usefixtures("form")
-def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm) -> None:
     rng = random.Random(seed + 1)
     kills = tier.size(6, 100)
-    with Lab(folder, seed, parameters={"steps_per_update": 24}, checkpoint_every_s=0.2, lease_s=3_600.0) as lab:
+    with Lab(folder, seed, program=lab_form.program, checkpoint_every_s=0.2, lease_s=3_600.0) as lab:
         lab.serving()
         siege = Siege(lab, seed)
         kinds = [*ATTACKS, *(rng.choice(ATTACKS) for _ in range(kills))][:kills]

@@ -11,7 +11,7 @@ from harness.children import Child
 
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
-from .conftest import Report, Tier
+from .conftest import LabForm, Report, Tier
 from .kill_lab import Lab
 
 pytestmark = pytest.mark.timeout(1_800)
@@ -20,6 +20,7 @@ LEAST = 200
 """The number of acks between two kills."""
 
 BATCH = {"steps_per_update": 96}
+ANY_FORM = LabForm("")
 
 
 def three_actors(lab: Lab, client: str, address: str | None = None, rate: float = 120.0) -> list[Child]:
@@ -32,7 +33,13 @@ def three_actors(lab: Lab, client: str, address: str | None = None, rate: float 
 
 
 def assert_gate(
-    lab: Lab, client: str, status: dict[str, Any], actors: list[Child], report: Report, form: str = "", **figures: Any
+    lab: Lab,
+    client: str,
+    status: dict[str, Any],
+    actors: list[Child],
+    report: Report,
+    form: LabForm = ANY_FORM,
+    **figures: Any,
 ) -> None:
     """Check the gate: nothing lost, duplicate, unacked or rolled back, all laws held, and all actors in their first start and of
     this form, if one is given.
@@ -41,7 +48,7 @@ def assert_gate(
     done = [lab.traces[actor.name].last("done") for actor in actors]
     report(
         client=client,
-        form=form,
+        form="C++" if form.program else form.name,
         kills=sum(code == -9 for code in lab.learner.codes),
         retries=lab.learner.retries,
         submit_p99_9_ms=max(each["p99.9_ms"] for each in done),
@@ -58,7 +65,7 @@ def assert_gate(
     assert numbers["accepted"] == numbers["verdicts"]["trained"] == outcome.submitted
     assert [actor.codes for actor in actors] == [[0]] * len(actors)
     assert all(each["stats"]["dropped_at_source"] == 0 for each in done)
-    assert all(each["stats"]["form"].startswith(form) for each in done)
+    assert all(each["stats"]["form"].startswith(form.name) for each in done)
 
 
 def only_long(tier: Tier) -> None:
@@ -66,16 +73,16 @@ def only_long(tier: Tier) -> None:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
 
 
-def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
+def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm) -> None:
     for scheme, client in itertools.product(("tcp", "ipc"), ("on", "off")) if tier.long else [("tcp", "on")]:
-        with Lab(folder / f"{scheme}-{client}", seed, scheme=scheme, parameters=BATCH) as lab:
+        with Lab(folder / f"{scheme}-{client}", seed, scheme=scheme, parameters=BATCH, program=lab_form.program) as lab:
             lab.serving()
             actors = three_actors(lab, client)
             lab.loop.run([lab.learner], kills=tier.size(2, 100), progress=lab.acked, least=LEAST)
             lab.learner.pause()  # the process survives SIGSTOP: no message that is queued for it may be processed twice
             lab.loop.wait(0.2)
             lab.learner.resume()
-            assert_gate(lab, client, lab.finish(*actors), actors, report, form, scheme=scheme)
+            assert_gate(lab, client, lab.finish(*actors), actors, report, lab_form, scheme=scheme)
 
 
 QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "replay:5"]
@@ -105,14 +112,14 @@ def dies_at(lab: Lab, point: str) -> None:
     lab.loop.check()
 
 
-def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
+def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm) -> None:
     """The learner dies while it writes a checkpoint, commits or starts, or while actors join."""
     for client in ("on", "off") if tier.long else ("on",):
-        dies_within_steps(folder / client, seed, tier, report, form, client)
+        dies_within_steps(folder / client, seed, tier, report, lab_form, client)
 
 
-def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, form: str, client: str) -> None:
-    with Lab(folder, seed, parameters=BATCH, checkpoint_every_s=0.1) as lab:
+def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm, client: str) -> None:
+    with Lab(folder, seed, parameters=BATCH, program=lab_form.program, checkpoint_every_s=0.1) as lab:
         lab.serving()
         actors = three_actors(lab, client)
         lab.loop.until(lambda: lab.acked() >= LEAST, 30.0, "the first acks")
@@ -126,14 +133,16 @@ def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, form:
         lab.serving()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks after all that")
-        assert_gate(lab, client, lab.finish(*actors), actors, report, form)
+        assert_gate(lab, client, lab.finish(*actors), actors, report, lab_form)
 
 
-def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
+def test_a_learner_that_dies_while_it_is_fed_again(
+    folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm
+) -> None:
     """A large backlog: no checkpoint has any of it, so each start replays all of it from the journal."""
     only_long(tier)
     backlog = tier.size(0, 6_000, least=400)
-    with Lab(folder, seed, parameters={"steps_per_update": 50 * backlog}) as lab:
+    with Lab(folder, seed, parameters={"steps_per_update": 50 * backlog}, program=lab_form.program) as lab:
         lab.serving()
         actors = three_actors(lab, "on", rate=300.0)
         lab.loop.until(lambda: lab.acked() >= backlog, 90.0, "a backlog")
@@ -147,16 +156,16 @@ def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier
             lab.loop.wait(lab.loop.uniform(0.0, 0.1))  # twice within 100 ms: before it is ready
             lab.learner.kill()
         lab.serving()
-        assert_gate(lab, "on", lab.finish(*actors), actors, report, form)
+        assert_gate(lab, "on", lab.finish(*actors), actors, report, lab_form)
 
 
-def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
+def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm) -> None:
     """The actors' timeouts expire. They reconnect, and the learner resumes with their old messages in its queues.
 
     libzmq must not abort a process that resumes. With ZMTP heartbeats it does, at a full queue (its issues 3937, 4767, 4841).
     """
     only_long(tier)
-    with Lab(folder, seed, parameters=BATCH) as lab:
+    with Lab(folder, seed, parameters=BATCH, program=lab_form.program) as lab:
         lab.serving()
         actors = three_actors(lab, "off")
         for pause_s in (3.5, 0.5, 8.0, 4.0):
@@ -172,7 +181,7 @@ def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report
             actor.resume()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks of actors that stood still")
-        assert_gate(lab, "off", lab.finish(*actors), actors, report, form)
+        assert_gate(lab, "off", lab.finish(*actors), actors, report, lab_form)
 
 
 Disturb = Callable[[ChaosProxy], None]
@@ -211,8 +220,10 @@ def seconds_to_rate(lab: Lab, rate: float, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
-def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, form: str) -> None:
-    with Lab(folder, seed, parameters=BATCH) as lab:
+def test_a_bad_network_and_a_learner_that_is_killed(
+    folder: Path, seed: int, tier: Tier, report: Report, lab_form: LabForm
+) -> None:
+    with Lab(folder, seed, parameters=BATCH, program=lab_form.program) as lab:
         lab.serving()
         with ChaosProxy(lab.address, seed=seed) as proxy:
             actors = three_actors(lab, "on", proxy.address)
@@ -229,7 +240,7 @@ def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tie
                 heal(proxy)
                 healed_s.append(seconds_to_rate(lab, 0.9 * rate if tier.long else 50.0, 30.0))
             figures = {"rate_per_s": round(rate), "healed_s": [round(s, 2) for s in healed_s], **proxy.counters.snapshot()}
-            assert_gate(lab, "on", lab.finish(*actors), actors, report, form, **figures)
+            assert_gate(lab, "on", lab.finish(*actors), actors, report, lab_form, **figures)
             assert max(healed_s) < 5.0 or not tier.long
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import Segment
 
 
 def name_of(episode_id: int, segment_index: int) -> str:
@@ -17,12 +18,19 @@ def name_of(episode_id: int, segment_index: int) -> str:
 class Recorder(FakeAlgorithm):
     """A fake algorithm whose state names, in an array, the segments that it has learned from.
 
-    Segments that wait for the next update are not in the state.
+    Segments that wait for the next update are not in the state. A C++ actor (native/tests/gate_actor.cpp) does not know the
+    numbers of its episodes: its observations name the segment.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._settled = self._counts()
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        super().observe(segment, correct=correct)
+        process, episode, step, mark = segment.observations[0]
+        if mark == -1.0:
+            self.keys[-1] = (int(process) << 32 | int(episode), int(step))
 
     def _counts(self) -> dict[str, int]:
         return {"segments": len(self.keys), "steps": self.steps, "updates": self.updates}

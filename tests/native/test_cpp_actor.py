@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.cpp_client import PROGRAMS, ROOT, Driver, DriverError, build
 from kit import free_port, until, write_keys
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.weights import digest
 
-from .conftest import ROOT, Driver, DriverError, Records, build
+from .conftest import Records
 
 CONFIG: dict[str, Any] = {
     "client_id": "lab", "algorithm_name": "KEEPER", "train_server_address": "127.0.0.1:1",
@@ -441,7 +442,7 @@ def test_an_example(records: Records, address: str, tmp_path: Path, name: str, o
 
 
 def test_a_c_program_acts(records: Records, address: str) -> None:
-    program = build(ROOT / "native" / "tests" / "c_actor.c")
+    program = build(PROGRAMS / "c_actor.c")
     config = CONFIG | {"train_server_address": address, "linger_ms": 0}
     done = subprocess.run([program, json.dumps(config)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

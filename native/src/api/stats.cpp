@@ -60,6 +60,7 @@ std::string Agent::stats() const {
         {"dropped", outbox.dropped},
         {"in_actor", outbox.items + session.unreceived},
         {"in_flight", session.in_flight},
+        {"durable", session.durable},
         {"refused", refused},
         {"accepted", session.accepted},
         {"in_doubt", session.in_doubt},

@@ -34,6 +34,7 @@ class ActionSelector:
         self._trace = TraceWriter(options["trace"], client=options["client"])
         self._names: list[str] = []
         self._acked = 0
+        self._version = -1
         self._latencies: list[float] = []
         self._law_at = 0.0
         self.stopping = threading.Event()
@@ -112,6 +113,10 @@ class ActionSelector:
         if durable > self._acked:
             self._trace.acked(self._names[self._acked : durable])
             self._acked = durable
+        version, digest = self.agent.version, self.agent.digest
+        if version != self._version and version == self.agent.version:
+            self._version = version
+            self._trace.note("version", version=version, digest=digest)
 
     def _note_law(self, *, last: bool = False) -> None:
         """Record the counters when they agree. They can disagree for a moment, because the I/O thread changes them."""

@@ -5,9 +5,10 @@ therefore shows what the surviving lineage has learned. RL4SYS_DIE_AT=POINT:N ma
 point (see `POINTS`) for the N-th time. The command ``die POINT:N`` sets a point later. Lines on standard input are commands:
 ``save``, ``drain``, ``end``. The process answers in its trace. The trace also records when the first actor of each client was
 live again (``returned``), when the client had accepted and judged new segments after that (``going_on``, with the longest
-time without progress), and the alarms.
+time without progress), the digest of each version, and the alarms.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -171,6 +172,7 @@ class Served:
         self._clients = {"on": "RECORD_ON", "off": "RECORD_OFF"}
         self._ready = False
         self._returned: dict[str, Progress] = {}
+        self._published: dict[str, int] = {}
         self._over = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
@@ -182,10 +184,18 @@ class Served:
             if client["state"] == "running":
                 self._trace.law("learner", client, at_ns=at_ns, client=name)
                 self._note_progress(name, client, at_ns)
+                self._note_versions(name, client["version"])
                 if not self._ready:
                     self._ready = True
                     self._trace.note("ready", resuming=client["resuming"], pending=client["pending"])
         return status
+
+    def _note_versions(self, name: str, newest: int) -> None:
+        """Record the digest of each version that was published since the last call."""
+        for version in range(self._published.get(name, newest - 1) + 1, newest + 1):
+            with contextlib.suppress(KeyError):  # there is none before the first
+                self._trace.note("version", client=name, version=version, digest=self._learner.digest(name, version))
+        self._published[name] = newest
 
     def _note_progress(self, name: str, client: dict[str, Any], at_ns: int) -> None:
         """Record the return of the client's first actor, the client's progress after that, and alarms."""

@@ -20,6 +20,7 @@ from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.layers.activation import ActivationLayer
 from rl4sys_zmq.layers.dense import Dense
 from rl4sys_zmq.layers.gru import GRU
+from rl4sys_zmq.layers.layer import RecurrentState
 from rl4sys_zmq.layers.normalise import Normalise
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.layer_policy import layers_spec
@@ -43,6 +44,7 @@ from rl4sys_zmq.wire import encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire.batch import SegmentBatchReader
 from rl4sys_zmq.wire.codec import decode_as, kinds_of
+from tests.policies.exact import exact_outputs
 from tests.wire.conftest import build
 from tests.wire.test_fuzz import MAX_BYTES, Mutator
 
@@ -270,7 +272,19 @@ def policies(rng: np.random.Generator) -> Iterator[Vector]:
             explore=explore, words=words_of(seed), place=0.37,
             raws=np.array(raws, np.int64 if discrete else np.float32).tobytes(),
             acts=b"" if discrete else np.array(took, np.float64).tobytes(), log_probs=np.array(log_probs, np.float64).tobytes(),
+            outputs=outputs_of(policy, rows).tobytes(), exact=exact_outputs(spec, flat, rows).tobytes(),
         )  # fmt: skip
+
+
+def outputs_of(policy: Any, rows: Any) -> Any:
+    """The outputs ``[T, n]`` of a policy's network in numpy for the observations of one episode, float32."""
+    carried = RecurrentState()
+    carried.before = carried.after = getattr(policy, "_zero", np.zeros(0, np.float32))
+    forward, outputs = policy._network.bind(carried), []
+    for row in rows:
+        outputs.append(forward(row).copy())
+        carried.before = carried.after
+    return np.array(outputs)
 
 
 def sessions() -> Iterator[Vector]:

@@ -1,7 +1,9 @@
 // Policies: the actions, log-probabilities and random draws of the Python form.
 #include "policy/policy.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "check.h"
 #include "vectors.h"
@@ -56,6 +58,35 @@ TEST(policies_act_as_in_python) {
     }
     CHECK(steps > 1000);
     CHECK(other_actions * 1000 <= steps);
+}
+
+// Sums in another order have other errors: at most four times those of numpy, and two units in the last place of the largest output.
+TEST(outputs_are_as_exact_as_in_python) {
+    for (const Case& one : tests::read_vectors("policies")) {
+        const auto spec = std::make_shared<const policy::PolicySpec>(policy::read_spec(one.map("spec")));
+        auto snapshot = std::make_shared<weights::Snapshot>();
+        snapshot->flat = tests::numbers_of<float>(tests::case_of(one.map("state")).bytes("flat"));
+        const policy::Policy policy(spec, snapshot);
+        policy::Scratch scratch(*spec);
+        const bool looks_up = spec->observations.discrete;
+        const auto indices = tests::numbers_of<std::int64_t>(looks_up ? one.bytes("rows") : std::string());
+        const auto rows = tests::numbers_of<float>(looks_up ? std::string() : one.bytes("rows"));
+        const auto in_python = tests::numbers_of<float>(one.bytes("outputs"));
+        const auto exact = tests::numbers_of<double>(one.bytes("exact"));
+        std::vector<float> state(spec->state_size);
+        double own = 0.0, theirs = 0.0, largest = 0.0;
+        for (std::size_t t = 0; t * spec->outputs < exact.size(); ++t) {
+            const float* found =
+                policy.forward(looks_up ? nullptr : rows.data() + t * spec->features, looks_up ? indices[t] : 0, state.data(), scratch);
+            for (std::size_t i = 0; i < spec->outputs; ++i) {
+                const double right = exact[t * spec->outputs + i];
+                own = std::max(own, std::fabs(found[i] - right));
+                theirs = std::max(theirs, std::fabs(in_python[t * spec->outputs + i] - right));
+                largest = std::max(largest, std::fabs(right));
+            }
+        }
+        CHECK(own <= 4.0 * theirs + 2.0 * std::numeric_limits<float>::epsilon() * largest);
+    }
 }
 
 TEST(a_weight_that_is_not_finite_gives_no_log_prob) {

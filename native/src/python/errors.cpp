@@ -1,9 +1,10 @@
+#include "policy/spec.h"
+#include "python/parts.h"
+
 #include <unistd.h>
 
 #include "io/zmq.h"
 #include "libraries/found.h"
-#include "policy/spec.h"
-#include "python/parts.h"
 #include "support/errors.h"
 
 namespace rl4sys::python {
@@ -15,19 +16,17 @@ Ref error_class(const char* name) {
     return checked(PyObject_GetAttrString(errors.get(), name));
 }
 
-void raise_protocol_error(const char* code, const std::string& detail) {
-    const Ref codes = error_class("RefusalReason"), type = error_class("ProtocolError");
-    const Ref reason = checked(PyObject_CallFunction(codes.get(), "s", code));
-    const Ref text = checked(PyUnicode_DecodeUTF8(detail.data(), static_cast<Py_ssize_t>(detail.size()), "replace"));
-    const Ref error = checked(PyObject_CallFunctionObjArgs(type.get(), reason.get(), text.get(), nullptr));
-    PyErr_SetObject(type.get(), error.get());
+void raise_protocol_error(const ProtocolError& error) {
+    const Ref type = error_class("ProtocolError"), codes = error_class("RefusalReason");
+    const Ref reason = checked(PyObject_CallFunction(codes.get(), "s", name_of(error.code)));
+    const Ref text = to_python(wire::Value(error.detail));
+    PyErr_SetObject(type.get(), checked(PyTuple_Pack(2, reason.get(), text.get())).get());
 }
 
-void raise_weights_error(const std::string& text, const std::string& reason) {
-    const Ref type = error_class("WeightsError");
-    const Ref arguments = checked(Py_BuildValue("(s)", text.c_str())), named = checked(Py_BuildValue("{s:s}", "reason", reason.c_str()));
-    const Ref error = checked(PyObject_Call(type.get(), arguments.get(), named.get()));
-    PyErr_SetObject(type.get(), error.get());
+void raise_weights_error(const WeightsError& error) {
+    const Ref type = error_class("WeightsError"), arguments = checked(Py_BuildValue("(s)", error.what()));
+    const Ref named = checked(Py_BuildValue("{s:s}", "reason", error.reason.c_str()));
+    PyErr_SetObject(type.get(), checked(PyObject_Call(type.get(), arguments.get(), named.get())).get());
 }
 
 }  // namespace
@@ -38,9 +37,9 @@ void set_error() noexcept {
             throw;
         } catch (const PythonError&) {
         } catch (const ProtocolError& error) {
-            raise_protocol_error(name_of(error.code), error.detail);
+            raise_protocol_error(error);
         } catch (const WeightsError& error) {
-            raise_weights_error(error.what(), error.reason);
+            raise_weights_error(error);
         } catch (const policy::Unsupported& error) {
             PyErr_SetString(PyExc_NotImplementedError, error.what());
         } catch (const io::TransportError& error) {
@@ -54,9 +53,11 @@ void set_error() noexcept {
     }
 }
 
-void take_gil(PyThreadState* state) noexcept {
+// At its end, the interpreter ends a thread that asks for the GIL; this one then waits for the process to end, because C++
+// functions that throw nothing cannot be unwound.
+Unlocked::~Unlocked() {
     try {
-        PyEval_RestoreThread(state);
+        if (state_) PyEval_RestoreThread(state_);
     } catch (...) {
         for (;;) pause();
     }

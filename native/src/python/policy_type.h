@@ -1,4 +1,4 @@
-// The Python types of policies and random numbers.
+// What the Python types of policies and random numbers hold: `Policy` a PolicyPointer, `Sampler` a policy::Sampler.
 #pragma once
 
 #include <memory>
@@ -8,33 +8,20 @@
 
 namespace rl4sys::python {
 
-/// A new `_native.Policy`.
-Ref policy_object(std::shared_ptr<const policy::Policy> policy);
+using PolicyPointer = std::shared_ptr<const policy::Policy>;
 
-/// The policy of a `_native.Policy`. Throws PythonError for another object.
-const std::shared_ptr<const policy::Policy>& policy_of(PyObject* object);
-
-/// The random numbers of a `_native.Sampler`. Throws PythonError for another object.
-policy::Sampler& sampler_of(PyObject* object);
-
-/// A policy bound to the random numbers and buffers of one thread.
+/// A policy bound to the random numbers and buffers of one thread, in a `Chooser`.
 struct Chooser {
-    const policy::Policy& policy;
+    PolicyPointer policy;
+    Ref owner;  // of the sampler
     policy::Sampler& sampler;
-    policy::Scratch& scratch;
+    policy::Scratch scratch;
     bool explore;
 };
-
-bool is_chooser(PyObject* object) noexcept;
-/// The parts of a `_native.Chooser`. The object must be one.
-Chooser chooser_of(PyObject* object) noexcept;
 
 /// True for a `_native.IoThread`.
 bool is_io(PyObject* object) noexcept;
 /// The policy that a `_native.IoThread` has now; null without one. The object must be one.
 const policy::Policy* current_policy(PyObject* io) noexcept;
-
-/// The 32-bit words of a non-negative integer as little-endian bytes, lowest first.
-std::vector<std::uint32_t> seed_words(std::string_view bytes);
 
 }  // namespace rl4sys::python

@@ -101,12 +101,13 @@ class CompiledIOThread(Worker):
 
     @property
     def waiting_segments(self) -> int:
-        return self.native.waiting_segments()
+        return _number(self.native, "waiting")
 
     @property
     def idle(self) -> bool:
         """True if all finished segments have been sent, and the learner has recorded all of them."""
-        return self.native.idle()
+        status = self.native.status()
+        return not status["waiting"] and not status["in_flight"]
 
     def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
         """Return the error for an unavailable learner, as `ActorIOThread.explain_absence` does."""
@@ -217,11 +218,13 @@ class CompiledSharedState(ActorSharedState):
         self.opened = threading.Event()
         self.open_error = None
         self._absence: LearnerUnavailable | None = None
-        self._failed: tuple[tuple[str, str, str, str], RL4SysError] | None = None
+        self._failed: tuple[list[str], RL4SysError] | None = None
 
     @property
     def error(self) -> RL4SysError | None:  # type: ignore[override]
-        said = self._native.error()
+        return self._known_error(self._native.gate()[5])
+
+    def _known_error(self, said: list[str] | None) -> RL4SysError | None:
         if said is None:
             return None
         failed = self._failed
@@ -250,8 +253,8 @@ class CompiledSharedState(ActorSharedState):
 
     @property
     def credit_gate(self) -> SegmentStartConditions:  # type: ignore[override]
-        limit, generation, min_version, stage = self._native.gate()
-        return SegmentStartConditions(limit, generation, min_version, self.error, stage)
+        limit, generation, min_version, stage, _, said = self._native.gate()
+        return SegmentStartConditions(limit, generation, min_version, self._known_error(said), stage)
 
     @property
     def session_parameters(self) -> SessionParameters | None:
@@ -269,7 +272,7 @@ class CompiledSharedState(ActorSharedState):
 
     @property
     def joined(self) -> bool:  # type: ignore[override]
-        return self._native.joined()
+        return self._native.gate()[4]
 
     @property
     def absence(self) -> LearnerUnavailable | None:  # type: ignore[override]
@@ -358,7 +361,7 @@ class CompiledSession:
 
     @property
     def state(self) -> SessionState:
-        return SessionState(self._native.state())
+        return SessionState(self._native.status()["state"])
 
     @property
     def verdicts(self) -> dict[str, int]:
@@ -376,11 +379,15 @@ class CompiledSession:
     def __getattr__(self, name: str) -> int:
         if name not in _NUMBERS:
             raise AttributeError(name)
-        number: int = self._native.status()[name]
-        return number
+        return _number(self._native, name)
 
 
 _NUMBERS = frozenset({"accepted", "credit_steps", "durable", "in_doubt", "in_flight", "sent_steps", "unreceived"})
+
+
+def _number(native: _native.IoThread, name: str) -> int:
+    number: int = native.status()[name]
+    return number
 
 
 class CompiledWeightSubscriber:
@@ -411,20 +418,15 @@ class CompiledWeightSubscriber:
             native = self._native.policy()
             if native is None:
                 return None
-            if (
-                native.key != key
-                and (known_policy := next((k[2] for k in self._policies if k[0] == native.key), None)) is not None
-            ):
+            newest, *head, others = native.head()
+            if newest != key and (known_policy := next((k[2] for k in self._policies if k[0] == newest), None)) is not None:
                 return known_policy
             spec = self.spec
             assert spec is not None
-            policy: Policy
-            if spec.columns:  # numpy keeps the recurrent state
-                flat = np.frombuffer(memoryview(native), dtype=np.float32)
-                policy = build_policy(spec, PolicySnapshot(native.generation, native.version, native.digest, flat, native.others))
-            else:
-                policy = CompiledPolicy(spec, native)
-            self._policies.append((native.key, native, policy))
+            snapshot = PolicySnapshot(*head, np.frombuffer(memoryview(native), dtype=np.float32), others)
+            # With extra columns, numpy keeps the recurrent state.
+            policy: Policy = build_policy(spec, snapshot) if spec.columns else CompiledPolicy(spec, native, snapshot)
+            self._policies.append((newest, native, policy))
             return policy
 
     @property
@@ -498,11 +500,8 @@ class CompiledOutbox(Resource):
                 columns[letters.index("v")] = versions[:0]
             total = 0.0 if segment.episode_return is None else segment.episode_return
             numbers = segment.generation, segment.episode_id, segment.segment_index, oldest, total
-            self.native.put(
-                (*numbers, segment.episode_length or 0, segment.steps, segment_flags(segment, mixed=mixed)),
-                layout,
-                [np.ascontiguousarray(column) for column in columns],
-            )
+            lengths = segment.episode_length or 0, segment.steps, segment_flags(segment, mixed=mixed)
+            self.native.put(*numbers, *lengths, layout, [np.ascontiguousarray(column) for column in columns])
         except (ProtocolError, TypeError, ValueError):
             if "not_encodable" not in self.dropped:
                 log.exception("a segment of %d steps can't be encoded, and is dropped", segment.steps)
@@ -517,18 +516,15 @@ class CompiledOutbox(Resource):
 
     @property
     def put_items(self) -> int:
-        number: int = self.native.status()["put_items"]
-        return number
+        return _number(self.native, "put_items")
 
     @property
     def items(self) -> int:
-        number: int = self.native.status()["items"]
-        return number
+        return _number(self.native, "items")
 
     @property
     def steps(self) -> int:
-        number: int = self.native.status()["steps"]
-        return number
+        return _number(self.native, "steps")
 
     @property
     def submitted(self) -> int:

@@ -15,6 +15,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SegmentStartConditions, SessionParameters
 from rl4sys_zmq.actor.io.thread import explain_absence
@@ -418,12 +419,13 @@ class CompiledWeightSubscriber:
             native = self._native.policy()
             if native is None:
                 return None
-            newest, *head, others = native.head()
+            newest, generation, version, digest, others = native.head()
             if newest != key and (known_policy := next((k[2] for k in self._policies if k[0] == newest), None)) is not None:
                 return known_policy
             spec = self.spec
             assert spec is not None
-            snapshot = PolicySnapshot(*head, np.frombuffer(memoryview(native), dtype=np.float32), others)
+            flat: NDArray[np.float32] = np.frombuffer(memoryview(native), dtype=np.float32)
+            snapshot = PolicySnapshot(generation, version, digest, flat, others)
             # With extra columns, numpy keeps the recurrent state.
             policy: Policy = build_policy(spec, snapshot) if spec.columns else CompiledPolicy(spec, native, snapshot)
             self._policies.append((newest, native, policy))

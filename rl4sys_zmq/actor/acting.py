@@ -221,7 +221,7 @@ class ActionSelector:
         methods = self.episodes, self.request, self._on_not_finite, self.episodes.add
         others = np.ndarray, parts.threads, parts.pending, RL4SysAction, io.native, makers, scalars
         sizes = start, math.prod(self._plain_shape or ()), dtype.itemsize, size
-        steps: _native.Steps = native.require().Steps(*methods, *others, *sizes)
+        steps: _native.Steps = native.require().Steps(methods + others, *sizes)
         return steps
 
     def _on_not_finite(self, traj: RL4SysTrajectory, obs: NDArray[Any]) -> tuple[RL4SysTrajectory, RL4SysAction]:

@@ -2,11 +2,6 @@
 
 namespace rl4sys::python {
 
-Ref checked(PyObject* owned) {
-    if (!owned) throw PythonError{};
-    return Ref(owned);
-}
-
 Ref bytes_object(std::string_view bytes) {
     return checked(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
 }

@@ -10,23 +10,13 @@
 namespace rl4sys::python {
 namespace {
 
-// The class of rl4sys_zmq.errors with this name.
-Ref error_class(const char* name) {
-    const Ref errors = checked(PyImport_ImportModule("rl4sys_zmq.errors"));
-    return checked(PyObject_GetAttrString(errors.get(), name));
-}
-
-void raise_protocol_error(const ProtocolError& error) {
-    const Ref type = error_class("ProtocolError"), codes = error_class("RefusalReason");
-    const Ref reason = checked(PyObject_CallFunction(codes.get(), "s", name_of(error.code)));
-    const Ref text = to_python(wire::Value(error.detail));
-    PyErr_SetObject(type.get(), checked(PyTuple_Pack(2, reason.get(), text.get())).get());
-}
-
-void raise_weights_error(const WeightsError& error) {
-    const Ref type = error_class("WeightsError"), arguments = checked(Py_BuildValue("(s)", error.what()));
-    const Ref named = checked(Py_BuildValue("{s:s}", "reason", error.reason.c_str()));
-    PyErr_SetObject(type.get(), checked(PyObject_Call(type.get(), arguments.get(), named.get())).get());
+// Sets an exception of a class of rl4sys_zmq.errors. The arguments of its constructor are as for Py_BuildValue.
+template <class... A>
+void raise(const char* name, const char* arguments, A... its) {
+    const Ref errors = checked(PyImport_ImportModule("rl4sys_zmq.errors")), type = checked(PyObject_GetAttrString(errors.get(), name));
+    const Ref given = checked(Py_BuildValue(arguments, its...));
+    const Ref error = checked(PyObject_Call(type.get(), PyTuple_GetItem(given.get(), 0), PyTuple_GetItem(given.get(), 1)));
+    PyErr_SetObject(type.get(), error.get());
 }
 
 }  // namespace
@@ -37,13 +27,15 @@ void set_error() noexcept {
             throw;
         } catch (const PythonError&) {
         } catch (const ProtocolError& error) {
-            raise_protocol_error(error);
+            const Ref errors = checked(PyImport_ImportModule("rl4sys_zmq.errors")), text = to_python(wire::Value(error.detail));
+            const Ref code = checked(PyObject_CallMethod(errors.get(), "RefusalReason", "s", name_of(error.code)));
+            raise("ProtocolError", "((OO){})", code.get(), text.get());
         } catch (const WeightsError& error) {
-            raise_weights_error(error);
+            raise("WeightsError", "((s){s:s})", error.what(), "reason", error.reason.c_str());
         } catch (const policy::Unsupported& error) {
             PyErr_SetString(PyExc_NotImplementedError, error.what());
         } catch (const io::TransportError& error) {
-            PyErr_SetString(error_class("TransportError").get(), error.what());
+            raise("TransportError", "((s){})", error.what());
         } catch (const std::bad_alloc&) {
             PyErr_NoMemory();
         } catch (const std::exception& error) {

@@ -224,6 +224,14 @@ public:
         return out;
     }
     wire::Map alarms() { return counts_map(copy(&HostLink::alarms)); }
+    double current_at() { return thread.host.current_at; }
+    void set_current_at(double seconds) { thread.host.current_at = seconds; }
+    double starting_at() { return thread.host.starting_at; }
+    std::uint64_t want_steps() { return thread.host.want_steps; }
+    void set_want_steps(std::uint64_t steps) { thread.host.want_steps = steps; }
+    int count_waiting(int more) { return thread.host.waiting += more; }
+    int count_flushing(int more) { return thread.host.flushing += more; }
+    void set_leaving(bool leaving) { thread.host.leaving = leaving; }
 
     // The last is the error that ended the session: kind, code, text, field.
     Ref gate() {
@@ -351,6 +359,14 @@ PyMethodDef kMethods[] = {
     function<&Actor::put_steps>("put_steps", "The number of finished steps."),
     function<&Actor::status>("status", "All numbers of the session and the outbox at one moment."),
     function<&Actor::alarms>("alarms", "The alarms that the learner's last beacon reports."),
+    function<&Actor::current_at>("current_at", "Monotonic time of the learner's last message."),
+    function<&Actor::set_current_at>("set_current_at", "Set this time."),
+    function<&Actor::starting_at>("starting_at", "Monotonic time at which the learner last answered that it starts."),
+    function<&Actor::want_steps>("want_steps", "The steps for which host threads ask credit, since the start."),
+    function<&Actor::set_want_steps>("set_want_steps", "Set this number."),
+    function<&Actor::count_waiting>("count_waiting", "Add host threads that wait for credit. Return their number."),
+    function<&Actor::count_flushing>("count_flushing", "Add host threads that wait for acknowledgements. Return their number."),
+    function<&Actor::set_leaving>("set_leaving", "True: send segments without credit too."),
     function<&Actor::gate>("gate", "The credit gate: (limit, generation, least version, stage, has joined, error or None)."),
     function<&Actor::parameters>("parameters", "The session parameters, or None."),
     function<&Actor::set_parameters>("set_parameters", "Set the session parameters, before the start."),
@@ -364,37 +380,6 @@ PyMethodDef kMethods[] = {
     {},
 };
 
-// The numbers that host threads set.
-template <auto place>
-PyObject* get_number(PyObject* self, void*) noexcept {
-    return guarded([&] { return to_python((held<Actor>(self).thread.host.*place).load()); });
-}
-
-template <auto place>
-int set_number(PyObject* self, PyObject* value, void*) noexcept {
-    auto& number = held<Actor>(self).thread.host.*place;
-    const Ref done(guarded([&] {
-        number.store(argument<decltype(number.load())>(value));
-        return none();
-    }));
-    return done ? 0 : -1;
-}
-
-template <auto place>
-PyGetSetDef number(const char* name, const char* doc) {
-    return {name, get_number<place>, set_number<place>, doc, nullptr};
-}
-
-PyGetSetDef kNumbers[] = {
-    number<&HostLink::current_at>("current_at", "Monotonic time of the learner's last message."),
-    number<&HostLink::starting_at>("starting_at", "Monotonic time at which the learner last answered that it starts."),
-    number<&HostLink::waiting>("waiting", "The number of host threads that wait for credit."),
-    number<&HostLink::flushing>("flushing", "The number of host threads that wait for acknowledgements."),
-    number<&HostLink::want_steps>("want_steps", "The steps for which host threads ask credit, since the start."),
-    number<&HostLink::leaving>("leaving", "True: send segments without credit too."),
-    {},
-};
-
 }  // namespace
 
 bool is_io(PyObject* object) noexcept { return holds<Actor>(object); }
@@ -402,8 +387,7 @@ bool is_io(PyObject* object) noexcept { return holds<Actor>(object); }
 const policy::Policy* current_policy(PyObject* io) noexcept { return held<Actor>(io).current(); }
 
 void add_io_type(PyObject* module) {
-    add_type_of<Actor>(module, "rl4sys_zmq._native.IoThread", kMethods,
-                       {slot(Py_tp_new, construct<new_actor>), {Py_tp_getset, kNumbers}});
+    add_type_of<Actor>(module, "rl4sys_zmq._native.IoThread", kMethods, {slot(Py_tp_new, construct<new_actor>)});
     static const int registered = pthread_atfork(hold_all, let_go_all, let_go_all);
     if (registered != 0) throw std::bad_alloc();
 }

@@ -142,10 +142,15 @@ PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) noexcep
     return guarded([&] { return call(f, self, args, count); });
 }
 
+template <class F>
+PyCFunction as_function(F f) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
+}
+
 /// A function of Python for one of C++ with any arguments and result that `argument` and `result` convert.
 template <auto f>
 PyMethodDef function(const char* name, const char* doc) {
-    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(entry<f>)), METH_FASTCALL, doc};
+    return {name, as_function(entry<f>), METH_FASTCALL, doc};
 }
 
 /// The constructor of a type: `f` returns the new object.

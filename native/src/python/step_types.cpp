@@ -24,25 +24,22 @@ enum ActionField {
     kActionFields
 };
 
-struct ActionObject {
-    PyObject_HEAD
+struct Action {
     PyObject* fields[kActionFields];
     char* lazy;  // the bytes of the observation and of a Box's actions, until Python reads them; null for none
-    std::uint32_t observation_bytes, action_size;  // as in StepsObject, to which an action has no reference: it keeps no weights
+    std::uint32_t observation_bytes, action_size;  // as in Steps, to which an action has no reference: it keeps no weights
 };
 
 enum TrajectoryField { kWriter, kLast, kActingPolicy, kUnder, kEpisodes, kRequested, kCompleted, kTrajectoryFields };
 
-struct TrajectoryObject {
-    PyObject_HEAD
+struct Trajectory {
     PyObject* fields[kTrajectoryFields];
 };
 
 enum WriterField { kWriterStamp, kPending, kLeft, kMasks, kWriterFields };
 enum Column { kObservations, kActions, kRewards, kLogProbs, kColumns };
 
-struct WriterObject {
-    PyObject_HEAD
+struct Writer {
     PyObject* fields[kWriterFields];
     Py_ssize_t steps, limit, rows, missing;
     Py_buffer columns[kColumns];
@@ -58,22 +55,14 @@ enum StepsField {
 
 constexpr std::size_t kMostElements = 64;  // SMALL in actor/inputs.py
 
-struct StepsObject {
-    PyObject_HEAD
+struct Steps {
     PyObject* fields[kStepsFields];
     std::uint64_t thread;  // the last thread; its number is never used again
     std::size_t elements, item, observation_bytes, action_size;  // action_size: the numbers of a Box action; 0 for a Discrete
     std::int64_t start;
 };
 
-PyTypeObject* trajectory_class = nullptr;  // the type of the module, which has no second instance
-
-bool is_trajectory(PyObject* object) { return PyObject_TypeCheck(object, trajectory_class); }
-
-template <class T>
-T& as(PyObject* object) noexcept {
-    return *reinterpret_cast<T*>(object);
-}
+bool is_trajectory(PyObject* object) { return PyObject_TypeCheck(object, type_of<Trajectory>); }
 
 // Gives a field a new object, whose reference it takes.
 void replace(PyObject*& field, PyObject* owned) noexcept {
@@ -85,44 +74,42 @@ void replace(PyObject*& field, PyObject* owned) noexcept {
 template <class T>
 int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
-    for (PyObject* field : as<T>(self).fields) Py_VISIT(field);
+    for (PyObject* field : held<T>(self).fields) Py_VISIT(field);
     return 0;
 }
 
 template <class T>
 int clear(PyObject* self) {
-    for (PyObject*& field : as<T>(self).fields) Py_CLEAR(field);
+    for (PyObject*& field : held<T>(self).fields) Py_CLEAR(field);
     return 0;
 }
 
 template <class T>
 void release(T&) noexcept {}
 
-void release(WriterObject& writer) noexcept {
+void release(Writer& writer) noexcept {
     for (Py_buffer& column : writer.columns) PyBuffer_Release(&column);  // does nothing without an object
 }
 
-void release(ActionObject& action) noexcept { PyObject_Free(action.lazy); }
+void release(Action& action) noexcept { PyObject_Free(action.lazy); }
 
 template <class T>
-void end(PyObject* self) {
+void end(PyObject* self) noexcept {
     PyObject_GC_UnTrack(self);
-    release(as<T>(self));
+    release(held<T>(self));
     clear<T>(self);
     free_object(self);
 }
 
-constexpr Py_ssize_t place(std::size_t field) {
-    return static_cast<Py_ssize_t>(offsetof(TrajectoryObject, fields) + field * sizeof(PyObject*));
-}
-static_assert(offsetof(WriterObject, steps) == place(kWriterFields));
+constexpr Py_ssize_t place(std::size_t field) { return static_cast<Py_ssize_t>(sizeof(PyObject) + field * sizeof(PyObject*)); }
+static_assert(offsetof(Object<Writer>, held.steps) == place(kWriterFields));
 
 // Adds a type with fields. `objects` are the names of the first ones, `numbers` those of integers behind them. Python's
 // dataclasses know by `__slots__` that a base has them.
 template <class T>
-PyTypeObject* add_fields(PyObject* module, const char* name, unsigned flags, PyMethodDef* methods, std::vector<PyType_Slot> slots,
-                         std::initializer_list<const char*> objects = {}, std::initializer_list<const char*> numbers = {},
-                         PyGetSetDef* made = nullptr) {
+void add_fields(PyObject* module, const char* name, unsigned flags, PyMethodDef* methods, std::vector<PyType_Slot> slots,
+                std::initializer_list<const char*> objects = {}, std::initializer_list<const char*> numbers = {},
+                PyGetSetDef* made = nullptr) {
     static std::vector<PyMemberDef> members;
     for (const char* const its : objects) members.push_back({its, T_OBJECT_EX, place(members.size()), 0, nullptr});
     for (const char* const its : numbers) members.push_back({its, T_PYSSIZET, place(members.size()), 0, nullptr});
@@ -134,11 +121,9 @@ PyTypeObject* add_fields(PyObject* module, const char* name, unsigned flags, PyM
                                    slot(Py_tp_members, members.data()), slot(Py_tp_methods, methods)})
         slots.push_back(its);
     if (made) slots.push_back(slot(Py_tp_getset, made));
-    flags |= Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-    PyTypeObject* const type = add_type(module, name, sizeof(T), flags, std::move(slots));
-    const Ref its = checked(PyList_AsTuple(to_python(wire::Value(std::move(names))).get()));
-    if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(type), "__slots__", its.get()) < 0) throw PythonError{};
-    return type;
+    type_of<T> = add_type(module, name, sizeof(Object<T>), flags | Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, std::move(slots));
+    const Ref its = checked(PyList_AsTuple(to_python(std::move(names)).get()));
+    if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(type_of<T>), "__slots__", its.get()) < 0) throw PythonError{};
 }
 
 // ActionSlots
@@ -148,7 +133,7 @@ enum Maker { kMakeObservation, kMakeRaw, kMakeAct };
 
 template <std::size_t field, Maker maker>
 PyObject* get_made(PyObject* self, void*) noexcept {
-    auto& action = as<ActionObject>(self);
+    auto& action = held<Action>(self);
     PyObject*& value = action.fields[field];
     if (!value && action.lazy && action.fields[kActionMakers]) {
         const std::size_t size = action.action_size;
@@ -166,7 +151,7 @@ PyObject* get_made(PyObject* self, void*) noexcept {
 
 template <std::size_t field>
 int set_made(PyObject* self, PyObject* value, void*) noexcept {
-    replace(as<ActionObject>(self).fields[field], Py_XNewRef(value));
+    replace(held<Action>(self).fields[field], Py_XNewRef(value));
     return 0;
 }
 
@@ -192,7 +177,7 @@ PyObject* update_reward(PyObject* self, PyObject* const* args, Py_ssize_t count,
         return nullptr;
     }
     PyObject* const reward = args[0];
-    auto& action = as<ActionObject>(self);
+    auto& action = held<Action>(self);
     PyObject* const its = action.fields[kActionWriter];
     double value;
     if (its && is_reward(reward, value)) {
@@ -200,7 +185,7 @@ PyObject* update_reward(PyObject* self, PyObject* const* args, Py_ssize_t count,
             replace(action.fields[kReward], Py_NewRef(reward));
             Py_RETURN_NONE;
         }
-        auto& writer = as<WriterObject>(its);
+        auto& writer = held<Writer>(its);
         if (writer.bound() && writer.fields[kPending] == Py_None && writer.fields[kLeft] == Py_False) {
             const Py_ssize_t row = PyLong_AsSsize_t(action.fields[kRow]);
             if (row >= 0 && row < writer.steps) {
@@ -215,37 +200,26 @@ PyObject* update_reward(PyObject* self, PyObject* const* args, Py_ssize_t count,
     return PyObject_CallMethod(self, "_set_any_reward", "O", reward);
 }
 
-template <class F>
-PyCFunction as_method(F f) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
-}
-
 PyMethodDef kActionMethods[] = {
-    {"update_reward", as_method(update_reward), METH_FASTCALL | METH_KEYWORDS,
+    {"update_reward", as_function(update_reward), METH_FASTCALL | METH_KEYWORDS,
      "update_reward($self, reward)\n--\n\nSet the reward, before or after the action is added to a trajectory."},
     {},
 };
 
 // WriterSlots
 
-// Holds the memory of the columns: of observations, actions, rewards and log-probabilities.
-PyObject* bind_columns(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    auto& writer = as<WriterObject>(self);
+// Holds the memory of the columns.
+void bind_columns(Writer& writer, PyObject* observations, PyObject* actions, PyObject* rewards, PyObject* log_probs) {
     release(writer);
-    if (count != kColumns) {
-        PyErr_SetString(PyExc_TypeError, "bind_columns takes four arrays");
-        return nullptr;
+    Py_buffer* column = writer.columns;
+    for (PyObject* const array : {observations, actions, rewards, log_probs}) {
+        if (PyObject_GetBuffer(array, column++, PyBUF_CONTIG) == 0) continue;
+        release(writer);
+        throw PythonError{};
     }
-    for (Py_ssize_t n = 0; n < count; ++n) {
-        if (PyObject_GetBuffer(args[n], &writer.columns[n], PyBUF_CONTIG) < 0) {
-            release(writer);
-            return nullptr;
-        }
-    }
-    Py_RETURN_NONE;
 }
 
-PyMethodDef kWriterMethods[] = {{"bind_columns", as_method(bind_columns), METH_FASTCALL, nullptr}, {}};
+PyMethodDef kWriterMethods[] = {function<bind_columns>("bind_columns", nullptr), {}};
 PyMethodDef kNoMethods[] = {{}};
 
 // Steps
@@ -254,7 +228,7 @@ PyMethodDef kNoMethods[] = {{}};
 PyObject *name_append, *name_popleft, *name_late, *name_state, *name_policy, *name_stamp, *name_chooser;
 
 // Finds the calling thread's policy, stamp and chooser. False if it has not used the current policy so far.
-bool find_thread(StepsObject& steps, std::uint64_t thread, PyObject* policy) {
+bool find_thread(Steps& steps, std::uint64_t thread, PyObject* policy) {
     const Ref state(PyObject_GetAttr(steps.fields[kThreads], name_state));
     if (!state) return false;
     Ref its(PyObject_GetAttr(state.get(), name_policy));
@@ -289,14 +263,15 @@ struct Free {
 using Memory = std::unique_ptr<char, Free>;
 
 // The bytes of an ordinary observation, with room for a Box's action behind them. Null if it is not ordinary.
-Memory read_observation(const StepsObject& steps, PyObject* obs, float* features) {
+Memory read_observation(const Steps& steps, PyObject* obs, float* features) {
     Py_buffer view;
     if (PyObject_GetBuffer(obs, &view, PyBUF_ND | PyBUF_FORMAT) < 0) return nullptr;
+    const std::size_t count = steps.elements;
     const bool narrow = steps.item == sizeof(float);
-    const bool fits = view.ndim == 1 && static_cast<std::size_t>(view.shape[0]) == steps.elements && view.format &&
+    const bool fits = view.ndim == 1 && static_cast<std::size_t>(view.shape[0]) == count && view.format &&
                       view.format[0] == (narrow ? 'f' : 'd') && !view.format[1];
     Memory out;
-    if (fits && (narrow ? read_numbers<float> : read_numbers<double>)(view.buf, steps.elements, features)) {
+    if (fits && (narrow ? read_numbers<float>(view.buf, count, features) : read_numbers<double>(view.buf, count, features))) {
         const std::size_t size = steps.observation_bytes + steps.action_size * (sizeof(float) + sizeof(double));
         out.reset(static_cast<char*>(PyObject_Malloc(size)));
         if (out) std::memcpy(out.get(), view.buf, steps.observation_bytes);
@@ -305,39 +280,37 @@ Memory read_observation(const StepsObject& steps, PyObject* obs, float* features
     return out;
 }
 
-// Chooses an action for an ordinary request: (trajectory, action). False if the request is not ordinary.
-bool ordinary_request(StepsObject& steps, PyObject* traj, PyObject* obs, Ref& out) {
-    auto& its = as<TrajectoryObject>(traj);
+// Chooses an action for an ordinary request: (trajectory, action). Null if the request is not ordinary.
+Ref ordinary_request(Steps& steps, PyObject* traj, PyObject* obs) {
+    auto& its = held<Trajectory>(traj);
     PyObject* const policy = its.fields[kUnder];
     // With `swap: episode`, an older policy than the agent's can act.
     if (!policy || policy == Py_None || policy != its.fields[kActingPolicy] || its.fields[kEpisodes] != steps.fields[kOwner])
-        return false;
-    const auto& writer = as<WriterObject>(its.fields[kWriter]);
-    if (writer.steps >= writer.limit) return false;
+        return {};
+    const auto& writer = held<Writer>(its.fields[kWriter]);
+    if (writer.steps >= writer.limit) return {};
     PyObject* const last = its.fields[kLast];
-    if (last && last != Py_None && as<ActionObject>(last).fields[kDone] != Py_False) return false;
+    if (last && last != Py_None && held<Action>(last).fields[kDone] != Py_False) return {};
     const std::uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
-    if ((thread != steps.thread || policy != steps.fields[kPolicy]) && !find_thread(steps, thread, policy)) return false;
+    if ((thread != steps.thread || policy != steps.fields[kPolicy]) && !find_thread(steps, thread, policy)) return {};
     auto& [acting, owner, sampler, scratch, explore] = held<Chooser>(steps.fields[kChooser]);
-    if (acting.get() != current_policy(steps.fields[kIo])) return false;
+    if (acting.get() != current_policy(steps.fields[kIo])) return {};
     constexpr Py_ssize_t kMostRequested = 1024;  // MAX_REQUESTED in actor/trajectory.py
-    if (PyObject_Size(its.fields[kRequested]) >= kMostRequested) return false;
+    if (PyObject_Size(its.fields[kRequested]) >= kMostRequested) return {};
     {
         const Ref late(PyObject_GetAttr(steps.fields[kQueue], name_late));
-        if (!late || PyList_Size(late.get()) != 0) return false;
+        if (!late || PyList_Size(late.get()) != 0) return {};
     }
     float features[kMostElements];
     Memory lazy = read_observation(steps, obs, features);
-    if (!lazy) return false;
+    if (!lazy) return {};
     const policy::Choice choice = acting->act(features, 0, nullptr, explore, nullptr, sampler, scratch);
-    if (!std::isfinite(choice.log_prob)) {
-        out = Ref(PyObject_CallFunctionObjArgs(steps.fields[kNotFinite], traj, obs, nullptr));
-        return true;
-    }
+    if (!std::isfinite(choice.log_prob))
+        return checked(PyObject_CallFunctionObjArgs(steps.fields[kNotFinite], traj, obs, nullptr));
     PyObject* scalar = nullptr;
     if (!steps.action_size) {
         scalar = PyList_GetItem(steps.fields[kScalars], static_cast<Py_ssize_t>(choice.index - steps.start));
-        if (!scalar) return false;
+        if (!scalar) return {};
     } else {
         char* const raw = lazy.get() + steps.observation_bytes;
         std::memcpy(raw, choice.raw, steps.action_size * sizeof(float));
@@ -348,8 +321,8 @@ bool ordinary_request(StepsObject& steps, PyObject* traj, PyObject* obs, Ref& ou
     static const auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
     // The collector can run code of Python here, and so other requests: what came from the thread's state is copied before.
     const Ref object(log_prob ? alloc(type, 0) : nullptr);
-    if (!object) return false;
-    auto& action = as<ActionObject>(object.get());
+    if (!object) return {};
+    auto& action = held<Action>(object.get());
     action.lazy = lazy.release();
     action.observation_bytes = static_cast<std::uint32_t>(steps.observation_bytes);
     action.action_size = static_cast<std::uint32_t>(steps.action_size);
@@ -363,35 +336,27 @@ bool ordinary_request(StepsObject& steps, PyObject* traj, PyObject* obs, Ref& ou
     action.fields[kActionWriter] = Py_NewRef(Py_None);
     action.fields[kDone] = Py_NewRef(Py_False);
     const Ref noted(PyObject_CallMethodObjArgs(its.fields[kRequested], name_append, object.get(), nullptr));
-    if (!noted) return false;
-    out = Ref(PyTuple_Pack(2, traj, object.get()));
-    return true;
+    if (!noted) return {};
+    return checked(PyTuple_Pack(2, traj, object.get()));
 }
 
 // request(traj, obs, mask) -> (trajectory, action)
-PyObject* request(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    auto& steps = as<StepsObject>(self);
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "request takes a trajectory, an observation and a mask");
-        return nullptr;
-    }
-    PyObject *traj = args[0], *obs = args[1];
+Ref request(Steps& steps, PyObject* traj, PyObject* obs, PyObject* mask) {
     auto* const array = reinterpret_cast<PyTypeObject*>(steps.fields[kArray]);
-    if (traj != Py_None && args[2] == Py_None && Py_TYPE(obs) == array && is_trajectory(traj)) {
-        Ref out;
-        if (ordinary_request(steps, traj, obs, out)) return out.release();
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;  // of the host's signal handler
+    if (traj != Py_None && mask == Py_None && Py_TYPE(obs) == array && is_trajectory(traj)) {
+        if (Ref out = ordinary_request(steps, traj, obs)) return out;
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError{};  // of the host's signal handler
         PyErr_Clear();
     }
-    return PyObject_CallFunctionObjArgs(steps.fields[kRequest], traj, obs, args[2], nullptr);
+    return checked(PyObject_CallFunctionObjArgs(steps.fields[kRequest], traj, obs, mask, nullptr));
 }
 
 // Adds an ordinary next step. False if it is not ordinary.
-bool ordinary_add(StepsObject& steps, PyObject* traj, PyObject* object) {
-    auto& its = as<TrajectoryObject>(traj);
-    auto& action = as<ActionObject>(object);
+bool ordinary_add(Steps& steps, PyObject* traj, PyObject* object) {
+    auto& its = held<Trajectory>(traj);
+    auto& action = held<Action>(object);
     if (action.fields[kActionMakers] != steps.fields[kMakers] || its.fields[kEpisodes] != steps.fields[kOwner]) return false;
-    auto& writer = as<WriterObject>(its.fields[kWriter]);
+    auto& writer = held<Writer>(its.fields[kWriter]);
     // What Python has read, the host can have changed.
     if (!writer.bound() || !action.lazy || action.fields[kObs] || (steps.action_size && action.fields[kRaw])) return false;
     if (action.fields[kStamp] != writer.fields[kWriterStamp] || action.fields[kActionWriter] != Py_None) return false;
@@ -408,7 +373,7 @@ bool ordinary_add(StepsObject& steps, PyObject* traj, PyObject* object) {
     const double chance = PyFloat_AsDouble(action.fields[kLogProb]);
     const long long index = steps.action_size ? 0 : PyLong_AsLongLong(action.fields[kRaw]);
     Ref number(PyLong_FromSsize_t(writer.steps));
-    if (!number || PyErr_Occurred()) return false;
+    if (!number || ((reward == -1.0 || chance == -1.0 || index == -1) && PyErr_Occurred())) return false;
     const auto set = [&](Column which, const void* value, std::size_t bytes) {
         std::memcpy(static_cast<char*>(writer.columns[which].buf) + writer.steps * static_cast<Py_ssize_t>(bytes), value, bytes);
     };
@@ -428,44 +393,32 @@ bool ordinary_add(StepsObject& steps, PyObject* traj, PyObject* object) {
     return true;
 }
 
-// add(traj, action)
-PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    auto& steps = as<StepsObject>(self);
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "add takes a trajectory and an action");
-        return nullptr;
-    }
-    if (is_trajectory(args[0]) && Py_TYPE(args[1]) == reinterpret_cast<PyTypeObject*>(steps.fields[kActionType]) &&
-        ordinary_add(steps, args[0], args[1]))
-        Py_RETURN_NONE;
+Ref add(Steps& steps, PyObject* traj, PyObject* action) {
+    auto* const type = reinterpret_cast<PyTypeObject*>(steps.fields[kActionType]);
+    if (is_trajectory(traj) && Py_TYPE(action) == type && ordinary_add(steps, traj, action)) return none();
     PyErr_Clear();
-    return PyObject_CallFunctionObjArgs(steps.fields[kAdd], args[0], args[1], nullptr);
+    return checked(PyObject_CallFunctionObjArgs(steps.fields[kAdd], traj, action, nullptr));
 }
 
-// Steps(the first fields, start, elements, item, action size)
-PyObject* new_steps(PyTypeObject* type, PyObject* args, PyObject*) {
-    return guarded([&] {
-        if (PyTuple_Size(args) != kPolicy + 4) throw std::invalid_argument("Steps has other arguments");
-        const auto number = [&](Py_ssize_t n) { return argument<std::int64_t>(PyTuple_GetItem(args, kPolicy + n)); };
-        const std::int64_t start = number(0);
-        const auto elements = static_cast<std::size_t>(number(1)), item = static_cast<std::size_t>(number(2));
-        if (elements > kMostElements || !is_io(PyTuple_GetItem(args, kIo))) throw std::invalid_argument("no steps of this kind");
-        Ref self = allocate(type);
-        auto& steps = as<StepsObject>(self.get());
-        for (int n = 0; n < kPolicy; ++n) steps.fields[n] = Py_NewRef(PyTuple_GetItem(args, n));
-        steps.thread = std::numeric_limits<std::uint64_t>::max();
-        steps.start = start;
-        steps.elements = elements;
-        steps.item = item;
-        steps.observation_bytes = elements * item;
-        steps.action_size = static_cast<std::size_t>(number(3));
-        return self;
-    });
+// `objects` are the first fields.
+Ref new_steps(PyObject* objects, std::int64_t start, std::size_t elements, std::size_t item, std::size_t action_size) {
+    if (PyTuple_Size(objects) != kPolicy || elements > kMostElements || !is_io(PyTuple_GetItem(objects, kIo)))
+        throw std::invalid_argument("no steps of this kind");
+    Ref self = allocate(type_of<Steps>);
+    auto& steps = held<Steps>(self.get());
+    for (int n = 0; n < kPolicy; ++n) steps.fields[n] = Py_NewRef(PyTuple_GetItem(objects, n));
+    steps.thread = std::numeric_limits<std::uint64_t>::max();
+    steps.start = start;
+    steps.elements = elements;
+    steps.item = item;
+    steps.observation_bytes = elements * item;
+    steps.action_size = action_size;
+    return self;
 }
 
 PyMethodDef kStepsMethods[] = {
-    {"request", as_method(request), METH_FASTCALL, "Choose an action: request(trajectory, observation, mask)."},
-    {"add", as_method(add), METH_FASTCALL, "Store an action as the next step: add(trajectory, action)."},
+    function<request>("request", "Choose an action: request(trajectory, observation, mask)."),
+    function<add>("add", "Store an action as the next step: add(trajectory, action)."),
     {},
 };
 
@@ -477,14 +430,13 @@ void add_step_types(PyObject* module) {
                                      {&name_chooser, "chooser"}})
         *name = checked(PyUnicode_InternFromString(text)).release();
     const unsigned base = Py_TPFLAGS_BASETYPE;
-    add_fields<ActionObject>(module, "rl4sys_zmq._native.ActionSlots", base, kActionMethods, {},
-                             {"done", "known_reward", "log_prob", "mask", "row", "stamp", "writer"}, {}, kMade);
-    trajectory_class =
-        add_fields<TrajectoryObject>(module, "rl4sys_zmq._native.TrajectorySlots", base, kNoMethods, {},
-                                     {"writer", "last", "policy", "selected_under", "episodes", "requested", "completed"});
-    add_fields<WriterObject>(module, "rl4sys_zmq._native.WriterSlots", base, kWriterMethods, {},
-                             {"stamp", "pending", "left", "masks"}, {"steps", "limit", "rows", "missing"});
-    add_fields<StepsObject>(module, "rl4sys_zmq._native.Steps", 0, kStepsMethods, {slot(Py_tp_new, new_steps)});
+    add_fields<Action>(module, "rl4sys_zmq._native.ActionSlots", base, kActionMethods, {},
+                       {"done", "known_reward", "log_prob", "mask", "row", "stamp", "writer"}, {}, kMade);
+    add_fields<Trajectory>(module, "rl4sys_zmq._native.TrajectorySlots", base, kNoMethods, {},
+                           {"writer", "last", "policy", "selected_under", "episodes", "requested", "completed"});
+    add_fields<Writer>(module, "rl4sys_zmq._native.WriterSlots", base, kWriterMethods, {}, {"stamp", "pending", "left", "masks"},
+                       {"steps", "limit", "rows", "missing"});
+    add_fields<Steps>(module, "rl4sys_zmq._native.Steps", 0, kStepsMethods, {slot(Py_tp_new, construct<new_steps>)});
 }
 
 }  // namespace rl4sys::python

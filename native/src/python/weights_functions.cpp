@@ -10,33 +10,25 @@ constexpr std::size_t kFewElements = 4096;  // coded in less time than threads n
 
 using Optional = std::optional<Buffer>;
 
-// The states of a diff, and the mapping of their weights to integers.
-struct States {
-    States(Buffer its_base, Optional its_before, int dtype, Optional its_exponents)
-        : base_(std::move(its_base)), before_(std::move(its_before)), exponents_(std::move(its_exponents)) {
-        size = base_.bytes().size() / sizeof(float);
-        check(before_, base_.bytes().size());
-        check(exponents_, size);
-        base = base_.as<float>();
-        before = before_ ? before_->as<float>() : nullptr;
-        form.dtype = static_cast<weights::WireDtype>(dtype);
-        form.exponents = exponents_ ? exponents_->as<std::int8_t>() : nullptr;
-        if (form.dtype == weights::WireDtype::grid && !form.exponents) throw WeightsError("a grid needs exponents", "dtype");
-    }
+template <class T>
+const T* numbers(const Optional& buffer) noexcept {
+    return buffer ? buffer->as<T>() : nullptr;
+}
 
-    static void check(const Optional& state, std::size_t bytes) {
-        if (state && state->bytes().size() != bytes) throw WeightsError("the states have different sizes", "size");
-    }
+// The number of weights of a state, after a check that the other buffers fit.
+std::size_t size_of(const Buffer& base, const Optional& before, const Optional& exponents) {
+    const std::size_t bytes = base.bytes().size(), size = bytes / sizeof(float);
+    if ((before && before->bytes().size() != bytes) || (exponents && exponents->bytes().size() != size))
+        throw WeightsError("the states have different sizes", "size");
+    return size;
+}
 
-    std::size_t size;
-    const float* base;
-    const float* before;
-    weights::Form form;
-
-private:
-    const Buffer base_;
-    const Optional before_, exponents_;
-};
+// The mapping of weights to integers.
+weights::Form form_of(int dtype, const Optional& exponents) {
+    const weights::Form out{static_cast<weights::WireDtype>(dtype), numbers<std::int8_t>(exponents)};
+    if (out.dtype == weights::WireDtype::grid && !out.exponents) throw WeightsError("a grid needs exponents", "dtype");
+    return out;
+}
 
 // Calls `f` with a compressor, without the GIL if there is much to do.
 template <class F>
@@ -56,20 +48,22 @@ Ref decoded(std::size_t size, F f) {
 }
 
 Ref encode_diff(Buffer base, Buffer next, Optional before, int dtype, Optional exponents, Buffer prefix) {
-    const States states(std::move(base), std::move(before), dtype, std::move(exponents));
-    if (next.bytes().size() != states.size * sizeof(float)) throw WeightsError("the states have different sizes", "size");
-    const weights::Diff diff = coded(states.size, [&](support::Zstd& zstd) {
-        return weights::encode_diff(states.base, next.as<float>(), states.size, states.form, states.before, prefix.bytes(), zstd);
+    const std::size_t size = size_of(base, before, exponents);
+    const weights::Form form = form_of(dtype, exponents);
+    if (next.bytes().size() != size * sizeof(float)) throw WeightsError("the states have different sizes", "size");
+    const weights::Diff diff = coded(size, [&](support::Zstd& zstd) {
+        return weights::encode_diff(base.as<float>(), next.as<float>(), size, form, numbers<float>(before), prefix.bytes(), zstd);
     });
     const Ref payload = bytes_object(diff.payload.view());
     return checked(Py_BuildValue("(iOO)", static_cast<int>(diff.encoding), payload.get(), diff.predicted ? Py_True : Py_False));
 }
 
 Ref decode_diff(int encoding, Buffer payload, Buffer base, Optional before, int dtype, Optional exponents) {
-    const States states(std::move(base), std::move(before), dtype, std::move(exponents));
-    return decoded(states.size, [&](support::Zstd& zstd, float* out) {
-        weights::decode_diff(static_cast<weights::Encoding>(encoding), payload.bytes(), states.base, states.size, states.form,
-                             states.before, zstd, out);
+    const std::size_t size = size_of(base, before, exponents);
+    const weights::Form form = form_of(dtype, exponents);
+    return decoded(size, [&](support::Zstd& zstd, float* out) {
+        const auto code = static_cast<weights::Encoding>(encoding);
+        weights::decode_diff(code, payload.bytes(), base.as<float>(), size, form, numbers<float>(before), zstd, out);
     });
 }
 

@@ -214,7 +214,6 @@ class CompiledSharedState(ActorSharedState):
 
     def __init__(self, native: _native.IoThread, config: AgentConfig) -> None:
         self._native, self._config = native, config
-        self._counting = threading.RLock()  # a property with a setter does not add in one step
         self.changed = _Changes(native)  # type: ignore[assignment]
         self.opened = threading.Event()
         self.open_error = None
@@ -284,54 +283,44 @@ class CompiledSharedState(ActorSharedState):
 
     @property
     def current_at(self) -> float:
-        return self._native.current_at
+        return self._native.current_at()
 
     @current_at.setter
     def current_at(self, seconds: float) -> None:
-        self._native.current_at = seconds
+        self._native.set_current_at(seconds)
 
     @property
     def starting_at(self) -> float:  # type: ignore[override]
-        return self._native.starting_at
+        return self._native.starting_at()
 
     @property
     def want_steps(self) -> int:
-        return self._native.want_steps
+        return self._native.want_steps()
 
     @want_steps.setter
     def want_steps(self, steps: int) -> None:
-        self._native.want_steps = steps
+        self._native.set_want_steps(steps)
 
     @property
-    def waiting(self) -> int:
-        return self._native.waiting
-
-    @waiting.setter
-    def waiting(self, count: int) -> None:
-        self._native.waiting = count
+    def waiting(self) -> int:  # type: ignore[override]
+        return self._native.count_waiting(0)
 
     @property
-    def flushing(self) -> int:
-        return self._native.flushing
-
-    @flushing.setter
-    def flushing(self, count: int) -> None:
-        self._native.flushing = count
+    def flushing(self) -> int:  # type: ignore[override]
+        return self._native.count_flushing(0)
 
     def count_waiting(self, count: int) -> None:
-        with self._counting:
-            self.waiting += count
+        self._native.count_waiting(count)
 
     def count_flushing(self, count: int) -> None:
-        with self._counting:
-            self.flushing += count
+        self._native.count_flushing(count)
 
     def inherit(self, other: ActorSharedState) -> None:
         self.session_parameters = other.session_parameters
         self.current_at = other.current_at
 
     def renew_lock(self) -> None:
-        self._counting = threading.RLock()
+        """Do nothing: the locks are the compiled thread's."""
 
     def notify(self) -> None:
         self._native.notify()
@@ -369,13 +358,10 @@ class CompiledSession:
         counts: dict[str, int] = self._native.status()["verdicts"]
         return counts
 
-    @property
-    def leaving(self) -> bool:
-        return self._native.leaving
+    def _leave(self, leaving: bool) -> None:
+        self._native.set_leaving(leaving)
 
-    @leaving.setter
-    def leaving(self, leaving: bool) -> None:
-        self._native.leaving = leaving
+    leaving = property(fset=_leave)
 
     def __getattr__(self, name: str) -> int:
         if name not in _NUMBERS:

@@ -34,7 +34,10 @@ int execute(PyObject* module) {
         return -1;
     }
     const Ref done(guarded([&] {
-        for (const auto add : {add_codec, add_policy_types, add_io_type, add_step_types, add_session, add_weights}) add(module);
+        for (const auto add : {add_codec, add_policy_types, add_io_type, add_step_types, add_weights}) add(module);
+#ifdef RL4SYS_TESTS
+        add_session(module);
+#endif
         if (PyModule_AddStringConstant(module, "VERSION", RL4SYS_VERSION) < 0) throw PythonError{};
         return none();
     }));

@@ -184,7 +184,7 @@ void add_codec(PyObject* module);
 void add_policy_types(PyObject* module);
 void add_io_type(PyObject* module);
 void add_step_types(PyObject* module);
-void add_session(PyObject* module);
 void add_weights(PyObject* module);
+void add_session(PyObject* module);  // in native/tests/extension
 
 }  // namespace rl4sys::python

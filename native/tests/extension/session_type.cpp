@@ -1,6 +1,7 @@
-// For tests, which run the Python form beside them: the session of an actor, and the checks of received bytes.
-#include "delivery/session_calls.h"
+// For tests, which run the Python form beside them: the session of an actor, and the checks of received bytes. An extension that
+// is built in place has them.
 #include "python/parts.h"
+#include "session_calls.h"
 #include "weights/update.h"
 
 namespace rl4sys::python {

@@ -15,15 +15,12 @@ constexpr Py_ssize_t kSimpleFrames = 2;
 
 std::uint64_t xxh3_64(Buffer data) { return hash::xxh3_64(data.bytes()); }
 
+// The numbers of type T at a place of all heads.
 template <class T>
-Ref list_of(std::string_view heads, std::size_t at) {
-    const std::size_t count = heads.size() / wire::kHeadBytes;
-    Ref out = checked(PyList_New(static_cast<Py_ssize_t>(count)));
-    for (std::size_t n = 0; n < count; ++n) {
-        const T number = support::load<T>(heads.data() + n * wire::kHeadBytes + at);
-        PyList_SetItem(out.get(), static_cast<Py_ssize_t>(n), checked(PyLong_FromUnsignedLongLong(number)).release());
-    }
-    return out;
+Ref numbers_of(std::string_view heads, std::size_t at) {
+    return list_of(heads.size() / wire::kHeadBytes, [&](std::size_t n) {
+        return checked(PyLong_FromUnsignedLongLong(support::load<T>(heads.data() + n * wire::kHeadBytes + at)));
+    });
 }
 
 // A sound Submit with one layout, one frame and no codings as a tuple; None for any other message, which Python then decodes.
@@ -44,7 +41,7 @@ Ref read_submit(PyObject* frames, std::uint64_t max_bytes, bool verify) {
     for (std::size_t at = 0; at < heads.size(); at += wire::kHeadBytes)
         if (wire::is_bad_head(heads.data() + at, kAnySteps)) return none();
     const std::string& layout = *submit.list("layouts")[0].get<std::string>();
-    const Ref steps = list_of<std::uint32_t>(heads, kStepsAt), checks = list_of<std::uint64_t>(heads, kCheckAt);
+    const Ref steps = numbers_of<std::uint32_t>(heads, kStepsAt), checks = numbers_of<std::uint64_t>(heads, kCheckAt);
     return checked(Py_BuildValue("(KIKs#y#OO)", static_cast<unsigned long long>(submit.first_seq), submit.count,
                                  static_cast<unsigned long long>(submit.integer("want_steps")), layout.data(),
                                  static_cast<Py_ssize_t>(layout.size()), heads.data(), static_cast<Py_ssize_t>(heads.size()),
@@ -75,17 +72,11 @@ Ref join_bodies(std::string_view layout, std::vector<Buffer> all_heads, std::vec
     return bytes_object(out);
 }
 
-PyMethodDef kFunctions[] = {
-    function<xxh3_64>("xxh3_64", "The xxh3-64 of a buffer."),
-    function<read_submit>("read_submit", "The fields of a simple, valid Submit; None for any other message."),
-    function<join_bodies>("join_bodies", "The body of one message for those of several messages of a layout."),
-    {},
-};
-
 }  // namespace
 
-void add_codec(PyObject* module) {
-    if (PyModule_AddFunctions(module, kFunctions) < 0) throw PythonError{};
-}
+PyMethodDef codec_functions[] = {
+    function<xxh3_64>("xxh3_64"), function<read_submit>("read_submit"), function<join_bodies>("join_bodies"),
+    {},
+};
 
 }  // namespace rl4sys::python

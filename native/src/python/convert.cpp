@@ -8,14 +8,6 @@ Ref bytes_object(std::string_view bytes) {
 
 namespace {
 
-// `count` objects, made by `item`, as a list or a tuple.
-template <class F>
-Ref sequence(PyObject* (*make)(Py_ssize_t), int (*set)(PyObject*, Py_ssize_t, PyObject*), std::size_t count, F item) {
-    Ref out = checked(make(static_cast<Py_ssize_t>(count)));
-    for (std::size_t n = 0; n < count; ++n) set(out.get(), static_cast<Py_ssize_t>(n), item(n).release());
-    return out;
-}
-
 struct Converter {
     Ref operator()(wire::Nil) const { return none(); }
     Ref operator()(bool flag) const { return checked(PyBool_FromLong(flag)); }
@@ -28,12 +20,12 @@ struct Converter {
     Ref operator()(const wire::Bytes& bytes) const { return bytes_object(bytes.data); }
     Ref operator()(const wire::Map& map) const { return to_python(map); }
     Ref operator()(const wire::List& list) const {
-        return sequence(PyList_New, PyList_SetItem, list.size(), [&](std::size_t n) { return to_python(list[n]); });
+        return list_of(list.size(), [&](std::size_t n) { return to_python(list[n]); });
     }
     // (dtype, shape or None for a scalar, bytes): the caller makes an array of it if it needs one.
     Ref operator()(const wire::Array& array) const {
-        const auto size = [&](std::size_t n) { return (*this)(array.shape[n]); };
-        const Ref shape = array.scalar ? none() : sequence(PyTuple_New, PyTuple_SetItem, array.shape.size(), size);
+        const Ref sizes = list_of(array.shape.size(), [&](std::size_t n) { return (*this)(array.shape[n]); });
+        const Ref shape = array.scalar ? none() : checked(PyList_AsTuple(sizes.get()));
         const Ref dtype = (*this)(array.dtype), data = bytes_object(array.data);
         return checked(PyTuple_Pack(3, dtype.get(), shape.get(), data.get()));
     }

@@ -65,6 +65,14 @@ private:
     Py_buffer view_{};
 };
 
+/// A list of `count` objects, which `item` makes.
+template <class F>
+Ref list_of(std::size_t count, F item) {
+    Ref out = checked(PyList_New(static_cast<Py_ssize_t>(count)));
+    for (std::size_t n = 0; n < count; ++n) PyList_SetItem(out.get(), static_cast<Py_ssize_t>(n), item(n).release());
+    return out;
+}
+
 Ref to_python(const wire::Value& value);
 Ref to_python(const wire::Map& map);
 Ref bytes_object(std::string_view bytes);

@@ -9,7 +9,6 @@
 #include "actor/io_thread.h"
 #include "libraries/found.h"
 #include "python/parts.h"
-#include "python/policy_type.h"
 
 namespace rl4sys::python {
 namespace {
@@ -195,7 +194,9 @@ public:
     void put(std::uint64_t generation, std::uint64_t episode, std::uint64_t index, std::uint64_t oldest_version, double total,
              std::uint64_t length, std::uint32_t steps, std::uint8_t flags, std::string_view layout, std::vector<Buffer> held) {
         constexpr std::size_t kLarge = 1 << 18;  // for less, to give the GIL away costs more than it brings
-        const wire::SegmentNumbers numbers{generation, episode, index, oldest_version, total, length, steps, flags};
+        wire::SegmentNumbers numbers{generation, episode, index, oldest_version, total, length};
+        numbers.steps = steps;
+        numbers.flags = flags;
         std::vector<std::string_view> columns;
         std::size_t bytes = 0;
         for (const Buffer& buffer : held) {
@@ -236,12 +237,14 @@ public:
     // The last is the error that ended the session: kind, code, text, field.
     Ref gate() {
         constexpr const char* kKinds[] = {"refused", "client_failed", "config", "unsupported"};
-        const HostLink& host = thread.host;
-        const Lock lock(host.mutex);
-        const actor::CreditGate& gate = host.gate;
-        wire::List out{gate.limit_steps, gate.generation, gate.min_version, host.stage, host.joined, wire::Value()};
-        if (const auto& its = host.error)
-            out.back() = wire::List{kKinds[static_cast<int>(its->kind)], name_of(its->code), its->text, its->field};
+        wire::List out;
+        {
+            const HostLink& host = thread.host;
+            const Lock lock(host.mutex);  // under which no function of Python may run: it could wait for the GIL
+            out = {host.gate.limit_steps, host.gate.generation, host.gate.min_version, host.stage, host.joined, wire::Value()};
+            if (const auto& its = host.error)
+                out.back() = wire::List{kKinds[static_cast<int>(its->kind)], name_of(its->code), its->text, its->field};
+        }
         return checked(PyList_AsTuple(to_python(std::move(out)).get()));
     }
 
@@ -345,38 +348,20 @@ Ref new_actor(const wire::Map& settings, PyObject* context, bool has_cache) {
 }
 
 PyMethodDef kMethods[] = {
-    function<&Actor::start>("start", "Start the thread."),
-    function<&Actor::request_stop>("request_stop", "Ask the thread to send Bye and to end."),
-    function<&Actor::join>("join", "Stop the thread, and wait for its end."),
-    function<&Actor::next_event>("next_event", "Return the next (kind, level, text), or None after the given seconds."),
-    function<&Actor::changes>("changes", "The number of changes for which waiting host threads are woken."),
-    function<&Actor::wait_change>("wait_change", "Wait for a change after the given number, for at most the given seconds."),
-    function<&Actor::notify>("notify", "Wake the waiting host threads."),
-    function<&Actor::wake>("wake", "Wake the thread."),
-    function<&Actor::wake_unless_resting>("wake_unless_resting", "Wake the thread, unless it reads the outbox soon anyway."),
-    function<&Actor::put>("put", "Pack a finished segment, and queue it."),
-    function<&Actor::put_dropped>("put_dropped", "Count a finished segment as dropped."),
-    function<&Actor::put_steps>("put_steps", "The number of finished steps."),
-    function<&Actor::status>("status", "All numbers of the session and the outbox at one moment."),
-    function<&Actor::alarms>("alarms", "The alarms that the learner's last beacon reports."),
-    function<&Actor::current_at>("current_at", "Monotonic time of the learner's last message."),
-    function<&Actor::set_current_at>("set_current_at", "Set this time."),
-    function<&Actor::starting_at>("starting_at", "Monotonic time at which the learner last answered that it starts."),
-    function<&Actor::want_steps>("want_steps", "The steps for which host threads ask credit, since the start."),
-    function<&Actor::set_want_steps>("set_want_steps", "Set this number."),
-    function<&Actor::count_waiting>("count_waiting", "Add host threads that wait for credit. Return their number."),
-    function<&Actor::count_flushing>("count_flushing", "Add host threads that wait for acknowledgements. Return their number."),
-    function<&Actor::set_leaving>("set_leaving", "True: send segments without credit too."),
-    function<&Actor::gate>("gate", "The credit gate: (limit, generation, least version, stage, has joined, error or None)."),
-    function<&Actor::parameters>("parameters", "The session parameters, or None."),
-    function<&Actor::set_parameters>("set_parameters", "Set the session parameters, before the start."),
-    function<&Actor::policy_key>("policy_key", "The key of the current policy; 0 without one."),
-    function<&Actor::policy>("policy", "The current policy, or None."),
-    function<&Actor::document>("document", "The policy spec as the last Welcome had it, or None."),
-    function<&Actor::document_key>("document_key", "A number that changes with the document."),
-    function<&Actor::roll_back>("roll_back", "Go back from the given policy. Return False if there is no earlier one."),
-    function<&Actor::was_rolled_back>("was_rolled_back", "True if this (generation, version) was found to be bad."),
-    function<&Actor::take_up>("take_up", "Start with a policy of an earlier start, or of the parent of this process."),
+    function<&Actor::start>("start"), function<&Actor::request_stop>("request_stop"), function<&Actor::join>("join"),
+    function<&Actor::next_event>("next_event"), function<&Actor::changes>("changes"),
+    function<&Actor::wait_change>("wait_change"), function<&Actor::notify>("notify"), function<&Actor::wake>("wake"),
+    function<&Actor::wake_unless_resting>("wake_unless_resting"), function<&Actor::put>("put"),
+    function<&Actor::put_dropped>("put_dropped"), function<&Actor::put_steps>("put_steps"), function<&Actor::status>("status"),
+    function<&Actor::alarms>("alarms"), function<&Actor::current_at>("current_at"),
+    function<&Actor::set_current_at>("set_current_at"), function<&Actor::starting_at>("starting_at"),
+    function<&Actor::want_steps>("want_steps"), function<&Actor::set_want_steps>("set_want_steps"),
+    function<&Actor::count_waiting>("count_waiting"), function<&Actor::count_flushing>("count_flushing"),
+    function<&Actor::set_leaving>("set_leaving"), function<&Actor::gate>("gate"), function<&Actor::parameters>("parameters"),
+    function<&Actor::set_parameters>("set_parameters"), function<&Actor::policy_key>("policy_key"),
+    function<&Actor::policy>("policy"), function<&Actor::document>("document"), function<&Actor::document_key>("document_key"),
+    function<&Actor::roll_back>("roll_back"), function<&Actor::was_rolled_back>("was_rolled_back"),
+    function<&Actor::take_up>("take_up"),
     {},
 };
 

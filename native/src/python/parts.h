@@ -3,9 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <new>
 #include <tuple>
 
+#include "policy/policy.h"
 #include "python/convert.h"
 #include "support/zstd.h"
 
@@ -132,10 +134,6 @@ template <class R, class T, class... A>
 Ref call(R (T::*f)(A...), PyObject* self, PyObject* const* args, Py_ssize_t count) {
     return on_held<T, A...>(self, f, args, count);
 }
-template <class R, class T, class... A>
-Ref call(R (T::*f)(A...) const, PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    return on_held<T, A...>(self, f, args, count);
-}
 
 template <auto f>
 PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) noexcept {
@@ -147,10 +145,11 @@ PyCFunction as_function(F f) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f));
 }
 
-/// A function of Python for one of C++ with any arguments and result that `argument` and `result` convert.
+/// A function of Python for one of C++ with any arguments and result that `argument` and `result` convert. What it does says
+/// rl4sys_zmq/_native.pyi.
 template <auto f>
-PyMethodDef function(const char* name, const char* doc) {
-    return {name, as_function(entry<f>), METH_FASTCALL, doc};
+PyMethodDef function(const char* name) {
+    return {name, as_function(entry<f>), METH_FASTCALL, nullptr};
 }
 
 /// The constructor of a type: `f` returns the new object.
@@ -179,12 +178,29 @@ void add_type_of(PyObject* module, const char* name, PyMethodDef* methods, std::
     type_of<T> = add_type(module, name, sizeof(Object<T>), flags, std::move(slots));
 }
 
-// Each part adds its functions and types to the module. They throw PythonError.
-void add_codec(PyObject* module);
+/// What a `Policy` holds. A `Sampler` holds a policy::Sampler.
+using PolicyPointer = std::shared_ptr<const policy::Policy>;
+
+/// A policy bound to the random numbers and buffers of one thread, in a `Chooser`.
+struct Chooser {
+    PolicyPointer policy;
+    Ref owner;  // of the sampler
+    policy::Sampler& sampler;
+    policy::Scratch scratch;
+    bool explore;
+};
+
+/// True for an `IoThread`.
+bool is_io(PyObject* object) noexcept;
+/// The policy that an `IoThread` has now; null without one.
+const policy::Policy* current_policy(PyObject* io) noexcept;
+
+extern PyMethodDef codec_functions[], weights_functions[];
+
+// The other parts add their types to the module. They throw PythonError.
 void add_policy_types(PyObject* module);
 void add_io_type(PyObject* module);
 void add_step_types(PyObject* module);
-void add_weights(PyObject* module);
 void add_session(PyObject* module);  // in native/tests/extension
 
 }  // namespace rl4sys::python

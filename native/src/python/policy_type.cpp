@@ -1,6 +1,4 @@
 // `Policy`: one version of a policy. `Sampler`: the random numbers of one thread. `Chooser`: a policy bound to a sampler.
-#include "python/policy_type.h"
-
 #include <cstring>
 
 #include "python/parts.h"
@@ -74,20 +72,17 @@ Ref normals(policy::Sampler& sampler, std::size_t count) {
 }
 
 PyMethodDef kPolicyMethods[] = {
-    function<policy_head>("head", "[key while it is in memory, generation, version, digest, bytes that are not float32]."),
-    function<policy_bind>("bind", "Return a chooser for the thread of a sampler."),
+    function<policy_head>("head"), function<policy_bind>("bind"),
     {},
 };
 
 PyMethodDef kChooserMethods[] = {
-    function<choose>("choose", "Choose for features or an index, and a mask: integers of a Discrete, or bytes of a Box."),
+    function<choose>("choose"),
     {},
 };
 
 PyMethodDef kSamplerMethods[] = {
-    function<&policy::Sampler::uniform>("uniform", "The next number in [0, 1)."),
-    function<random_bytes>("random_bytes", "The next random bytes, eight for each of the given count."),
-    function<normals>("normals", "The next standard normal numbers, as the bytes of float32."),
+    function<&policy::Sampler::uniform>("uniform"), function<random_bytes>("random_bytes"), function<normals>("normals"),
     {},
 };
 

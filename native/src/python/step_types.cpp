@@ -10,7 +10,6 @@
 #include <stdexcept>
 
 #include "python/parts.h"
-#include "python/policy_type.h"
 
 #include <structmember.h>
 
@@ -129,19 +128,17 @@ void add_fields(PyObject* module, const char* name, unsigned flags, PyMethodDef*
 // ActionSlots
 
 // Part of the lazy bytes as an object, by one of the functions in Python that the action's `Steps` has for it.
-enum Maker { kMakeObservation, kMakeRaw, kMakeAct };
-
-template <std::size_t field, Maker maker>
-PyObject* get_made(PyObject* self, void*) noexcept {
+PyObject* get_made(PyObject* self, void* which) noexcept {
     auto& action = held<Action>(self);
-    PyObject*& value = action.fields[field];
+    const auto part = reinterpret_cast<std::intptr_t>(which);
+    PyObject*& value = action.fields[kObs + part];
     if (!value && action.lazy && action.fields[kActionMakers]) {
         const std::size_t size = action.action_size;
         const std::size_t sizes[] = {action.observation_bytes, size * sizeof(float), size * sizeof(double)};
-        const char* const from = std::accumulate(sizes, sizes + maker, action.lazy);
-        const Ref bytes(PyBytes_FromStringAndSize(from, static_cast<Py_ssize_t>(sizes[maker])));
+        const char* const from = std::accumulate(sizes, sizes + part, action.lazy);
+        const Ref bytes(PyBytes_FromStringAndSize(from, static_cast<Py_ssize_t>(sizes[part])));
         if (!bytes) return nullptr;
-        Ref its(PyObject_CallFunctionObjArgs(PyTuple_GetItem(action.fields[kActionMakers], maker), bytes.get(), nullptr));
+        Ref its(PyObject_CallFunctionObjArgs(PyTuple_GetItem(action.fields[kActionMakers], part), bytes.get(), nullptr));
         if (!its) return nullptr;
         if (!value) value = its.release();  // otherwise another thread was faster
     }
@@ -149,16 +146,15 @@ PyObject* get_made(PyObject* self, void*) noexcept {
     return Py_XNewRef(value);
 }
 
-template <std::size_t field>
-int set_made(PyObject* self, PyObject* value, void*) noexcept {
-    replace(held<Action>(self).fields[field], Py_XNewRef(value));
+int set_made(PyObject* self, PyObject* value, void* which) noexcept {
+    replace(held<Action>(self).fields[kObs + reinterpret_cast<std::intptr_t>(which)], Py_XNewRef(value));
     return 0;
 }
 
 PyGetSetDef kMade[] = {
-    {"obs", get_made<kObs, kMakeObservation>, set_made<kObs>, nullptr, nullptr},
-    {"raw", get_made<kRaw, kMakeRaw>, set_made<kRaw>, nullptr, nullptr},
-    {"env_act", get_made<kEnvAct, kMakeAct>, set_made<kEnvAct>, nullptr, nullptr},
+    {"obs", get_made, set_made, nullptr, nullptr},
+    {"raw", get_made, set_made, nullptr, reinterpret_cast<void*>(kRaw - kObs)},
+    {"env_act", get_made, set_made, nullptr, reinterpret_cast<void*>(kEnvAct - kObs)},
     {},
 };
 
@@ -219,7 +215,7 @@ void bind_columns(Writer& writer, PyObject* observations, PyObject* actions, PyO
     }
 }
 
-PyMethodDef kWriterMethods[] = {function<bind_columns>("bind_columns", nullptr), {}};
+PyMethodDef kWriterMethods[] = {function<bind_columns>("bind_columns"), {}};
 PyMethodDef kNoMethods[] = {{}};
 
 // Steps
@@ -417,8 +413,7 @@ Ref new_steps(PyObject* objects, std::int64_t start, std::size_t elements, std::
 }
 
 PyMethodDef kStepsMethods[] = {
-    function<request>("request", "Choose an action: request(trajectory, observation, mask)."),
-    function<add>("add", "Store an action as the next step: add(trajectory, action)."),
+    function<request>("request"), function<add>("add"),
     {},
 };
 

@@ -82,18 +82,12 @@ Ref decode_snapshot_planes(Buffer payload, std::size_t size, int dtype) {
     });
 }
 
-PyMethodDef kFunctions[] = {
-    function<encode_diff>("encode_diff", "The encoding, the payload, and whether it is predicted."),
-    function<decode_diff>("decode_diff", "The bytes of the state to which a diff leads."),
-    function<encode_snapshot_planes>("encode_snapshot_planes", "The planes of a whole state, or None if they are long."),
-    function<decode_snapshot_planes>("decode_snapshot_planes", "The bytes of a whole state."),
-    {},
-};
-
 }  // namespace
 
-void add_weights(PyObject* module) {
-    if (PyModule_AddFunctions(module, kFunctions) < 0) throw PythonError{};
-}
+PyMethodDef weights_functions[] = {
+    function<encode_diff>("encode_diff"), function<decode_diff>("decode_diff"),
+    function<encode_snapshot_planes>("encode_snapshot_planes"), function<decode_snapshot_planes>("decode_snapshot_planes"),
+    {},
+};
 
 }  // namespace rl4sys::python

@@ -13,6 +13,8 @@ Ref new_session(const wire::Map& hello, std::uint64_t seed, bool coded) {
     return new_object<SessionCalls>(hello, seed, coded ? &thread_zstd() : nullptr);
 }
 
+wire::Map look(SessionCalls& calls) { return calls.look(); }
+
 wire::Received received(const std::vector<Buffer>& buffers, std::uint64_t max_bytes = std::uint64_t{1} << 32) {
     wire::Frames frames;
     for (const Buffer& buffer : buffers) frames.push_back(buffer.bytes());
@@ -42,15 +44,13 @@ wire::List read_weights_header(Buffer data) {
 }
 
 PyMethodDef kMethods[] = {
-    function<&SessionCalls::call>("call", "Calls a method by its name. Returns the actions as rows."),
-    function<&SessionCalls::look>("look", "All that a caller can read, by name."),
+    function<&SessionCalls::call>("call"), function<look>("look"),
     {},
 };
 
 PyMethodDef kFunctions[] = {
-    function<read_message>("read_message", "Decodes and checks a message: its kind, header, first_seq and count."),
-    function<bad_heads>("bad_heads", "Checks a Submit without codings. Returns the indices of contradictory heads."),
-    function<read_weights_header>("read_weights_header", "The fields of the header of a weight update."),
+    function<read_message>("read_message"), function<bad_heads>("bad_heads"),
+    function<read_weights_header>("read_weights_header"),
     {},
 };
 

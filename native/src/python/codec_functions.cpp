@@ -13,7 +13,7 @@ constexpr std::size_t kKindAt = 6, kStepsAt = 56, kCheckAt = 48, kPadding = wire
 constexpr std::uint64_t kAnySteps = 0xFFFFFFFF;
 constexpr Py_ssize_t kSimpleFrames = 2;
 
-std::uint64_t xxh3_64(Buffer data) { return hash::xxh3_64(data.bytes()); }
+std::uint64_t xxh3_64(PyObject* data) { return hash::xxh3_64(Buffer(data).bytes()); }
 
 // The numbers of type T at a place of all heads.
 template <class T>

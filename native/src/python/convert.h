@@ -51,7 +51,7 @@ public:
     explicit Buffer(PyObject* object) {
         if (PyObject_GetBuffer(object, &view_, PyBUF_SIMPLE) < 0) throw PythonError{};
     }
-    Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, {})) {}
+    Buffer(Buffer&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
     ~Buffer() { PyBuffer_Release(&view_); }  // does nothing without an object
 
     std::string_view bytes() const noexcept { return {static_cast<const char*>(view_.buf), static_cast<std::size_t>(view_.len)}; }
@@ -110,6 +110,8 @@ template <class T>
 Ref result(T value) {
     if constexpr (std::is_same_v<T, Ref>) return value;
     else if constexpr (std::is_same_v<T, wire::Map>) return to_python(value);
+    else if constexpr (std::is_floating_point_v<T>) return checked(PyFloat_FromDouble(value));
+    else if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) return checked(PyLong_FromUnsignedLongLong(value));
     else return to_python(wire::Value(std::move(value)));
 }
 

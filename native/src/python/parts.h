@@ -155,9 +155,11 @@ PyMethodDef function(const char* name) {
 /// The constructor of a type: `f` returns the new object.
 template <auto f>
 PyObject* construct(PyTypeObject*, PyObject* args, PyObject*) noexcept {
-    std::vector<PyObject*> items;
-    for (Py_ssize_t n = 0; n < PyTuple_Size(args); ++n) items.push_back(PyTuple_GetItem(args, n));
-    return entry<f>(nullptr, items.data(), static_cast<Py_ssize_t>(items.size()));
+    return guarded([&] {
+        std::vector<PyObject*> items;
+        for (Py_ssize_t n = 0; n < PyTuple_Size(args); ++n) items.push_back(PyTuple_GetItem(args, n));
+        return call(f, nullptr, items.data(), PyTuple_Size(args));
+    });
 }
 
 template <class F>

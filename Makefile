@@ -16,7 +16,7 @@ ALGO ?= ppo
 SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
-EXTENSION := setup.py $(filter-out native/src/api/% native/src/config/%,$(shell find native/src -name '*.[chi]*'))
+EXTENSION := setup.py $(filter-out native/src/api/% native/src/config/%,$(shell find native/src native/tests/extension -name '*.[chi]*'))
 
 .PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs native native-fuzz clean
 

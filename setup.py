@@ -28,6 +28,9 @@ LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!https?://|mailto:)([^)\s]+)\)")
 """A link of Markdown that leads to a file beside it, or to a place on the page."""
 
 NATIVE = Path("native/src")
+TESTED = Path("native/tests/extension")
+"""What tests need to run both forms side by side. Only an extension that is built in place has it."""
+IN_PLACE = bool({"editable_wheel", "develop", "--inplace"} & set(sys.argv))
 LEFT_OUT = ("api", "config", "libraries/linked.cpp")
 """What only the C and C++ library has, which CMake builds."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-w", "-DPy_LIMITED_API=0x030B0000")
@@ -54,7 +57,8 @@ def compile_command() -> list[str]:
     for program in filter(None, named[:1] if named[0] else named):
         words = shlex.split(program)
         if not subprocess.call(["sh", "-c", 'command -v "$0" >/dev/null 2>&1', words[0]]):
-            return [*words, *FLAGS, f"-I{NATIVE}", *shlex.split(os.environ.get("CXXFLAGS", ""))]
+            tests = ["-DRL4SYS_TESTS"] if IN_PLACE else []
+            return [*words, *FLAGS, *tests, f"-I{NATIVE}", *shlex.split(os.environ.get("CXXFLAGS", ""))]
     return []
 
 
@@ -85,7 +89,7 @@ class BuildExtension(build_ext):
         newest = max(Path(header).stat().st_mtime for header in [*ext.depends, "setup.py", "setup.cfg"])
 
         def compiled(source: str) -> Path:
-            out = objects / Path(source).relative_to(NATIVE).with_suffix(".o")
+            out = objects / Path(source).with_suffix(".o")
             if not out.exists() or out.stat().st_mtime < max(newest, Path(source).stat().st_mtime):
                 out.parent.mkdir(parents=True, exist_ok=True)
                 contract = "fast" if source == KERNELS else "off"
@@ -122,7 +126,7 @@ def say_pure(reason: str) -> None:
     """Say that the extension is missing, or end if it was asked for. One of an earlier editable install goes."""
     if CHOICE == "always":
         sys.exit(f"rl4sys_zmq: the extension cannot be built: {reason}")
-    if CHOICE != "never" and ("editable_wheel" in sys.argv or "--inplace" in sys.argv):
+    if CHOICE != "never" and IN_PLACE:
         (ROOT / "rl4sys_zmq/_native.abi3.so").unlink(missing_ok=True)
     sys.stderr.write(f"rl4sys_zmq: this install is the pure Python form: {reason}\n")
 
@@ -138,7 +142,8 @@ def extensions() -> list[Extension]:
         say_pure(reason)
         return []
     sources = sorted(str(path) for path in NATIVE.rglob("*.cpp") if not path.relative_to(NATIVE).as_posix().startswith(LEFT_OUT))
-    headers = [str(path) for path in NATIVE.rglob("*.[hi]*")]
+    sources += sorted(map(str, TESTED.glob("*.cpp"))) if IN_PLACE else []
+    headers = [str(path) for folder in (NATIVE, TESTED) for path in folder.rglob("*.[hi]*")]
     return [Extension("rl4sys_zmq._native", sources, depends=headers, py_limited_api=True, optional=True)]
 
 

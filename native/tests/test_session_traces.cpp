@@ -1,6 +1,6 @@
 // Recorded sessions of the simulator: each call gives the actions, deadlines and numbers that the session in Python gave.
 #include "check.h"
-#include "delivery/session_calls.h"
+#include "extension/session_calls.h"
 #include "vectors.h"
 
 using namespace rl4sys;

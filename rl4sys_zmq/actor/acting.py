@@ -218,10 +218,21 @@ class ActionSelector:
 
         io = cast("CompiledIOThread", parts.io)
         start, size, makers, scalars = step_arrays(spec)
-        methods = self.episodes, self.request, self.episodes.add, np.ndarray, parts.threads, parts.pending, RL4SysAction
+        methods = self.episodes, self.request, self._on_not_finite, self.episodes.add
+        others = np.ndarray, parts.threads, parts.pending, RL4SysAction, io.native, makers, scalars
         sizes = start, math.prod(self._plain_shape or ()), dtype.itemsize, size
-        steps: _native.Steps = native.require().Steps(*methods, io.native, makers, scalars, *sizes)
+        steps: _native.Steps = native.require().Steps(methods + others, *sizes)
         return steps
+
+    def _on_not_finite(self, traj: RL4SysTrajectory, obs: NDArray[Any]) -> tuple[RL4SysTrajectory, RL4SysAction]:
+        """Do the rest of a request on the compiled fast path, which has drawn an action that is not finite."""
+        assert traj.policy is not None
+        try:
+            action = self._fallback.roll_back_and_act(traj.policy, traj, obs.copy(), None)
+        except FLOAT_ERRORS:
+            return self._request(traj, obs, None)
+        traj.requested.append(action)
+        return traj, action
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
         if traj is not None and mask is None and type(obs) is np.ndarray:

@@ -48,11 +48,9 @@ class CompiledRandomSource(RandomSource):
 class CompiledPolicy:
     """A policy of the kind ``layers`` without a state, in compiled code. It implements `Policy` and `AssessingPolicy`."""
 
-    def __init__(self, spec: PolicySpec, native: _native.Policy) -> None:
-        self.native, self._spec = native, spec
-        flat: NDArray[np.float32] = np.frombuffer(memoryview(native), dtype=np.float32)
-        self.snapshot = PolicySnapshot(native.generation, native.version, native.digest, flat, native.others)
-        self.generation, self.version = native.generation, native.version
+    def __init__(self, spec: PolicySpec, native: _native.Policy, snapshot: PolicySnapshot) -> None:
+        self.native, self._spec, self.snapshot = native, spec, snapshot
+        self.generation, self.version = snapshot.generation, snapshot.version
 
     @cached_property
     def _in_numpy(self) -> NetworkPolicy:
@@ -68,7 +66,8 @@ class CompiledPolicy:
         """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         if not isinstance(rng, CompiledRandomSource):
             return self._in_numpy.bind(rng, explore)
-        choose = self.native.bind(rng.sampler, explore)
+        chooser = self.native.bind(rng.sampler, explore)
+        choose = chooser.choose
         spaces = self._spec.observation_space, self._spec.action_space
         inputs, outputs = _inputs(spaces[0]), _outputs(spaces[1])
         forbids_all = self._in_numpy_act
@@ -80,7 +79,7 @@ class CompiledPolicy:
             return outputs(*choose(inputs(observation), allowed))
 
         discrete = isinstance(spaces[1], DiscreteSpace)
-        act.chooser = choose  # type: ignore[attr-defined]
+        act.chooser = chooser  # type: ignore[attr-defined]
         return act
 
     def act_batch(self, observations: Tree, masks: Mask, rng: RandomSource, explore: bool) -> Choices:

@@ -9,10 +9,12 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent, native
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import register_algorithm
 from rl4sys_zmq.policies import RandomSource
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, MultiDiscreteSpace
 
-from .conftest import Bench
+from .conftest import Bench, Keeper
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension is not here")
 ARM = BoxSpace((2,), low=-1.0, high=1.0)
@@ -88,6 +90,35 @@ def test_both_forms_act_alike(bench: Bench, space: Any, explore: bool) -> None:
         assert type(ours) is type(theirs) and ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
         assert our_log_prob == pytest.approx(their_log_prob, abs=1e-5)
+
+
+class Linear(Keeper):
+    """A keeper whose first layer has large weights: the outputs for a large observation are not finite."""
+
+    def snapshot(self) -> dict[str, Any]:
+        tensors = super().snapshot()
+        return {name: tensor * np.float32(20.0 if 4 in tensor.shape else 1.0) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("space", [DiscreteSpace(3), ARM], ids=["discrete", "box"])
+@pytest.mark.parametrize("explore", [True, False])
+def test_an_action_that_is_not_finite_costs_one_draw(bench: Bench, space: Any, explore: bool) -> None:
+    def make(observations: Any, actions: Any, parameters: Any, seed: int) -> Keeper:
+        head = "categorical" if isinstance(actions, DiscreteSpace) else "gaussian"
+        return Linear(mlp_spec(observations, actions, head, (8,), activation="identity"), 64, bench.kept)
+
+    register_algorithm("LINEAR", make)
+    options = {"algorithm_name": "LINEAR", "client_id": "linear", "action_space": space, "explore": explore}
+    taken: dict[str, list[Any]] = {}
+    for form in ("always", "never"):
+        agent, traj = bench.agent(native=form, actor_id=f"{form}-actor", **options), None
+        for size in (0.01, 0.01, 3e38, 0.01, 0.01, 3e38, *[0.01] * 20):
+            traj, action = agent.request_for_action(traj, np.array([size, 0.0, 0.0, 0.0], np.float32))
+            agent.add_to_trajectory(traj, action)
+            action.update_reward(1.0)
+            taken.setdefault(form, []).append((*np.ravel(action.act), action.log_prob, action.raw is None))
+        assert agent.stats()["counters"]["policies_not_finite"] == 2
+    np.testing.assert_allclose(taken["always"], taken["never"], atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**128 + 17])

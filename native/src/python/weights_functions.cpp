@@ -1,6 +1,4 @@
 // The coder of weights. Its functions release the GIL, except for small policies.
-#include <optional>
-
 #include "python/parts.h"
 #include "support/errors.h"
 #include "weights/encoder.h"
@@ -10,141 +8,86 @@ namespace {
 
 constexpr std::size_t kFewElements = 4096;  // coded in less time than threads need to take the GIL in turn
 
-// The GIL is released for the life of this object, if there is much to do.
-class Unlocked {
-public:
-    explicit Unlocked(std::size_t elements) : state_(elements > kFewElements ? PyEval_SaveThread() : nullptr) {}
-    Unlocked(const Unlocked&) = delete;
-    ~Unlocked() {
-        if (state_) take_gil(state_);
-    }
+using Optional = std::optional<Buffer>;
 
-private:
-    PyThreadState* const state_;
-};
-
-std::optional<Buffer> optional_buffer(PyObject* object) {
-    return object == Py_None ? std::nullopt : std::optional<Buffer>(std::in_place, object);
+template <class T>
+const T* numbers(const Optional& buffer) noexcept {
+    return buffer ? buffer->as<T>() : nullptr;
 }
 
-const float* floats(std::string_view bytes) noexcept { return reinterpret_cast<const float*>(bytes.data()); }
+// The number of weights of a state, after a check that the other buffers fit.
+std::size_t size_of(const Buffer& base, const Optional& before, const Optional& exponents) {
+    const std::size_t bytes = base.bytes().size(), size = bytes / sizeof(float);
+    if ((before && before->bytes().size() != bytes) || (exponents && exponents->bytes().size() != size))
+        throw WeightsError("the states have different sizes", "size");
+    return size;
+}
 
-// The states of a diff, and the mapping of their weights to integers.
-struct States {
-    States(PyObject* its_base, PyObject* its_before, int dtype, PyObject* its_exponents)
-        : base_(its_base), before_(optional_buffer(its_before)), exponents_(optional_buffer(its_exponents)) {
-        size = base_.bytes().size() / sizeof(float);
-        if ((before_ && before_->bytes().size() != base_.bytes().size()) || (exponents_ && exponents_->bytes().size() != size))
-            throw WeightsError("the states have different sizes", "size");
-        base = floats(base_.bytes());
-        before = before_ ? floats(before_->bytes()) : nullptr;
-        form.dtype = static_cast<weights::WireDtype>(dtype);
-        form.exponents = exponents_ ? reinterpret_cast<const std::int8_t*>(exponents_->bytes().data()) : nullptr;
-        if (form.dtype == weights::WireDtype::grid && !form.exponents) throw WeightsError("a grid needs exponents", "dtype");
-    }
+// The mapping of weights to integers.
+weights::Form form_of(int dtype, const Optional& exponents) {
+    const weights::Form out{static_cast<weights::WireDtype>(dtype), numbers<std::int8_t>(exponents)};
+    if (out.dtype == weights::WireDtype::grid && !out.exponents) throw WeightsError("a grid needs exponents", "dtype");
+    return out;
+}
 
-    std::size_t size;
-    const float* base;
-    const float* before;
-    weights::Form form;
+// Calls `f` with a compressor, without the GIL if there is much to do.
+template <class F>
+auto coded(std::size_t size, F f) {
+    support::Zstd& zstd = thread_zstd();
+    const Unlocked unlocked(size > kFewElements);
+    return f(zstd);
+}
 
-private:
-    Buffer base_;
-    std::optional<Buffer> before_, exponents_;
-};
-
-// A new bytes object for a state, and its memory, which nobody else sees so far.
-std::pair<Ref, float*> new_state(std::size_t size) {
+// The bytes of a new state, which `f` writes to memory that nobody else sees so far.
+template <class F>
+Ref decoded(std::size_t size, F f) {
     Ref out = checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size * sizeof(float))));
-    return {std::move(out), reinterpret_cast<float*>(PyBytes_AsString(out.get()))};
+    auto* const memory = reinterpret_cast<float*>(PyBytes_AsString(out.get()));
+    coded(size, [&](support::Zstd& zstd) { f(zstd, memory); });
+    return out;
 }
 
-PyObject* encode_diff(PyObject*, PyObject* arguments) {
-    return guarded([&] {
-        PyObject *base, *next, *before, *exponents, *prefix;
-        int dtype;
-        if (!PyArg_ParseTuple(arguments, "OOOiOO", &base, &next, &before, &dtype, &exponents, &prefix)) throw PythonError{};
-        const States states(base, before, dtype, exponents);
-        const Buffer to(next), head(prefix);
-        if (to.bytes().size() != states.size * sizeof(float)) throw WeightsError("the states have different sizes", "size");
-        support::Zstd& zstd = thread_zstd();
-        weights::Diff diff;
-        {
-            const Unlocked unlocked(states.size);
-            diff = weights::encode_diff(states.base, floats(to.bytes()), states.size, states.form, states.before, head.bytes(),
-                                        zstd);
-        }
-        const Ref payload = bytes_object(diff.payload.view());
-        PyObject* const predicted = diff.predicted ? Py_True : Py_False;
-        return checked(Py_BuildValue("(iOO)", static_cast<int>(diff.encoding), payload.get(), predicted));
+Ref encode_diff(Buffer base, Buffer next, Optional before, int dtype, Optional exponents, Buffer prefix) {
+    const std::size_t size = size_of(base, before, exponents);
+    const weights::Form form = form_of(dtype, exponents);
+    if (next.bytes().size() != size * sizeof(float)) throw WeightsError("the states have different sizes", "size");
+    const weights::Diff diff = coded(size, [&](support::Zstd& zstd) {
+        return weights::encode_diff(base.as<float>(), next.as<float>(), size, form, numbers<float>(before), prefix.bytes(), zstd);
+    });
+    const Ref payload = bytes_object(diff.payload.view());
+    return checked(Py_BuildValue("(iOO)", static_cast<int>(diff.encoding), payload.get(), diff.predicted ? Py_True : Py_False));
+}
+
+Ref decode_diff(int encoding, Buffer payload, Buffer base, Optional before, int dtype, Optional exponents) {
+    const std::size_t size = size_of(base, before, exponents);
+    const weights::Form form = form_of(dtype, exponents);
+    return decoded(size, [&](support::Zstd& zstd, float* out) {
+        const auto code = static_cast<weights::Encoding>(encoding);
+        weights::decode_diff(code, payload.bytes(), base.as<float>(), size, form, numbers<float>(before), zstd, out);
     });
 }
 
-PyObject* decode_diff(PyObject*, PyObject* arguments) {
-    return guarded([&] {
-        PyObject *coded, *base, *before, *exponents;
-        int encoding, dtype;
-        if (!PyArg_ParseTuple(arguments, "iOOOiO", &encoding, &coded, &base, &before, &dtype, &exponents)) throw PythonError{};
-        const States states(base, before, dtype, exponents);
-        const Buffer payload(coded);
-        support::Zstd& zstd = thread_zstd();
-        auto [state, out] = new_state(states.size);
-        {
-            const Unlocked unlocked(states.size);
-            weights::decode_diff(static_cast<weights::Encoding>(encoding), payload.bytes(), states.base, states.size, states.form,
-                                 states.before, zstd, out);
-        }
-        return std::move(state);
+Ref encode_snapshot_planes(Buffer flat, int dtype) {
+    const std::size_t size = flat.bytes().size() / sizeof(float);
+    const auto out = coded(size, [&](support::Zstd& zstd) {
+        return weights::encode_snapshot_planes(flat.as<float>(), size, static_cast<weights::WireDtype>(dtype), zstd);
     });
+    return out ? bytes_object(out->view()) : none();
 }
 
-PyObject* encode_snapshot_planes(PyObject*, PyObject* arguments) {
-    return guarded([&] {
-        PyObject* object;
-        int dtype;
-        if (!PyArg_ParseTuple(arguments, "Oi", &object, &dtype)) throw PythonError{};
-        const Buffer flat(object);
-        const std::size_t size = flat.bytes().size() / sizeof(float);
-        support::Zstd& zstd = thread_zstd();
-        std::optional<weights::BitWriter> out;
-        {
-            const Unlocked unlocked(size);
-            out = weights::encode_snapshot_planes(floats(flat.bytes()), size, static_cast<weights::WireDtype>(dtype), zstd);
-        }
-        return out ? bytes_object(out->view()) : Ref(Py_NewRef(Py_None));
+Ref decode_snapshot_planes(Buffer payload, std::size_t size, int dtype) {
+    return decoded(size, [&](support::Zstd& zstd, float* out) {
+        const auto form = static_cast<weights::WireDtype>(dtype);
+        weights::decode_snapshot(weights::Encoding::snapshot_planes, payload.bytes(), size, form, zstd, out);
     });
 }
-
-PyObject* decode_snapshot_planes(PyObject*, PyObject* arguments) {
-    return guarded([&] {
-        PyObject* coded;
-        Py_ssize_t size;
-        int dtype;
-        if (!PyArg_ParseTuple(arguments, "Oni", &coded, &size, &dtype)) throw PythonError{};
-        const Buffer payload(coded);
-        support::Zstd& zstd = thread_zstd();
-        auto [state, out] = new_state(static_cast<std::size_t>(size));
-        {
-            const Unlocked unlocked(static_cast<std::size_t>(size));
-            weights::decode_snapshot(weights::Encoding::snapshot_planes, payload.bytes(), static_cast<std::size_t>(size),
-                                     static_cast<weights::WireDtype>(dtype), zstd, out);
-        }
-        return std::move(state);
-    });
-}
-
-PyMethodDef kMethods[] = {
-    {"encode_diff", encode_diff, METH_VARARGS, "The encoding, the payload, and whether it is predicted."},
-    {"decode_diff", decode_diff, METH_VARARGS, "The bytes of the state to which a diff leads."},
-    {"encode_snapshot_planes", encode_snapshot_planes, METH_VARARGS, "The planes of a whole state, or None if they are long."},
-    {"decode_snapshot_planes", decode_snapshot_planes, METH_VARARGS, "The bytes of a whole state."},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 }  // namespace
 
-void add_weights(PyObject* module) {
-    if (PyModule_AddFunctions(module, kMethods) < 0) throw PythonError{};
-}
+PyMethodDef weights_functions[] = {
+    function<encode_diff>("encode_diff"), function<decode_diff>("decode_diff"),
+    function<encode_snapshot_planes>("encode_snapshot_planes"), function<decode_snapshot_planes>("decode_snapshot_planes"),
+    {},
+};
 
 }  // namespace rl4sys::python

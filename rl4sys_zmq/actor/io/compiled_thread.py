@@ -15,6 +15,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.io.shared_state import ActorSharedState, SegmentStartConditions, SessionParameters
 from rl4sys_zmq.actor.io.thread import explain_absence
@@ -101,12 +102,13 @@ class CompiledIOThread(Worker):
 
     @property
     def waiting_segments(self) -> int:
-        return self.native.waiting_segments()
+        return _number(self.native, "waiting")
 
     @property
     def idle(self) -> bool:
         """True if all finished segments have been sent, and the learner has recorded all of them."""
-        return self.native.idle()
+        status = self.native.status()
+        return not status["waiting"] and not status["in_flight"]
 
     def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
         """Return the error for an unavailable learner, as `ActorIOThread.explain_absence` does."""
@@ -212,16 +214,17 @@ class CompiledSharedState(ActorSharedState):
 
     def __init__(self, native: _native.IoThread, config: AgentConfig) -> None:
         self._native, self._config = native, config
-        self._counting = threading.RLock()  # a property with a setter does not add in one step
         self.changed = _Changes(native)  # type: ignore[assignment]
         self.opened = threading.Event()
         self.open_error = None
         self._absence: LearnerUnavailable | None = None
-        self._failed: tuple[tuple[str, str, str, str], RL4SysError] | None = None
+        self._failed: tuple[list[str], RL4SysError] | None = None
 
     @property
     def error(self) -> RL4SysError | None:  # type: ignore[override]
-        said = self._native.error()
+        return self._known_error(self._native.gate()[5])
+
+    def _known_error(self, said: list[str] | None) -> RL4SysError | None:
         if said is None:
             return None
         failed = self._failed
@@ -250,8 +253,8 @@ class CompiledSharedState(ActorSharedState):
 
     @property
     def credit_gate(self) -> SegmentStartConditions:  # type: ignore[override]
-        limit, generation, min_version, stage = self._native.gate()
-        return SegmentStartConditions(limit, generation, min_version, self.error, stage)
+        limit, generation, min_version, stage, _, said = self._native.gate()
+        return SegmentStartConditions(limit, generation, min_version, self._known_error(said), stage)
 
     @property
     def session_parameters(self) -> SessionParameters | None:
@@ -269,7 +272,7 @@ class CompiledSharedState(ActorSharedState):
 
     @property
     def joined(self) -> bool:  # type: ignore[override]
-        return self._native.joined()
+        return self._native.gate()[4]
 
     @property
     def absence(self) -> LearnerUnavailable | None:  # type: ignore[override]
@@ -280,54 +283,44 @@ class CompiledSharedState(ActorSharedState):
 
     @property
     def current_at(self) -> float:
-        return self._native.current_at
+        return self._native.current_at()
 
     @current_at.setter
     def current_at(self, seconds: float) -> None:
-        self._native.current_at = seconds
+        self._native.set_current_at(seconds)
 
     @property
     def starting_at(self) -> float:  # type: ignore[override]
-        return self._native.starting_at
+        return self._native.starting_at()
 
     @property
     def want_steps(self) -> int:
-        return self._native.want_steps
+        return self._native.want_steps()
 
     @want_steps.setter
     def want_steps(self, steps: int) -> None:
-        self._native.want_steps = steps
+        self._native.set_want_steps(steps)
 
     @property
-    def waiting(self) -> int:
-        return self._native.waiting
-
-    @waiting.setter
-    def waiting(self, count: int) -> None:
-        self._native.waiting = count
+    def waiting(self) -> int:  # type: ignore[override]
+        return self._native.count_waiting(0)
 
     @property
-    def flushing(self) -> int:
-        return self._native.flushing
-
-    @flushing.setter
-    def flushing(self, count: int) -> None:
-        self._native.flushing = count
+    def flushing(self) -> int:  # type: ignore[override]
+        return self._native.count_flushing(0)
 
     def count_waiting(self, count: int) -> None:
-        with self._counting:
-            self.waiting += count
+        self._native.count_waiting(count)
 
     def count_flushing(self, count: int) -> None:
-        with self._counting:
-            self.flushing += count
+        self._native.count_flushing(count)
 
     def inherit(self, other: ActorSharedState) -> None:
         self.session_parameters = other.session_parameters
         self.current_at = other.current_at
 
     def renew_lock(self) -> None:
-        self._counting = threading.RLock()
+        """Do nothing: the locks are the compiled thread's."""
 
     def notify(self) -> None:
         self._native.notify()
@@ -358,29 +351,30 @@ class CompiledSession:
 
     @property
     def state(self) -> SessionState:
-        return SessionState(self._native.state())
+        return SessionState(self._native.status()["state"])
 
     @property
     def verdicts(self) -> dict[str, int]:
         counts: dict[str, int] = self._native.status()["verdicts"]
         return counts
 
-    @property
-    def leaving(self) -> bool:
-        return self._native.leaving
+    def _leave(self, leaving: bool) -> None:
+        self._native.set_leaving(leaving)
 
-    @leaving.setter
-    def leaving(self, leaving: bool) -> None:
-        self._native.leaving = leaving
+    leaving = property(fset=_leave)
 
     def __getattr__(self, name: str) -> int:
         if name not in _NUMBERS:
             raise AttributeError(name)
-        number: int = self._native.status()[name]
-        return number
+        return _number(self._native, name)
 
 
 _NUMBERS = frozenset({"accepted", "credit_steps", "durable", "in_doubt", "in_flight", "sent_steps", "unreceived"})
+
+
+def _number(native: _native.IoThread, name: str) -> int:
+    number: int = native.status()[name]
+    return number
 
 
 class CompiledWeightSubscriber:
@@ -411,20 +405,16 @@ class CompiledWeightSubscriber:
             native = self._native.policy()
             if native is None:
                 return None
-            if (
-                native.key != key
-                and (known_policy := next((k[2] for k in self._policies if k[0] == native.key), None)) is not None
-            ):
+            newest, generation, version, digest, others = native.head()
+            if newest != key and (known_policy := next((k[2] for k in self._policies if k[0] == newest), None)) is not None:
                 return known_policy
             spec = self.spec
             assert spec is not None
-            policy: Policy
-            if spec.columns:  # numpy keeps the recurrent state
-                flat = np.frombuffer(memoryview(native), dtype=np.float32)
-                policy = build_policy(spec, PolicySnapshot(native.generation, native.version, native.digest, flat, native.others))
-            else:
-                policy = CompiledPolicy(spec, native)
-            self._policies.append((native.key, native, policy))
+            flat: NDArray[np.float32] = np.frombuffer(memoryview(native), dtype=np.float32)
+            snapshot = PolicySnapshot(generation, version, digest, flat, others)
+            # With extra columns, numpy keeps the recurrent state.
+            policy: Policy = build_policy(spec, snapshot) if spec.columns else CompiledPolicy(spec, native, snapshot)
+            self._policies.append((newest, native, policy))
             return policy
 
     @property
@@ -498,11 +488,8 @@ class CompiledOutbox(Resource):
                 columns[letters.index("v")] = versions[:0]
             total = 0.0 if segment.episode_return is None else segment.episode_return
             numbers = segment.generation, segment.episode_id, segment.segment_index, oldest, total
-            self.native.put(
-                (*numbers, segment.episode_length or 0, segment.steps, segment_flags(segment, mixed=mixed)),
-                layout,
-                [np.ascontiguousarray(column) for column in columns],
-            )
+            lengths = segment.episode_length or 0, segment.steps, segment_flags(segment, mixed=mixed)
+            self.native.put(*numbers, *lengths, layout, [np.ascontiguousarray(column) for column in columns])
         except (ProtocolError, TypeError, ValueError):
             if "not_encodable" not in self.dropped:
                 log.exception("a segment of %d steps can't be encoded, and is dropped", segment.steps)
@@ -517,18 +504,15 @@ class CompiledOutbox(Resource):
 
     @property
     def put_items(self) -> int:
-        number: int = self.native.status()["put_items"]
-        return number
+        return _number(self.native, "put_items")
 
     @property
     def items(self) -> int:
-        number: int = self.native.status()["items"]
-        return number
+        return _number(self.native, "items")
 
     @property
     def steps(self) -> int:
-        number: int = self.native.status()["steps"]
-        return number
+        return _number(self.native, "steps")
 
     @property
     def submitted(self) -> int:

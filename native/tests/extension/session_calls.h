@@ -26,7 +26,8 @@ public:
         if (name == "on_message") return rows(session_.on_message(now(), wire::decode(frames_of(arguments.at(1)))));
         if (name == "take") {
             std::vector<wire::SharedSegment> segments;
-            for (const wire::Value& row : std::get<wire::List>(arguments.at(1).data)) segments.push_back(segment_of(std::get<wire::List>(row.data)));
+            for (const wire::Value& row : std::get<wire::List>(arguments.at(1).data))
+                segments.push_back(segment_of(std::get<wire::List>(row.data)));
             return rows(session_.take(now(), std::move(segments), count(2)));
         }
         if (name == "has_room") return {wire::List{"room", session_.has_room(count(0), count(1))}};
@@ -39,29 +40,18 @@ public:
     /// All that a caller can read.
     wire::Map look() const {
         constexpr const char* kStates[] = {"joining", "joined", "refused", "closed"};
-        wire::Map verdicts, counters, out;
-        const Verdicts counts = session_.verdicts();
-        for (std::size_t n = 0; n < kVerdicts; ++n) verdicts.set(verdict_names[n], counts[n]);
+        wire::Map verdicts, counters;
+        for (std::size_t n = 0; n < kVerdicts; ++n) verdicts.set(verdict_names[n], session_.verdicts()[n]);
         for (const auto& [name, events] : counters_) counters.set(name, events);
-        out.set("state", kStates[static_cast<std::size_t>(session_.state)]);
-        out.set("deadline", session_.next_deadline());
-        out.set("can_take", session_.can_take());
-        out.set("leaving", session_.leaving);
-        out.set("credit_steps", session_.credit_steps);
-        out.set("sent_steps", session_.sent_steps);
-        out.set("min_version", session_.min_version);
-        out.set("generation", session_.generation);
-        out.set("received", session_.received);
-        out.set("durable", session_.durable);
-        out.set("journal_id", session_.journal_id);
-        out.set("in_doubt", session_.in_doubt);
-        out.set("in_flight", std::uint64_t{session_.in_flight()});
-        out.set("unreceived", session_.unreceived());
-        out.set("origin", session_.origin());
-        out.set("accepted", session_.accepted());
-        out.set("verdicts", std::move(verdicts));
-        out.set("counters", std::move(counters));
-        return out;
+        return {{
+            {"state", kStates[static_cast<std::size_t>(session_.state)]}, {"deadline", session_.next_deadline()},
+            {"can_take", session_.can_take()}, {"leaving", session_.leaving}, {"credit_steps", session_.credit_steps},
+            {"sent_steps", session_.sent_steps}, {"min_version", session_.min_version}, {"generation", session_.generation},
+            {"received", session_.received}, {"durable", session_.durable}, {"journal_id", session_.journal_id},
+            {"in_doubt", session_.in_doubt}, {"in_flight", session_.in_flight()}, {"unreceived", session_.unreceived()},
+            {"origin", session_.origin()}, {"accepted", session_.accepted()}, {"verdicts", std::move(verdicts)},
+            {"counters", std::move(counters)},
+        }};
     }
 
 private:
@@ -74,22 +64,19 @@ private:
         wire::Received fields;
         fields.header = header;
         Hello out;
-        out.client_id = fields.text("client_id");
-        out.actor_id = fields.text("actor_id");
-        out.incarnation = fields.integer("incarnation");
-        out.first_seq = fields.integer("first_seq");
-        out.algorithm_name = fields.text("algorithm_name");
-        out.algorithm_parameters = fields.map("algorithm_parameters");
-        out.algorithm_type = fields.text("algorithm_type");
-        out.observation_space = fields.map("observation_space");
-        out.action_space = fields.map("action_space");
-        const wire::Value* submits = fields.header.find("submits");
+        for (const auto& [name, field] : {std::pair{"client_id", &Hello::client_id}, {"actor_id", &Hello::actor_id},
+                                          {"algorithm_name", &Hello::algorithm_name}, {"algorithm_type", &Hello::algorithm_type},
+                                          {"library", &Hello::library}, {"relay", &Hello::relay}})
+            out.*field = fields.text(name);
+        for (const auto& [name, field] : {std::pair{"incarnation", &Hello::incarnation}, {"first_seq", &Hello::first_seq},
+                                          {"origin", &Hello::origin}, {"journal_id", &Hello::journal_id}})
+            out.*field = fields.integer(name);
+        for (const auto& [name, field] : {std::pair{"weights", &Hello::weights}, {"observation_space", &Hello::observation_space},
+                                          {"action_space", &Hello::action_space},
+                                          {"algorithm_parameters", &Hello::algorithm_parameters}})
+            out.*field = fields.map(name);
+        const wire::Value* const submits = header.find("submits");
         out.submits = !submits || std::get<bool>(submits->data);
-        out.library = fields.text("library");
-        out.origin = fields.integer("origin");
-        out.journal_id = fields.integer("journal_id");
-        out.weights = fields.map("weights");
-        out.relay = fields.text("relay");
         return out;
     }
 
@@ -102,15 +89,10 @@ private:
     // A row has the fields of a packed segment, in their order.
     static wire::SharedSegment segment_of(const wire::List& row) {
         auto out = std::make_shared<wire::PackedSegment>();
-        const auto texts = [&](std::size_t n) {
-            std::vector<std::string> parts;
-            for (const std::string_view part : frames_of(row.at(n))) parts.emplace_back(part);
-            return parts;
-        };
         out->layout = std::get<std::string>(row.at(0).data);
         std::get<wire::Bytes>(row.at(1).data).data.copy(out->head.data(), wire::kHeadBytes);
-        out->small = texts(2);
-        out->large = texts(3);
+        for (const std::string_view part : frames_of(row.at(2))) out->small.emplace_back(part);
+        for (const std::string_view part : frames_of(row.at(3))) out->large.emplace_back(part);
         for (const wire::Value& hash : std::get<wire::List>(row.at(4).data)) out->hashes.push_back(count_of(hash));
         out->steps = static_cast<std::uint32_t>(count_of(row.at(5)));
         out->generation = count_of(row.at(6));

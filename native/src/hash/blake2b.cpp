@@ -21,15 +21,18 @@ constexpr unsigned char kOrder[10][16] = {
 
 std::uint64_t rotr(std::uint64_t x, int n) { return x >> n | x << (64 - n); }
 
-void mix(std::uint64_t* v, int a, int b, int c, int d, std::uint64_t x, std::uint64_t y) {
-    v[a] += v[b] + x;
-    v[d] = rotr(v[d] ^ v[a], 32);
-    v[c] += v[d];
-    v[b] = rotr(v[b] ^ v[c], 24);
-    v[a] += v[b] + y;
-    v[d] = rotr(v[d] ^ v[a], 16);
-    v[c] += v[d];
-    v[b] = rotr(v[b] ^ v[c], 63);
+// The mixing of column `n` of the words, or from 4 on of diagonal `n - 4`.
+void mix(std::uint64_t* words, int n, std::uint64_t x, std::uint64_t y) {
+    const int step = n / 4;
+    std::uint64_t &a = words[n % 4], &b = words[4 + (n + step) % 4], &c = words[8 + (n + 2 * step) % 4], &d = words[12 + (n + 3 * step) % 4];
+    a += b + x;
+    d = rotr(d ^ a, 32);
+    c += d;
+    b = rotr(b ^ c, 24);
+    a += b + y;
+    d = rotr(d ^ a, 16);
+    c += d;
+    b = rotr(b ^ c, 63);
 }
 
 }  // namespace
@@ -64,23 +67,15 @@ void Blake2b::compress(bool last) noexcept {
     total_ += filled_;
     filled_ = 0;
     std::uint64_t v[16], m[16];
-    for (int i = 0; i < 8; ++i) {
-        v[i] = state_[i];
-        v[i + 8] = kStart[i];
-    }
+    std::memcpy(v, state_.data(), sizeof state_);
+    std::memcpy(v + 8, kStart, sizeof kStart);
     v[12] ^= total_;
     if (last) v[14] = ~v[14];
     std::memcpy(m, block_.data(), sizeof m);
     for (int round = 0; round < 12; ++round) {
         const unsigned char* s = kOrder[round % 10];
-        mix(v, 0, 4, 8, 12, m[s[0]], m[s[1]]);
-        mix(v, 1, 5, 9, 13, m[s[2]], m[s[3]]);
-        mix(v, 2, 6, 10, 14, m[s[4]], m[s[5]]);
-        mix(v, 3, 7, 11, 15, m[s[6]], m[s[7]]);
-        mix(v, 0, 5, 10, 15, m[s[8]], m[s[9]]);
-        mix(v, 1, 6, 11, 12, m[s[10]], m[s[11]]);
-        mix(v, 2, 7, 8, 13, m[s[12]], m[s[13]]);
-        mix(v, 3, 4, 9, 14, m[s[14]], m[s[15]]);
+#pragma GCC unroll 8
+        for (int n = 0; n < 8; ++n) mix(v, n, m[s[2 * n]], m[s[2 * n + 1]]);
     }
     for (int i = 0; i < 8; ++i) state_[i] ^= v[i] ^ v[i + 8];
 }

@@ -103,7 +103,7 @@ PyObject* read_weights_header(PyObject*, PyObject* data) {
     return guarded([&] {
         const Buffer buffer(data);
         const weights::Header head = weights::read_header(buffer.bytes());
-        const wire::List out{wire::Bytes{head.policy_id}, head.generation, head.base_version, head.new_version,
+        const wire::List out{wire::Bytes{std::string(head.policy_id())}, head.generation, head.base_version, head.new_version,
                              static_cast<int>(head.encoding), std::uint64_t{head.elements}, std::uint64_t{head.payload_bytes},
                              head.payload_hash, head.state_hash, static_cast<int>(head.dtype), static_cast<int>(head.chunk),
                              static_cast<int>(head.chunks), head.predicted, head.others};

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+#include <numeric>
 
 #include "support/bytes.h"
 #include "support/errors.h"
@@ -130,8 +130,7 @@ std::vector<std::uint32_t> BitReader::gaps(std::uint64_t count, std::uint64_t si
 }
 
 void BitReader::add_fields(const std::vector<std::uint8_t>& widths, std::vector<std::uint64_t>& values) {
-    std::uint64_t bits = 0;
-    for (const std::uint8_t width : widths) bits += width;
+    const auto bits = std::accumulate(widths.begin(), widths.end(), std::uint64_t{0});
     if (!bits) return;
     const std::string_view data = flags(bits);
     std::uint64_t at = 0;
@@ -149,19 +148,16 @@ void BitReader::end() const {
 
 char* BitWriter::room(std::size_t count) {
     if (count > capacity_ - size_) {
-        const std::size_t wanted = std::max(size_ + count, capacity_ + capacity_ / 2);
-        char* const larger = static_cast<char*>(std::realloc(data_.get(), wanted));
-        if (!larger) throw std::bad_alloc();
-        static_cast<void>(data_.release());
-        data_.reset(larger);
-        capacity_ = wanted;
+        capacity_ = std::max(size_ + count, capacity_ + capacity_ / 2);
+        std::unique_ptr<char[]> larger(new char[capacity_]);
+        std::copy_n(data_.get(), size_, larger.get());
+        data_ = std::move(larger);
     }
     return data_.get() + size_;
 }
 
 void BitWriter::bytes(std::string_view data) {
-    if (data.empty()) return;
-    std::memcpy(room(data.size()), data.data(), data.size());
+    data.copy(room(data.size()), data.size());
     size_ += data.size();
 }
 
@@ -215,8 +211,7 @@ void BitWriter::gaps(const std::vector<std::uint32_t>& positions, std::uint64_t 
 }
 
 void BitWriter::fields(const std::vector<std::uint32_t>& values, const std::vector<std::uint8_t>& widths) {
-    std::uint64_t bits = 0;
-    for (const std::uint8_t width : widths) bits += width;
+    const auto bits = std::accumulate(widths.begin(), widths.end(), std::uint64_t{0});
     char* const begin = room(static_cast<std::size_t>(bits / 8) + 8);
     BitSink sink(begin);
     for (std::size_t i = 0; i < values.size(); ++i) sink.add(values[i], widths[i]);

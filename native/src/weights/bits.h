@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -59,10 +58,7 @@ public:
     void fields(const std::vector<std::uint32_t>& values, const std::vector<std::uint8_t>& widths);
 
 private:
-    struct Free {
-        void operator()(char* data) const noexcept { std::free(data); }
-    };
-    std::unique_ptr<char, Free> data_;  // not filled with zeros, as a string would be
+    std::unique_ptr<char[]> data_;  // not filled with zeros, as a string would be
     std::size_t size_ = 0, capacity_ = 0;
 };
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,7 +16,7 @@ struct Tensor {
     std::string dtype = "<f4";
     bool exact = false;  // never rounded
 
-    std::size_t size() const noexcept;
+    std::size_t size() const noexcept { return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>()); }
     bool is_float32() const noexcept { return dtype == "<f4"; }
 };
 

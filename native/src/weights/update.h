@@ -10,18 +10,23 @@
 
 namespace rl4sys::weights {
 
-constexpr std::size_t kHeaderBytes = 72;
-
+/// The header of an update as its 72 bytes.
 struct Header {
-    std::string policy_id;
-    std::uint64_t generation = 0, base_version = 0, new_version = 0;
-    Encoding encoding = Encoding::snapshot;
-    WireDtype dtype = WireDtype::fp32;
-    std::uint16_t chunk = 0, chunks = 1;
-    std::uint32_t elements = 0, payload_bytes = 0;
-    std::uint64_t payload_hash = 0, state_hash = 0;
-    bool predicted = false, others = false;
+    char magic[4];
+    std::uint8_t format;
+    bool predicted : 1, others : 1;
+    std::uint8_t unknown_flags : 6;
+    Encoding encoding;
+    WireDtype dtype;
+    char policy[8];
+    std::uint64_t generation, base_version, new_version;
+    std::uint16_t chunk, chunks;
+    std::uint32_t elements, payload_bytes, check;
+    std::uint64_t payload_hash, state_hash;
+
+    std::string_view policy_id() const noexcept { return {policy, sizeof policy}; }
 };
+static_assert(sizeof(Header) == 72);
 
 /// Reads the 72 bytes of a header, which can come from an untrusted peer. Throws ProtocolError.
 Header read_header(std::string_view data);

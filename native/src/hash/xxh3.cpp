@@ -100,7 +100,7 @@ void consume(Lanes& lanes, const unsigned char* at, std::size_t stripes) {
 }
 
 // The hash of `total` bytes, of which `size` follow on blocks that were consumed. The bytes of the last stripe are before their end.
-std::uint64_t finish(Lanes lanes, const unsigned char* at, std::size_t size, std::uint64_t total) {
+__attribute__((noinline)) std::uint64_t finish(Lanes lanes, const unsigned char* at, std::size_t size, std::uint64_t total) {
     // The last stripe, which may overlap the one before, is never part of a block that is scrambled.
     consume(lanes, at, (size - 1) / kStripe);
     kStripes(lanes, at + size - kStripe, 1, secret(sizeof kSecret - kStripe - 7));

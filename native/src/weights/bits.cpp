@@ -95,19 +95,18 @@ std::vector<std::uint32_t> BitReader::gaps(std::uint64_t count, std::uint64_t si
     const int width = rice_width(count, size);
     const std::uint64_t bits = varint(count + (size >> width));
     const std::string_view unary = flags(bits);
-    std::vector<std::uint32_t> out;
-    out.reserve(count);
-    std::uint64_t before = 0;  // the bit after the last one
-    std::uint64_t found = 0, last = 0;
+    std::vector<std::uint32_t> out(count);
+    std::uint64_t found = 0, before = 0;  // the bit after the last one
+    const auto refuse = [&](std::uint64_t positions) { bad(std::to_string(positions) + " positions; expected " + std::to_string(count)); };
     for (std::size_t at = 0; at < unary.size(); at += 8) {
         for (std::uint64_t word = word_at(unary, at); word; word &= word - 1) {
-            last = 8 * at + static_cast<unsigned>(__builtin_ctzll(word));
-            if (++found > count) bad(std::to_string(found) + " positions; expected " + std::to_string(count));
-            out.push_back(static_cast<std::uint32_t>((last - before) << width));
+            const std::uint64_t last = 8 * at + static_cast<unsigned>(__builtin_ctzll(word));
+            if (found == count) refuse(count + 1);
+            out[found++] = static_cast<std::uint32_t>((last - before) << width);
             before = last + 1;
         }
     }
-    if (found != count || (count && last != bits - 1)) bad(std::to_string(found) + " positions; expected " + std::to_string(count));
+    if (found != count || (count && before != bits)) refuse(found);
     if (width) {
         const std::string_view planes = flags(static_cast<std::uint64_t>(width) * count);
         for (int plane = 0; plane < width; ++plane) {

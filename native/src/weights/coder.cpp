@@ -48,7 +48,7 @@ std::vector<std::uint64_t> magnitudes(BitReader& reader, std::size_t size, int d
 }
 
 template <class F>
-void decode_sparse(BitReader& reader, const Start<F>& start, support::Zstd& zstd, float* out) {
+void decode_sparse(BitReader& reader, Start<F> start, support::Zstd& zstd, float* out) {
     std::copy_n(start.base, start.size, out);
     const std::uint8_t mode = reader.byte();
     if (mode == kZero) return reader.end();
@@ -70,7 +70,7 @@ void decode_sparse(BitReader& reader, const Start<F>& start, support::Zstd& zstd
 }
 
 template <class F>
-void decode_planes(BitReader& reader, const Start<F>& start, support::Zstd& zstd, float* out) {
+void decode_planes(BitReader& reader, Start<F> start, support::Zstd& zstd, float* out) {
     std::unique_ptr<char[]> large;
     char* const storage = zstd.scratch(kItem<F> * start.size, large);
     const unsigned char* planes[kItem<F>];
@@ -91,14 +91,14 @@ void decode_raw(BitReader& reader, const F& form, const float* base, std::size_t
 }
 
 template <class F>
-void decode_part(Encoding code, BitReader& reader, const Start<F>& start, support::Zstd& zstd, float* out) {
+void decode_part(Encoding code, BitReader& reader, Start<F> start, support::Zstd& zstd, float* out) {
     if (code == Encoding::planes) return decode_planes(reader, start, zstd, out);
     if (start.before) bad("payload and header disagree on the need for the version before the base");
     decode_sparse(reader, start, zstd, out);
 }
 
 template <class F>
-void decode_blocks(Encoding code, BitReader& reader, const Start<F>& start, support::Zstd& zstd, float* out) {
+void decode_blocks(Encoding code, BitReader& reader, Start<F> start, support::Zstd& zstd, float* out) {
     const std::uint64_t all = (start.size + kBlock - 1) / kBlock, count = reader.varint(all);
     if (!count) return decode_part(code, reader, start, zstd, out);
     // Only these blocks have changed.

@@ -210,7 +210,7 @@ Diff dense_diff(BitWriter&& head, Start<F> start, const float* next, support::Zs
 
 // `flags` says which elements change, `count` of them.
 template <class F>
-Diff encode_part(BitWriter&& head, const Start<F>& start, const float* next, const std::uint8_t* flags, std::size_t count,
+Diff encode_part(BitWriter&& head, Start<F> start, const float* next, const std::uint8_t* flags, std::size_t count,
                  support::Zstd& zstd) {
     const auto changed = static_cast<double>(count), all = static_cast<double>(start.size);
     if (changed > kSparseShareOfUnits * all) return dense_diff(std::move(head), start, next, zstd);
@@ -221,11 +221,10 @@ Diff encode_part(BitWriter&& head, const Start<F>& start, const float* next, con
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint32_t at = positions[i];
         doubtful |= doubtful_bits<F>(start.base + at, 1) | doubtful_bits<F>(next + at, 1);
-        const auto value = static_cast<std::uint32_t>(
-            wrap<F>(wrapped_difference(start.form.integer(next[at], at), start.form.integer(start.base[at], at))));
-        const std::uint32_t minus = 0 - (value >> 31);  // without a branch, as signs are random
+        const std::int32_t value = wrap<F>(wrapped_difference(start.form.integer(next[at], at), start.form.integer(start.base[at], at)));
+        const std::uint32_t minus = 0 - (static_cast<std::uint32_t>(value) >> 31);  // without a branch, as signs are random
         negative[i] = minus & 1;
-        magnitudes[i] = (value ^ minus) - minus;
+        magnitudes[i] = (static_cast<std::uint32_t>(value) ^ minus) - minus;
     }
     refuse_bits(doubtful);
     if (!is_sparse(magnitudes, start.size)) return dense_diff(std::move(head), start, next, zstd);

@@ -1,6 +1,5 @@
 // Hashes and random numbers against those of Python.
 #include "check.h"
-#include "hash/blake2b.h"
 #include "hash/xxh3.h"
 #include "policy/policy.h"
 #include "support/random.h"
@@ -33,16 +32,6 @@ TEST(xxh3_of_parts) {
             rest.remove_prefix(size);
         }
         CHECK_EQ(hasher.digest(), one.integer("xxh3"));
-    }
-}
-
-TEST(blake2b_with_key_and_person) {
-    for (const Case& one : tests::read_vectors("hashes")) {
-        const std::string& data = one.bytes("data");
-        hash::Blake2b hasher(one.bytes("key"), one.bytes("person"), one.bytes("blake").size());
-        hasher.update(std::string_view(data).substr(0, data.size() / 3));
-        hasher.update(std::string_view(data).substr(data.size() / 3));
-        CHECK_EQ(hasher.digest(), one.bytes("blake"));
     }
 }
 

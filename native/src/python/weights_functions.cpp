@@ -3,7 +3,7 @@
 
 #include "python/parts.h"
 #include "support/errors.h"
-#include "weights/encoder.h"
+#include "weights/coder.h"
 
 namespace rl4sys::python {
 namespace {

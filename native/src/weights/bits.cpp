@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "support/bytes.h"
-#include "support/errors.h"
 
 namespace rl4sys::weights {
 namespace {
@@ -57,16 +56,13 @@ std::uint64_t eight_bits(const std::uint8_t* bytes, std::size_t count, int shift
 
 }  // namespace
 
-void bad(const std::string& problem) { throw WeightsError("not a diff of this policy: " + problem, "payload"); }
-
 int rice_width(std::uint64_t positions, std::uint64_t size) noexcept {
     const std::uint64_t mean = positions ? 4812 * size / (10'000 * positions) : 0;
     return mean ? 64 - __builtin_clzll(mean) : 0;
 }
 
 std::string_view BitReader::take(std::uint64_t count) {
-    if (count > data_.size() - at_)
-        bad(std::to_string(count) + " bytes are needed at offset " + std::to_string(at_) + " of " + std::to_string(data_.size()) + " bytes");
+    if (count > data_.size() - at_) bad(count, " bytes are needed at offset ", at_, " of ", data_.size(), " bytes");
     const std::string_view out = data_.substr(at_, count);
     at_ += count;
     return out;
@@ -82,7 +78,7 @@ std::uint64_t BitReader::varint(std::uint64_t high) {
             return value;
         }
     }
-    bad("a number exceeds " + std::to_string(high) + " or is not in its shortest encoding");
+    bad("a number exceeds ", high, " or is not in its shortest encoding");
 }
 
 std::string_view BitReader::flags(std::uint64_t count) {
@@ -97,16 +93,16 @@ std::vector<std::uint32_t> BitReader::gaps(std::uint64_t count, std::uint64_t si
     const std::string_view unary = flags(bits);
     std::vector<std::uint32_t> out(count);
     std::uint64_t found = 0, before = 0;  // the bit after the last one
-    const auto refuse = [&](std::uint64_t positions) { bad(std::to_string(positions) + " positions; expected " + std::to_string(count)); };
+    const auto miscounted = [&](std::uint64_t positions) { bad(positions, " positions; expected ", count); };
     for (std::size_t at = 0; at < unary.size(); at += 8) {
         for (std::uint64_t word = word_at(unary, at); word; word &= word - 1) {
             const std::uint64_t last = 8 * at + static_cast<unsigned>(__builtin_ctzll(word));
-            if (found == count) refuse(count + 1);
+            if (found == count) miscounted(count + 1);
             out[found++] = static_cast<std::uint32_t>((last - before) << width);
             before = last + 1;
         }
     }
-    if (found != count || (count && before != bits)) refuse(found);
+    if (found != count || (count && before != bits)) miscounted(found);
     if (width) {
         const std::string_view planes = flags(static_cast<std::uint64_t>(width) * count);
         for (int plane = 0; plane < width; ++plane) {
@@ -122,7 +118,7 @@ std::vector<std::uint32_t> BitReader::gaps(std::uint64_t count, std::uint64_t si
     std::uint64_t position = 0;
     for (std::uint32_t& gap : out) {
         position += gap;
-        if (position >= size) bad("a position is beyond " + std::to_string(size) + " elements");
+        if (position >= size) bad("a position is beyond ", size, " elements");
         gap = static_cast<std::uint32_t>(position++);
     }
     return out;
@@ -142,7 +138,7 @@ void BitReader::add_fields(const std::vector<std::uint8_t>& widths, std::vector<
 }
 
 void BitReader::end() const {
-    if (at_ != data_.size()) bad(std::to_string(data_.size() - at_) + " bytes are left over");
+    if (at_ != data_.size()) bad(data_.size() - at_, " bytes are left over");
 }
 
 char* BitWriter::room(std::size_t count) {

@@ -7,10 +7,15 @@
 #include <string_view>
 #include <vector>
 
+#include "support/errors.h"
+
 namespace rl4sys::weights {
 
 /// Throws the WeightsError for a malformed payload.
-[[noreturn]] void bad(const std::string& problem);
+template <class... Parts>
+[[noreturn]] void bad(const Parts&... parts) {
+    refuse("payload", "not a diff of this policy: ", parts...);
+}
 
 /// The parameter of the Golomb-Rice code for a number of positions among `size` elements.
 int rice_width(std::uint64_t positions, std::uint64_t size) noexcept;

@@ -15,7 +15,7 @@ namespace {
 const char* plane(BitReader& reader, std::size_t size, support::Zstd& zstd, char* storage) {
     const std::uint64_t length = reader.varint(size);
     if (!length) return reader.take(size).data();
-    if (!zstd.expand(reader.take(length), storage, size)) throw WeightsError("a plane cannot be decompressed", "payload");
+    if (!zstd.expand(reader.take(length), storage, size)) refuse("payload", "a plane cannot be decompressed");
     return storage;
 }
 
@@ -32,7 +32,7 @@ std::vector<std::uint64_t> magnitudes(BitReader& reader, std::size_t size, int d
         return out;
     }
     const int fine = mode - kSymbols;
-    if (fine > kMaxFine) bad("unknown mode " + std::to_string(mode));
+    if (fine > kMaxFine) bad("unknown mode ", mode);
     std::unique_ptr<char[]> large;
     const char* const symbols = plane(reader, size, zstd, zstd.scratch(size, large));
     std::vector<std::uint8_t> widths(size);
@@ -52,7 +52,7 @@ void decode_sparse(BitReader& reader, Start<F> start, support::Zstd& zstd, float
     std::copy_n(start.base, start.size, out);
     const std::uint8_t mode = reader.byte();
     if (mode == kZero) return reader.end();
-    if (mode != kSparse) bad("unknown mode " + std::to_string(mode));
+    if (mode != kSparse) bad("unknown mode ", mode);
     const std::size_t count = static_cast<std::size_t>(reader.varint(start.size));
     const std::vector<std::uint32_t> positions = reader.gaps(count, start.size);
     const std::string_view negative = reader.flags(count);
@@ -137,8 +137,7 @@ void decode_snapshot(Encoding code, std::string_view payload, std::size_t size, 
         BitReader reader(payload);
         return with_words(dtype, [&](auto form) { decode_planes(reader, Start<decltype(form)>{form, nullptr, nullptr, size}, zstd, out); });
     }
-    if (payload.size() != item_bytes_of(dtype) * size)
-        bad("a snapshot has " + std::to_string(payload.size()) + " bytes for " + std::to_string(size) + " elements");
+    if (payload.size() != item_bytes_of(dtype) * size) bad("a snapshot has ", payload.size(), " bytes for ", size, " elements");
     if (dtype == WireDtype::bf16) {
         for (std::size_t i = 0; i < size; ++i)
             out[i] = float_of(static_cast<std::int32_t>(std::uint32_t{support::load<std::uint16_t>(payload.data() + 2 * i)} << 16));

@@ -1,9 +1,9 @@
-#include "weights/encoder.h"
-
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <utility>
 
+#include "weights/coder.h"
 #include "weights/planes.h"
 
 namespace rl4sys::weights {
@@ -147,27 +147,17 @@ double estimated_bits(const Positions& positions, const Magnitudes& magnitudes, 
     return static_cast<double>(step) * (entropy + widths) + used * (kSymbolBits + 0.72 * static_cast<double>(step));
 }
 
-// A sum of logarithms to the base 2, with one logarithm for many factors.
+// A sum of logarithms to the base 2, with one logarithm for 30 factors from 1 to 2^32 together.
 class LogSum {
 public:
-    void add(double factor) noexcept {  // at least 1
-        std::uint64_t bits = support::load<std::uint64_t>(&factor);
-        whole_ += static_cast<double>(bits >> 52) - 1023.0;
-        bits = (bits & 0xFFFFFFFFFFFFFU) | 0x3FF0000000000000U;
-        product_ *= support::load<double>(&bits);
-        if (++factors_ % 512 == 0) fold();
+    void add(double factor) noexcept {
+        product_ *= factor;
+        if (++factors_ % 30 == 0) sum();
     }
-    double sum() noexcept {
-        fold();
-        return whole_;
-    }
+    double sum() noexcept { return sum_ += std::log2(std::exchange(product_, 1.0)); }
 
 private:
-    void fold() noexcept {
-        whole_ += std::log2(product_);
-        product_ = 1.0;
-    }
-    double whole_ = 0.0, product_ = 1.0;  // each factor of the product is below 2
+    double sum_ = 0.0, product_ = 1.0;
     unsigned factors_ = 0;
 };
 

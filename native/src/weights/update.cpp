@@ -1,12 +1,13 @@
 #include "weights/update.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "hash/blake2b.h"
 #include "hash/xxh3.h"
 #include "support/bytes.h"
 #include "support/errors.h"
 #include "weights/bits.h"
+#include "wire/value.h"
 
 namespace rl4sys::weights {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 using support::load;
 
 constexpr std::uint8_t kFormat = 3;
-constexpr std::size_t kTrailer = 5, kTagBytes = 16;
+constexpr std::size_t kWord = 4, kTrailer = 5;
 
 // The elements that a wire dtype rounds, and the ones that are kept exact, which travel as 4-byte words with the other tensors.
 class Division {
@@ -80,17 +81,13 @@ private:
 };
 
 void verify_payload(const Header& head, std::string_view payload, std::size_t elements, std::size_t words) {
-    if (head.chunks != 1)
-        throw WeightsError("the update has " + std::to_string(head.chunks) + " chunks; this side supports one", "payload");
+    if (head.chunks != 1) refuse("payload", "the update has ", head.chunks, " chunks; this side supports one");
     const std::uint64_t most = item_bytes_of(head.dtype) * elements + words + kTrailer;
     if (head.others && head.payload_bytes > most)
-        throw WeightsError("the payload has " + std::to_string(head.payload_bytes) + " bytes; the limit for this policy is " +
-                               std::to_string(most),
-                           "payload");
+        refuse("payload", "the payload has ", head.payload_bytes, " bytes; the limit for this policy is ", most);
     if (payload.size() != head.payload_bytes)
-        throw WeightsError("the payload has " + std::to_string(payload.size()) + " bytes; expected " + std::to_string(head.payload_bytes),
-                           "payload");
-    if (hash::xxh3_64(payload) != head.payload_hash) throw WeightsError("the checksum does not match the received payload", "payload");
+        refuse("payload", "the payload has ", payload.size(), " bytes; expected ", head.payload_bytes);
+    if (hash::xxh3_64(payload) != head.payload_hash) refuse("payload", "the checksum does not match the received payload");
 }
 
 bool all_finite(const std::vector<float>& flat) noexcept {
@@ -101,61 +98,95 @@ bool all_finite(const std::vector<float>& flat) noexcept {
 
 void verify_held(const Header& head, const Snapshot* held, const Snapshot* before, const TensorSizes& tensors) {
     if (!held || held->generation != head.generation || held->version != head.base_version)
-        throw WeightsError("the diff starts from version " + std::to_string(head.base_version) + " of generation " +
-                               std::to_string(head.generation) + ", which is not held",
-                           "gap");
+        refuse("gap", "the diff starts from version ", head.base_version, " of generation ", head.generation, ", which is not held");
     const bool precedes = before && before->generation == head.generation && head.base_version && before->version == head.base_version - 1;
     if (head.predicted && !precedes)
-        throw WeightsError("the diff needs the version before " + std::to_string(head.base_version) + ", which is not held", "gap");
+        refuse("gap", "the diff needs the version before ", head.base_version, ", which is not held");
     if (held->flat.size() != tensors.elements || held->others.size() != tensors.other_bytes ||
         (head.predicted && before->flat.size() != tensors.elements))
-        throw WeightsError("the held version has the size of another policy", "size");
+        refuse("size", "the held version has the size of another policy");
 }
 
 }  // namespace
 
+TensorSizes::TensorSizes(const std::vector<Tensor>& tensors) {
+    for (const Tensor& tensor : tensors) {
+        if (tensor.is_float32()) {
+            sizes.push_back(tensor.size());
+            exact.push_back(tensor.exact);
+            elements += tensor.size();
+        } else {
+            others_.push_back(tensor);
+            other_bytes += tensor.size() * wire::item_bytes(tensor.dtype);
+        }
+    }
+    other_bytes = (other_bytes + kWord - 1) / kWord * kWord;
+    std::stable_sort(others_.begin(), others_.end(),
+                     [](const Tensor& a, const Tensor& b) { return wire::item_bytes(a.dtype) > wire::item_bytes(b.dtype); });
+}
+
+void TensorSizes::verify_others(std::string_view others) const {
+    if (others.size() != other_bytes)
+        refuse("size", others.size(), " bytes of tensors that are not float32; the policy has ", other_bytes);
+    const char* at = others.data();
+    for (const Tensor& tensor : others_) {
+        const bool is_double = tensor.dtype == "<f8", is_half = tensor.dtype == "<f2", is_flag = tensor.dtype == "|b1";
+        const std::size_t item = wire::item_bytes(tensor.dtype);
+        for (std::size_t left = tensor.size(); left > 0; --left, at += item) {
+            if ((is_double && !std::isfinite(load<double>(at))) || (is_half && (load<std::uint16_t>(at) & 0x7C00) == 0x7C00))
+                refuse("finite", "the tensor ", tensor.name, " is not finite");
+            if (is_flag && static_cast<unsigned char>(*at) > 1)
+                refuse("payload", "the tensor ", tensor.name, " has booleans that are not 0 or 1");
+        }
+    }
+    if (others.find_first_not_of('\0', static_cast<std::size_t>(at - others.data())) != others.npos)
+        refuse("payload", "the padding of the other tensors is not 0");
+}
+
+std::uint64_t digest_of(const std::vector<float>& flat, std::string_view others) noexcept {
+    hash::Xxh3 sum;
+    sum.update(flat.data(), flat.size() * sizeof(float));
+    sum.update(others);
+    return sum.digest();
+}
+
 Header read_header(std::string_view data) {
-    if (data.size() != sizeof(Header))
-        throw ProtocolError(Refusal::malformed, "a weights header has " + std::to_string(data.size()) + " bytes; expected 72");
+    if (data.size() != sizeof(Header)) refuse(Refusal::malformed, "a weights header has ", data.size(), " bytes; expected 72");
     const auto head = load<Header>(data.data());
-    if (data.substr(0, 4) != "R4SW") throw ProtocolError(Refusal::magic, "a weights header does not start with R4SW");
-    if (head.format != kFormat)
-        throw ProtocolError(Refusal::version, "weights format " + std::to_string(head.format) + "; this side reads 3");
+    if (data.substr(0, 4) != "R4SW") refuse(Refusal::magic, "a weights header does not start with R4SW");
+    if (head.format != kFormat) refuse(Refusal::version, "weights format ", head.format, "; this side reads 3");
     Header bare = head;
     bare.check = 0;
     if (head.check != static_cast<std::uint32_t>(hash::xxh3_64(&bare, sizeof bare)))
-        throw ProtocolError(Refusal::checksum, "the checksum does not match the received weights header");
+        refuse(Refusal::checksum, "the checksum does not match the received weights header");
     const auto encoding = static_cast<std::uint8_t>(head.encoding), dtype = static_cast<std::uint8_t>(head.dtype);
-    if (head.unknown_flags) throw ProtocolError(Refusal::feature, "unknown weights flags " + std::to_string(load<std::uint8_t>(&data[5])));
-    if (!is_encoding(encoding)) throw ProtocolError(Refusal::kind, "unknown weights codec " + std::to_string(encoding));
-    if (head.dtype > WireDtype::grid) throw ProtocolError(Refusal::dtype, "unknown weights dtype " + std::to_string(dtype));
+    if (head.unknown_flags) refuse(Refusal::feature, "unknown weights flags ", load<std::uint8_t>(&data[5]));
+    if (!is_encoding(encoding)) refuse(Refusal::kind, "unknown weights codec ", encoding);
+    if (head.dtype > WireDtype::grid) refuse(Refusal::dtype, "unknown weights dtype ", dtype);
     const bool diff = is_diff(head.encoding);
     if (diff ? head.base_version >= head.new_version : head.base_version != head.new_version)
-        throw ProtocolError(Refusal::range, "an update cannot go from " + std::to_string(head.base_version) + " to " +
-                                                std::to_string(head.new_version));
-    if (head.chunk >= head.chunks) throw ProtocolError(Refusal::range, "a chunk is out of range");
-    if (head.predicted && !diff) throw ProtocolError(Refusal::range, "a snapshot cannot need another version");
+        refuse(Refusal::range, "an update cannot go from ", head.base_version, " to ", head.new_version);
+    if (head.chunk >= head.chunks) refuse(Refusal::range, "a chunk is out of range");
+    if (head.predicted && !diff) refuse(Refusal::range, "a snapshot cannot need another version");
     if (!head.others && head.payload_bytes > item_bytes_of(head.dtype) * std::uint64_t{head.elements})
-        throw ProtocolError(Refusal::too_large,
-                            std::to_string(head.payload_bytes) + " bytes for " + std::to_string(head.elements) + " elements");
+        refuse(Refusal::too_large, head.payload_bytes, " bytes for ", head.elements, " elements");
     return head;
 }
 
 Snapshot apply_update(const Header& head, std::string_view payload, const Snapshot* held, const TensorSizes& tensors,
                       const Snapshot* before, support::Zstd& zstd) {
-    if (head.elements != tensors.elements)
-        throw WeightsError(std::to_string(head.elements) + " elements for a policy of " + std::to_string(tensors.elements), "size");
+    if (head.elements != tensors.elements) refuse("size", head.elements, " elements for a policy of ", tensors.elements);
     const Division division(tensors, head.dtype);
     const std::size_t word_bytes = tensors.other_bytes + 4 * division.kept;
     if (head.others != (word_bytes > 0))
-        throw WeightsError(std::string("an update ") + (head.others ? "with" : "without") + " tensors that are not rounded", "size");
+        refuse("size", "an update ", head.others ? "with" : "without", " tensors that are not rounded");
     verify_payload(head, payload, division.rounded, word_bytes);
     std::string_view coded_words;
     std::uint8_t words_code = 0;
     if (word_bytes) {
         const std::size_t size = payload.size();
         const std::uint64_t count = size >= kTrailer ? load<std::uint32_t>(payload.data() + size - kTrailer) : 0;
-        if (size < kTrailer || count > size - kTrailer) bad("a payload of " + std::to_string(size) + " bytes has no room for the other tensors");
+        if (size < kTrailer || count > size - kTrailer) bad("a payload of ", size, " bytes has no room for the other tensors");
         words_code = static_cast<std::uint8_t>(payload[size - 1]);
         coded_words = payload.substr(size - kTrailer - count, count);
         payload = payload.substr(0, size - kTrailer - count);
@@ -191,29 +222,16 @@ Snapshot apply_update(const Header& head, std::string_view payload, const Snapsh
     if (word_bytes) {
         const auto code = static_cast<Encoding>(words_code);
         if (!is_encoding(words_code) || is_diff(code) != diff)
-            bad("the other tensors have the codec " + std::to_string(words_code) + (diff ? " in a diff" : " in a snapshot"));
+            bad("the other tensors have the codec ", words_code, diff ? " in a diff" : " in a snapshot");
         const std::vector<float> words = decode(code, coded_words, {}, held_words.data(), nullptr, word_bytes / 4);
         out.others.assign(reinterpret_cast<const char*>(words.data()), tensors.other_bytes);
         out.flat = division.joined(out.flat.data(), words.data() + tensors.other_bytes / 4);
     }
     if (digest_of(out.flat, out.others) != head.state_hash)
-        throw WeightsError("version " + std::to_string(head.new_version) + " does not verify: its digest differs from the learner's", "digest");
-    if (!all_finite(out.flat)) throw WeightsError("the weights are not finite", "finite");
+        refuse("digest", "version ", head.new_version, " does not verify: its digest differs from the learner's");
+    if (!all_finite(out.flat)) refuse("finite", "the weights are not finite");
     tensors.verify_others(out.others);
     return out;
-}
-
-bool is_tag_of(std::string_view tag, std::string_view key, std::string_view policy_id, const Snapshot& snapshot) {
-    hash::Blake2b sum(key, "rl4sys-weights", kTagBytes);
-    sum.update(policy_id);
-    const std::uint64_t numbers[] = {snapshot.generation, snapshot.version};
-    sum.update(support::bytes_of(numbers, sizeof numbers));
-    sum.update(support::bytes_of(snapshot.flat.data(), snapshot.flat.size() * sizeof(float)));
-    sum.update(snapshot.others);
-    const std::string own = sum.digest();
-    unsigned char difference = tag.size() != own.size();
-    for (std::size_t i = 0; i < own.size() && i < tag.size(); ++i) difference |= static_cast<unsigned char>(tag[i] ^ own[i]);
-    return !difference;
 }
 
 }  // namespace rl4sys::weights

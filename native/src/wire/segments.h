@@ -25,6 +25,8 @@ struct ColumnLayout {
     char letter;
     std::size_t item;
     std::uint64_t row_bytes;
+
+    std::string_view name() const noexcept { return {&letter, 1}; }
 };
 
 /// Returns the columns that a layout from an untrusted peer describes. Throws ProtocolError.

@@ -54,12 +54,13 @@ std::uint64_t eight_bits(const std::uint8_t* bytes, std::size_t count, int shift
     return ((word >> shift & 0x0101010101010101U) * 0x0102040810204080U) >> 56;
 }
 
-}  // namespace
-
+// The parameter of the Golomb-Rice code for a number of positions among `size` elements.
 int rice_width(std::uint64_t positions, std::uint64_t size) noexcept {
     const std::uint64_t mean = positions ? 4812 * size / (10'000 * positions) : 0;
     return mean ? 64 - __builtin_clzll(mean) : 0;
 }
+
+}  // namespace
 
 std::string_view BitReader::take(std::uint64_t count) {
     if (count > data_.size() - at_) bad(count, " bytes are needed at offset ", at_, " of ", data_.size(), " bytes");

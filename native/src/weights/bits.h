@@ -17,9 +17,6 @@ template <class... Parts>
     refuse("payload", "not a diff of this policy: ", parts...);
 }
 
-/// The parameter of the Golomb-Rice code for a number of positions among `size` elements.
-int rice_width(std::uint64_t positions, std::uint64_t size) noexcept;
-
 /// A reader of a payload. Each method reads from where the last one stopped, and throws WeightsError `payload`.
 class BitReader {
 public:

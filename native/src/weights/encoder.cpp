@@ -227,6 +227,7 @@ Diff encode_part(BitWriter&& head, Start<F> start, const float* next, const std:
         if (bytes < estimated_bits(positions, magnitudes, start.size) / 8.0) return std::move(*dense);
     }
     Diff sparse{Encoding::sparse, std::move(head), false};
+    sparse.payload.room(4 * count);  // at once, as it would be copied when it grows
     write_positions(sparse.payload, positions, start.size);
     sparse.payload.flags(negative.data(), negative.size());
     for (std::uint32_t& magnitude : magnitudes) --magnitude;

@@ -9,7 +9,9 @@
 
 namespace rl4sys::weights {
 
-constexpr std::uint32_t kDigits = 0x80808080U;  // a byte is a digit from -128 to 127, plus 128
+/// A byte of a plane is a digit from -128 to 127, plus 128.
+template <class F>
+constexpr std::uint32_t kDigits = kItem<F> == 4 ? 0x80808080U : 0x8080U;
 
 /// Sets `flags[i]` to whether the bits of `a[i]` and `b[i]` differ. Returns how many do.
 inline std::size_t find_differences(const float* a, const float* b, std::size_t size, std::uint8_t* flags) noexcept {
@@ -32,71 +34,52 @@ inline std::size_t find_differences(const float* a, const float* b, std::size_t 
     return count;
 }
 
-/// What the planes hold the difference from: nothing, the base, or the base with its last change once more.
-enum class From { nothing, base, prediction };
-
-template <class F, From kFrom>
-RL4SYS_INLINE inline std::int32_t origin(const F& form, const float* base, const float* before, std::size_t i) noexcept {
-    if constexpr (kFrom == From::nothing) return 0;
-    const std::int32_t was = form.integer(base[i], i);
-    return kFrom == From::base ? was : wrapped_sum(was, wrapped_difference(was, form.integer(before[i], i)));
-}
-
-template <class F, From kFrom>
-RL4SYS_INLINE inline void split_loop(const F& form, const float* __restrict now, const float* __restrict base, const float* __restrict before,
-                                     std::size_t size, unsigned char* __restrict p0, unsigned char* __restrict p1,
-                                     unsigned char* __restrict p2, unsigned char* __restrict p3) noexcept {
-    for (std::size_t i = 0; i < size; ++i) {
-        const std::int32_t n = wrapped_difference(form.integer(now[i], i), origin<F, kFrom>(form, base, before, i));
-        const std::uint32_t digits = static_cast<std::uint32_t>(n) + (kItem<F> == 4 ? kDigits : kDigits & 0xFFFF);
-        p0[i] = static_cast<unsigned char>(digits);
-        p1[i] = static_cast<unsigned char>(digits >> 8);
-        if constexpr (kItem<F> == 4) {
-            p2[i] = static_cast<unsigned char>(digits >> 16);
-            p3[i] = static_cast<unsigned char>(digits >> 24);
-        }
-    }
-}
-
-template <class F, From kFrom>
-RL4SYS_INLINE inline void join_loop(const F& form, const unsigned char* __restrict p0, const unsigned char* __restrict p1,
-                                    const unsigned char* __restrict p2, const unsigned char* __restrict p3, const float* __restrict base,
-                                    const float* __restrict before, std::size_t size, float* __restrict out) noexcept {
-    for (std::size_t i = 0; i < size; ++i) {
-        std::uint32_t digits = p0[i] | std::uint32_t{p1[i]} << 8;
-        if constexpr (kItem<F> == 4) digits |= std::uint32_t{p2[i]} << 16 | std::uint32_t{p3[i]} << 24;
-        const auto n = static_cast<std::int32_t>(digits - (kItem<F> == 4 ? kDigits : kDigits & 0xFFFF));
-        out[i] = form.flat(wrap<F>(wrapped_sum(n, origin<F, kFrom>(form, base, before, i))), i);
-    }
-}
-
-/// Calls `loop` with where the differences start from as a constant.
+/// Calls `loop` with a function of an index that gives the integer from which a difference is taken: 0 without a base, the one of
+/// the base, or with a state before it, the base with its last change once more.
 template <class F, class Loop>
-void run_from(const Start<F>& start, const Loop& loop) noexcept {
-    if (!start.base)
-        support::run_fastest([&]() RL4SYS_INLINE { loop(std::integral_constant<From, From::nothing>{}); });
-    else if (!start.before)
-        support::run_fastest([&]() RL4SYS_INLINE { loop(std::integral_constant<From, From::base>{}); });
-    else
-        support::run_fastest([&]() RL4SYS_INLINE { loop(std::integral_constant<From, From::prediction>{}); });
+void run_from(Start<F> start, const Loop& loop) noexcept {
+    if (!start.base) return support::run_fastest([=]() RL4SYS_INLINE { loop([](std::size_t) { return std::int32_t{0}; }); });
+    const auto base = [=](std::size_t i) { return start.form.integer(start.base[i], i); };
+    if (!start.before) return support::run_fastest([=]() RL4SYS_INLINE { loop(base); });
+    support::run_fastest([=]() RL4SYS_INLINE {
+        loop([=](std::size_t i) { return wrapped_sum(base(i), wrapped_difference(base(i), start.form.integer(start.before[i], i))); });
+    });
 }
 
-/// Writes the planes of the differences from `start` to `now`, lowest bytes first; of whole states without a base. With a state
-/// before the base, the last difference is subtracted.
+/// Writes the planes of the differences from `start` to `now`, lowest bytes first.
 template <class F>
-void split_planes(const Start<F>& start, const float* now, unsigned char* planes) noexcept {
-    const auto at = [&](std::size_t plane) { return planes + plane * start.size; };
-    run_from(start, [&](auto from) RL4SYS_INLINE {
-        split_loop<F, from()>(start.form, now, start.base, start.before, start.size, at(0), at(1), at(kItem<F> - 2), at(kItem<F> - 1));
+void split_planes(Start<F> start, const float* now, unsigned char* planes) noexcept {
+    run_from(start, [=](auto origin) RL4SYS_INLINE {
+        // Copies, as the stores of bytes could change what the lambda holds.
+        const F form = start.form;
+        const std::size_t size = start.size;
+        const float* const from = now;
+        unsigned char *p0 = planes, *p1 = p0 + size, *p2 = p0 + (kItem<F> - 2) * size, *p3 = p0 + (kItem<F> - 1) * size;
+#pragma GCC ivdep
+        for (std::size_t i = 0; i < size; ++i) {
+            const std::uint32_t digits = static_cast<std::uint32_t>(wrapped_difference(form.integer(from[i], i), origin(i))) + kDigits<F>;
+            p0[i] = static_cast<unsigned char>(digits);
+            p1[i] = static_cast<unsigned char>(digits >> 8);
+            if constexpr (kItem<F> == 4) {
+                p2[i] = static_cast<unsigned char>(digits >> 16);
+                p3[i] = static_cast<unsigned char>(digits >> 24);
+            }
+        }
     });
 }
 
 /// The inverse of `split_planes`.
 template <class F>
-void join_planes(const Start<F>& start, const unsigned char* const* planes, float* out) noexcept {
-    run_from(start, [&](auto from) RL4SYS_INLINE {
-        join_loop<F, from()>(start.form, planes[0], planes[1], planes[kItem<F> - 2], planes[kItem<F> - 1], start.base, start.before,
-                             start.size, out);
+void join_planes(Start<F> start, const unsigned char* const* planes, float* out) noexcept {
+    run_from(start, [=](auto origin) RL4SYS_INLINE {
+        const F form = start.form;
+        const unsigned char *p0 = planes[0], *p1 = planes[1], *p2 = planes[kItem<F> - 2], *p3 = planes[kItem<F> - 1];
+#pragma GCC ivdep
+        for (std::size_t i = 0; i < start.size; ++i) {
+            std::uint32_t digits = p0[i] | std::uint32_t{p1[i]} << 8;
+            if constexpr (kItem<F> == 4) digits |= std::uint32_t{p2[i]} << 16 | std::uint32_t{p3[i]} << 24;
+            out[i] = form.flat(wrap<F>(wrapped_sum(static_cast<std::int32_t>(digits - kDigits<F>), origin(i))), i);
+        }
     });
 }
 

@@ -7,6 +7,12 @@
 #include "support/cpu.h"
 #include "weights/integers.h"
 
+#if defined(__clang__)
+#define RL4SYS_INDEPENDENT
+#else
+#define RL4SYS_INDEPENDENT _Pragma("GCC ivdep")  // the elements of a loop do not depend on each other
+#endif
+
 namespace rl4sys::weights {
 
 /// A byte of a plane is a digit from -128 to 127, plus 128.
@@ -55,7 +61,7 @@ void split_planes(Start<F> start, const float* now, unsigned char* planes) noexc
         const std::size_t size = start.size;
         const float* const from = now;
         unsigned char *p0 = planes, *p1 = p0 + size, *p2 = p0 + (kItem<F> - 2) * size, *p3 = p0 + (kItem<F> - 1) * size;
-#pragma GCC ivdep
+        RL4SYS_INDEPENDENT
         for (std::size_t i = 0; i < size; ++i) {
             const std::uint32_t digits = static_cast<std::uint32_t>(wrapped_difference(form.integer(from[i], i), origin(i))) + kDigits<F>;
             p0[i] = static_cast<unsigned char>(digits);
@@ -74,7 +80,7 @@ void join_planes(Start<F> start, const unsigned char* const* planes, float* out)
     run_from(start, [=](auto origin) RL4SYS_INLINE {
         const F form = start.form;
         const unsigned char *p0 = planes[0], *p1 = planes[1], *p2 = planes[kItem<F> - 2], *p3 = planes[kItem<F> - 1];
-#pragma GCC ivdep
+        RL4SYS_INDEPENDENT
         for (std::size_t i = 0; i < start.size; ++i) {
             std::uint32_t digits = p0[i] | std::uint32_t{p1[i]} << 8;
             if constexpr (kItem<F> == 4) digits |= std::uint32_t{p2[i]} << 16 | std::uint32_t{p3[i]} << 24;

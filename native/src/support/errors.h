@@ -52,7 +52,7 @@ public:
 
 /// Texts and numbers as one text.
 template <class... Parts>
-std::string text_of(const Parts&... parts) {
+std::string joined_text(const Parts&... parts) {
     std::string out;
     const auto add = [&](const auto& part) {
         if constexpr (std::is_constructible_v<std::string_view, decltype(part)>)
@@ -66,14 +66,14 @@ std::string text_of(const Parts&... parts) {
 
 /// Throws a ProtocolError with the text of these parts.
 template <class... Parts>
-[[noreturn]] void refuse(Refusal code, const Parts&... parts) {
-    throw ProtocolError(code, text_of(parts...));
+[[noreturn]] void reject(Refusal code, const Parts&... parts) {
+    throw ProtocolError(code, joined_text(parts...));
 }
 
 /// Throws a WeightsError with the text of these parts.
 template <class... Parts>
-[[noreturn]] void refuse(const char* reason, const Parts&... parts) {
-    throw WeightsError(text_of(parts...), reason);
+[[noreturn]] void reject(const char* reason, const Parts&... parts) {
+    throw WeightsError(joined_text(parts...), reason);
 }
 
 }  // namespace rl4sys

@@ -14,7 +14,7 @@ namespace rl4sys::weights {
 /// Throws the WeightsError for a malformed payload.
 template <class... Parts>
 [[noreturn]] void bad(const Parts&... parts) {
-    refuse("payload", "not a diff of this policy: ", parts...);
+    reject("payload", "not a diff of this policy: ", parts...);
 }
 
 /// A reader of a payload. Each method reads from where the last one stopped, and throws WeightsError `payload`.

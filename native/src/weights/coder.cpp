@@ -15,7 +15,7 @@ namespace {
 const char* plane(BitReader& reader, std::size_t size, support::Zstd& zstd, char* storage) {
     const std::uint64_t length = reader.varint(size);
     if (!length) return reader.take(size).data();
-    if (!zstd.expand(reader.take(length), storage, size)) refuse("payload", "a plane cannot be decompressed");
+    if (!zstd.expand(reader.take(length), storage, size)) reject("payload", "a plane cannot be decompressed");
     return storage;
 }
 

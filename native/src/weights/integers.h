@@ -156,7 +156,7 @@ std::int32_t doubtful_bits(const float* values, std::size_t size) noexcept {
 
 /// Throws if there are doubtful bits.
 inline void refuse_bits(std::int32_t doubtful) {
-    if (doubtful) throw WeightsError("the state has values that bf16 cannot represent", "dtype");
+    if (doubtful) reject("dtype", "the state has values that bf16 cannot represent");
 }
 
 }  // namespace rl4sys::weights

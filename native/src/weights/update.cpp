@@ -81,13 +81,13 @@ private:
 };
 
 void verify_payload(const Header& head, std::string_view payload, std::size_t elements, std::size_t words) {
-    if (head.chunks != 1) refuse("payload", "the update has ", head.chunks, " chunks; this side supports one");
+    if (head.chunks != 1) reject("payload", "the update has ", head.chunks, " chunks; this side supports one");
     const std::uint64_t most = item_bytes_of(head.dtype) * elements + words + kTrailer;
     if (head.others && head.payload_bytes > most)
-        refuse("payload", "the payload has ", head.payload_bytes, " bytes; the limit for this policy is ", most);
+        reject("payload", "the payload has ", head.payload_bytes, " bytes; the limit for this policy is ", most);
     if (payload.size() != head.payload_bytes)
-        refuse("payload", "the payload has ", payload.size(), " bytes; expected ", head.payload_bytes);
-    if (hash::xxh3_64(payload) != head.payload_hash) refuse("payload", "the checksum does not match the received payload");
+        reject("payload", "the payload has ", payload.size(), " bytes; expected ", head.payload_bytes);
+    if (hash::xxh3_64(payload) != head.payload_hash) reject("payload", "the checksum does not match the received payload");
 }
 
 bool all_finite(const std::vector<float>& flat) noexcept {
@@ -98,13 +98,13 @@ bool all_finite(const std::vector<float>& flat) noexcept {
 
 void verify_held(const Header& head, const Snapshot* held, const Snapshot* before, const TensorSizes& tensors) {
     if (!held || held->generation != head.generation || held->version != head.base_version)
-        refuse("gap", "the diff starts from version ", head.base_version, " of generation ", head.generation, ", which is not held");
+        reject("gap", "the diff starts from version ", head.base_version, " of generation ", head.generation, ", which is not held");
     const bool precedes = before && before->generation == head.generation && head.base_version && before->version == head.base_version - 1;
     if (head.predicted && !precedes)
-        refuse("gap", "the diff needs the version before ", head.base_version, ", which is not held");
+        reject("gap", "the diff needs the version before ", head.base_version, ", which is not held");
     if (held->flat.size() != tensors.elements || held->others.size() != tensors.other_bytes ||
         (head.predicted && before->flat.size() != tensors.elements))
-        refuse("size", "the held version has the size of another policy");
+        reject("size", "the held version has the size of another policy");
 }
 
 }  // namespace
@@ -127,20 +127,20 @@ TensorSizes::TensorSizes(const std::vector<Tensor>& tensors) {
 
 void TensorSizes::verify_others(std::string_view others) const {
     if (others.size() != other_bytes)
-        refuse("size", others.size(), " bytes of tensors that are not float32; the policy has ", other_bytes);
+        reject("size", others.size(), " bytes of tensors that are not float32; the policy has ", other_bytes);
     const char* at = others.data();
     for (const Tensor& tensor : others_) {
         const bool is_double = tensor.dtype == "<f8", is_half = tensor.dtype == "<f2", is_flag = tensor.dtype == "|b1";
         const std::size_t item = wire::item_bytes(tensor.dtype);
         for (std::size_t left = tensor.size(); left > 0; --left, at += item) {
             if ((is_double && !std::isfinite(load<double>(at))) || (is_half && (load<std::uint16_t>(at) & 0x7C00) == 0x7C00))
-                refuse("finite", "the tensor ", tensor.name, " is not finite");
+                reject("finite", "the tensor ", tensor.name, " is not finite");
             if (is_flag && static_cast<unsigned char>(*at) > 1)
-                refuse("payload", "the tensor ", tensor.name, " has booleans that are not 0 or 1");
+                reject("payload", "the tensor ", tensor.name, " has booleans that are not 0 or 1");
         }
     }
     if (others.find_first_not_of('\0', static_cast<std::size_t>(at - others.data())) != others.npos)
-        refuse("payload", "the padding of the other tensors is not 0");
+        reject("payload", "the padding of the other tensors is not 0");
 }
 
 std::uint64_t digest_of(const std::vector<float>& flat, std::string_view others) noexcept {
@@ -151,35 +151,35 @@ std::uint64_t digest_of(const std::vector<float>& flat, std::string_view others)
 }
 
 Header read_header(std::string_view data) {
-    if (data.size() != sizeof(Header)) refuse(Refusal::malformed, "a weights header has ", data.size(), " bytes; expected 72");
+    if (data.size() != sizeof(Header)) reject(Refusal::malformed, "a weights header has ", data.size(), " bytes; expected 72");
     const auto head = load<Header>(data.data());
-    if (data.substr(0, 4) != "R4SW") refuse(Refusal::magic, "a weights header does not start with R4SW");
-    if (head.format != kFormat) refuse(Refusal::version, "weights format ", head.format, "; this side reads 3");
+    if (data.substr(0, 4) != "R4SW") reject(Refusal::magic, "a weights header does not start with R4SW");
+    if (head.format != kFormat) reject(Refusal::version, "weights format ", head.format, "; this side reads 3");
     Header bare = head;
     bare.check = 0;
     if (head.check != static_cast<std::uint32_t>(hash::xxh3_64(&bare, sizeof bare)))
-        refuse(Refusal::checksum, "the checksum does not match the received weights header");
+        reject(Refusal::checksum, "the checksum does not match the received weights header");
     const auto encoding = static_cast<std::uint8_t>(head.encoding), dtype = static_cast<std::uint8_t>(head.dtype);
-    if (head.unknown_flags) refuse(Refusal::feature, "unknown weights flags ", load<std::uint8_t>(&data[5]));
-    if (!is_encoding(encoding)) refuse(Refusal::kind, "unknown weights codec ", encoding);
-    if (head.dtype > WireDtype::grid) refuse(Refusal::dtype, "unknown weights dtype ", dtype);
+    if (head.unknown_flags) reject(Refusal::feature, "unknown weights flags ", load<std::uint8_t>(&data[5]));
+    if (!is_encoding(encoding)) reject(Refusal::kind, "unknown weights codec ", encoding);
+    if (head.dtype > WireDtype::grid) reject(Refusal::dtype, "unknown weights dtype ", dtype);
     const bool diff = is_diff(head.encoding);
     if (diff ? head.base_version >= head.new_version : head.base_version != head.new_version)
-        refuse(Refusal::range, "an update cannot go from ", head.base_version, " to ", head.new_version);
-    if (head.chunk >= head.chunks) refuse(Refusal::range, "a chunk is out of range");
-    if (head.predicted && !diff) refuse(Refusal::range, "a snapshot cannot need another version");
+        reject(Refusal::range, "an update cannot go from ", head.base_version, " to ", head.new_version);
+    if (head.chunk >= head.chunks) reject(Refusal::range, "a chunk is out of range");
+    if (head.predicted && !diff) reject(Refusal::range, "a snapshot cannot need another version");
     if (!head.others && head.payload_bytes > item_bytes_of(head.dtype) * std::uint64_t{head.elements})
-        refuse(Refusal::too_large, head.payload_bytes, " bytes for ", head.elements, " elements");
+        reject(Refusal::too_large, head.payload_bytes, " bytes for ", head.elements, " elements");
     return head;
 }
 
 Snapshot apply_update(const Header& head, std::string_view payload, const Snapshot* held, const TensorSizes& tensors,
                       const Snapshot* before, support::Zstd& zstd) {
-    if (head.elements != tensors.elements) refuse("size", head.elements, " elements for a policy of ", tensors.elements);
+    if (head.elements != tensors.elements) reject("size", head.elements, " elements for a policy of ", tensors.elements);
     const Division division(tensors, head.dtype);
     const std::size_t word_bytes = tensors.other_bytes + 4 * division.kept;
     if (head.others != (word_bytes > 0))
-        refuse("size", "an update ", head.others ? "with" : "without", " tensors that are not rounded");
+        reject("size", "an update ", head.others ? "with" : "without", " tensors that are not rounded");
     verify_payload(head, payload, division.rounded, word_bytes);
     std::string_view coded_words;
     std::uint8_t words_code = 0;
@@ -228,8 +228,8 @@ Snapshot apply_update(const Header& head, std::string_view payload, const Snapsh
         out.flat = division.joined(out.flat.data(), words.data() + tensors.other_bytes / 4);
     }
     if (digest_of(out.flat, out.others) != head.state_hash)
-        refuse("digest", "version ", head.new_version, " does not verify: its digest differs from the learner's");
-    if (!all_finite(out.flat)) refuse("finite", "the weights are not finite");
+        reject("digest", "version ", head.new_version, " does not verify: its digest differs from the learner's");
+    if (!all_finite(out.flat)) reject("finite", "the weights are not finite");
     tensors.verify_others(out.others);
     return out;
 }

@@ -67,7 +67,7 @@ constexpr Message kMessages[] = {
 const Message& message_of(std::uint8_t kind) {
     for (const Message& one : kMessages)
         if (static_cast<std::uint8_t>(one.kind) == kind) return one;
-    refuse(Refusal::kind, "message kind ", kind, " is unknown");
+    reject(Refusal::kind, "message kind ", kind, " is unknown");
 }
 
 bool fits(std::string_view type, const Value& value) {
@@ -91,14 +91,14 @@ void check_header(const Message& message, const Map& header, std::uint8_t minor)
         const std::string_view name = type.substr(0, type.find(':'));
         type.remove_prefix(std::min(type.size(), name.size() + 1));
         const Value* value = header.find(name);
-        if (!value && required) refuse(Refusal::malformed, message.name, " lacks '", name, "'");
+        if (!value && required) reject(Refusal::malformed, message.name, " lacks '", name, "'");
         if (!value) return;
         ++known;
         const auto field = [&] { return std::string(message.name) + "." + std::string(name); };
-        if (!fits(type, *value)) refuse(Refusal::malformed, field(), " has another type or range");
-        if (type != "hash" && value->get<std::uint64_t>()) refuse(Refusal::range, field(), " is beyond ", kMaxCount);
+        if (!fits(type, *value)) reject(Refusal::malformed, field(), " has another type or range");
+        if (type != "hash" && value->get<std::uint64_t>()) reject(Refusal::range, field(), " is beyond ", kMaxCount);
     });
-    if (known != header.items.size() && minor <= kMinor) refuse(Refusal::malformed, message.name, " has an unknown key");
+    if (known != header.items.size() && minor <= kMinor) reject(Refusal::malformed, message.name, " has an unknown key");
 }
 
 std::uint64_t bytes_in(const Frames& frames) {
@@ -116,45 +116,45 @@ std::uint64_t checksum(const Prefix& prefix, std::string_view header, const std:
 // The prefix of a message, after a check against its frames, which have `total` bytes.
 Prefix read_prefix(const Frames& frames, std::uint64_t total, bool verify) {
     const std::string_view head = frames[0];
-    if (head.size() < kPrefixBytes) refuse(Refusal::magic, "a first frame of ", head.size(), " bytes is shorter than the prefix");
+    if (head.size() < kPrefixBytes) reject(Refusal::magic, "a first frame of ", head.size(), " bytes is shorter than the prefix");
     const auto out = support::load<Prefix>(head.data());
-    if (head.substr(0, sizeof out.magic) != "R4SZ") refuse(Refusal::magic, "the first bytes are not R4SZ");
+    if (head.substr(0, sizeof out.magic) != "R4SZ") reject(Refusal::magic, "the first bytes are not R4SZ");
     if (out.major != kMajor)
-        refuse(Refusal::version, "protocol ", out.major, ".", out.minor, "; this side speaks ", kMajor, ".", kMinor);
-    if (out.flags & kMustUnderstand) refuse(Refusal::feature, "the flags name a feature that this side does not support");
+        reject(Refusal::version, "protocol ", out.major, ".", out.minor, "; this side speaks ", kMajor, ".", kMinor);
+    if (out.flags & kMustUnderstand) reject(Refusal::feature, "the flags name a feature that this side does not support");
     const std::size_t body = frames.size() - 1;
-    if (out.frames != body) refuse(Refusal::frames, body, " body frames; the prefix says ", out.frames);
+    if (out.frames != body) reject(Refusal::frames, body, " body frames; the prefix says ", out.frames);
     if (kPrefixBytes + std::uint64_t{out.header_bytes} != head.size() || out.body_bytes != total - head.size())
-        refuse(Refusal::malformed, "the lengths in the prefix differ from the lengths of the frames");
+        reject(Refusal::malformed, "the lengths in the prefix differ from the lengths of the frames");
     if (verify) {
         // The bodies of messages between a gateway and its workers have checksums of their own.
         const bool wrapper = out.kind == 33 || out.kind == 49 || out.kind == 55;
         std::vector<std::uint64_t> hashes;
         for (std::size_t n = 1; n < frames.size() && !wrapper; ++n) hashes.push_back(hash::xxh3_64(frames[n]));
         if (checksum(out, head.substr(kPrefixBytes), hashes) != out.checksum)
-            refuse(Refusal::checksum, "the checksum does not match the received bytes");
+            reject(Refusal::checksum, "the checksum does not match the received bytes");
     }
-    if (out.reserved) refuse(Refusal::malformed, "the reserved field of the prefix is not 0");
+    if (out.reserved) reject(Refusal::malformed, "the reserved field of the prefix is not 0");
     return out;
 }
 
 }  // namespace
 
 Received decode(const Frames& frames, std::uint64_t max_bytes, bool verify) {
-    if (frames.empty()) refuse(Refusal::frames, "the message has no frames");
+    if (frames.empty()) reject(Refusal::frames, "the message has no frames");
     const std::uint64_t total = bytes_in(frames);
-    if (total > max_bytes) refuse(Refusal::too_large, "the message has ", total, " bytes; the limit is ", max_bytes);
+    if (total > max_bytes) reject(Refusal::too_large, "the message has ", total, " bytes; the limit is ", max_bytes);
     const Prefix prefix = read_prefix(frames, total, verify);
     const Message& message = message_of(prefix.kind);
-    if (!message.body && frames.size() > 1) refuse(Refusal::frames, message.name, " has no body, but body frames were received");
+    if (!message.body && frames.size() > 1) reject(Refusal::frames, message.name, " has no body, but body frames were received");
     Value header = unpack(frames[0].substr(kPrefixBytes));
     auto* map = std::get_if<Map>(&header.data);
-    if (!map) refuse(Refusal::malformed, "the header of ", message.name, " is not a map");
+    if (!map) reject(Refusal::malformed, "the header of ", message.name, " is not a map");
     check_header(message, *map, prefix.minor);
     Received out;
     out.kind = message.kind;
     if (message.kind == Kind::submit) {
-        if (prefix.seq > kMaxCount) refuse(Refusal::range, "sequence number ", prefix.seq, "; the limit is ", kMaxCount);
+        if (prefix.seq > kMaxCount) reject(Refusal::range, "sequence number ", prefix.seq, "; the limit is ", kMaxCount);
         out.first_seq = prefix.seq;
         out.count = prefix.count;
     }
@@ -168,8 +168,8 @@ std::string encode(Kind kind, const Map& header, const Frames& body, const std::
     std::string out(kPrefixBytes, '\0');
     pack(out, header);
     const std::string_view packed = std::string_view(out).substr(kPrefixBytes);
-    if (packed.size() > HeaderLimits{}.bytes) refuse(Refusal::too_large, "the header has ", packed.size(), " bytes");
-    if (body.size() > kMaxBodyFrames) refuse(Refusal::frames, body.size(), " body frames; the limit is ", kMaxBodyFrames);
+    if (packed.size() > HeaderLimits{}.bytes) reject(Refusal::too_large, "the header has ", packed.size(), " bytes");
+    if (body.size() > kMaxBodyFrames) reject(Refusal::frames, body.size(), " body frames; the limit is ", kMaxBodyFrames);
     Prefix prefix;
     prefix.kind = static_cast<std::uint8_t>(kind);
     prefix.frames = static_cast<std::uint8_t>(body.size());

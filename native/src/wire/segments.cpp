@@ -51,18 +51,18 @@ std::uint64_t dimension(std::string_view text) {
 ColumnLayout column_of(std::string_view word) {
     const std::size_t colon = std::min(word.find(':'), word.size());
     ColumnLayout out{word[0], item_bytes(word.substr(1, colon - 1)), 0};
-    if (!out.item) refuse(Refusal::dtype, "column ", out.name(), " has an unsupported dtype");
+    if (!out.item) reject(Refusal::dtype, "column ", out.name(), " has an unsupported dtype");
     out.row_bytes = out.item;
     if (colon == word.size()) return out;
     bool over = false;
     std::size_t dimensions = 0;
     support::split(word.substr(colon + 1), 'x', [&](std::string_view text) {
         const std::uint64_t n = dimension(text);
-        if (!n || ++dimensions > kMaxDimensions) refuse(Refusal::shape, "column ", out.name(), " has rows of an invalid shape");
+        if (!n || ++dimensions > kMaxDimensions) reject(Refusal::shape, "column ", out.name(), " has rows of an invalid shape");
         over |= n > kMaxRowBytes || out.row_bytes * n > kMaxRowBytes;
         if (!over) out.row_bytes *= n;
     });
-    if (over) refuse(Refusal::shape, "column ", out.name(), " has rows of more than ", kMaxRowBytes, " bytes");
+    if (over) reject(Refusal::shape, "column ", out.name(), " has rows of more than ", kMaxRowBytes, " bytes");
     return out;
 }
 
@@ -128,12 +128,12 @@ std::uint64_t rows_of(char letter, const SegmentNumbers& head) {
 std::vector<ColumnLayout> parse_layout(std::string_view text) {
     std::string_view columns = text;
     if (const std::size_t mark = text.find(" @"); mark != std::string_view::npos) {
-        if (!is_source(text.substr(mark + 2))) refuse(Refusal::malformed, "the source of overridden actions is invalid");
+        if (!is_source(text.substr(mark + 2))) reject(Refusal::malformed, "the source of overridden actions is invalid");
         columns = text.substr(0, mark);
     }
     std::string letters;
     support::split(columns, ' ', [&](std::string_view word) { letters.push_back(is_word(word) ? word[0] : '?'); });
-    if (!is_order(letters)) refuse(Refusal::malformed, "a segment has an impossible list of columns");
+    if (!is_order(letters)) reject(Refusal::malformed, "a segment has an impossible list of columns");
     std::vector<ColumnLayout> out;
     out.reserve(letters.size());
     support::split(columns, ' ', [&](std::string_view word) { out.push_back(column_of(word)); });
@@ -186,7 +186,7 @@ Outgoing join_submit(std::uint64_t first_seq, std::uint64_t want_steps, const st
         head.layout = static_cast<std::uint8_t>(group - groups.begin());
         support::append(heads, head);
     }
-    if (groups.size() > kMaxLayouts) refuse(Refusal::range, groups.size(), " layouts in one message");
+    if (groups.size() > kMaxLayouts) reject(Refusal::range, groups.size(), " layouts in one message");
     std::string together;
     std::vector<std::vector<Section>> sections(1);
     List layouts;
@@ -259,13 +259,13 @@ bool is_bad_head(const char* head, std::uint64_t max_steps) noexcept {
 std::vector<LayoutPlaces> find_columns(const Received& submit) {
     const std::string& heads = submit.bytes("heads");
     if (heads.size() != kHeadBytes * std::uint64_t{submit.count} || !submit.count)
-        refuse(Refusal::malformed, submit.count, " segments with ", heads.size(), " bytes of heads");
-    if (submit.body.empty()) refuse(Refusal::frames, "segments without a body");
+        reject(Refusal::malformed, submit.count, " segments with ", heads.size(), " bytes of heads");
+    if (submit.body.empty()) reject(Refusal::frames, "segments without a body");
     const List& texts = submit.list("layouts");
     if (texts.empty() || texts.size() > std::min<std::size_t>(submit.count, kMaxLayouts))
-        refuse(Refusal::malformed, "a message has another number of layouts");
+        reject(Refusal::malformed, "a message has another number of layouts");
     for (const Value& text : texts)
-        if (!text.get<std::string>()) refuse(Refusal::malformed, "a layout is not a text");
+        if (!text.get<std::string>()) reject(Refusal::malformed, "a layout is not a text");
     std::vector<std::vector<ColumnLayout>> layouts;
     std::vector<LayoutPlaces> out;
     for (const Value& text : texts) {
@@ -274,7 +274,7 @@ std::vector<LayoutPlaces> find_columns(const Received& submit) {
     }
     const auto head = [&](std::size_t n) { return support::load<SegmentNumbers>(heads.data() + n * kHeadBytes); };
     for (std::size_t n = 0; n < submit.count; ++n)
-        if (head(n).layout >= layouts.size()) refuse(Refusal::malformed, "a segment has a layout that the message lacks");
+        if (head(n).layout >= layouts.size()) reject(Refusal::malformed, "a segment has a layout that the message lacks");
     std::uint64_t limit = 0;
     for (const std::string_view frame : submit.body) limit += frame.size();
     // The frames of large columns are in the order of segments, and within a segment of columns.
@@ -284,24 +284,24 @@ std::vector<LayoutPlaces> find_columns(const Received& submit) {
         for (std::size_t c = 0; c < layouts[its.layout].size(); ++c) {
             const ColumnLayout& column = layouts[its.layout][c];
             const std::uint64_t bytes = rows_of(column.letter, its) * column.row_bytes;
-            if (bytes > limit) refuse(Refusal::shape, "column ", column.name(), " needs more bytes than the body has");
+            if (bytes > limit) reject(Refusal::shape, "column ", column.name(), " needs more bytes than the body has");
             if (bytes < kLargeBytes)
                 out[its.layout].columns[c].bytes += bytes;
             else if (++frame >= submit.body.size() || submit.body[frame].size() != bytes)
-                refuse(Refusal::shape, "column ", column.name(), " does not fit its frame");
+                reject(Refusal::shape, "column ", column.name(), " does not fit its frame");
         }
     }
     for (std::size_t g = 0; g < layouts.size(); ++g) {
         for (std::size_t c = 0; c < layouts[g].size(); ++c) {
             ColumnPlace& place = out[g].columns[c];
             if (place.bytes > submit.body[0].size() || at > submit.body[0].size() - place.bytes)
-                refuse(Refusal::shape, "column ", layouts[g][c].name(), " ends beyond its frame");
+                reject(Refusal::shape, "column ", layouts[g][c].name(), " ends beyond its frame");
             place.offset = at;
             at += place.bytes + padding(place.bytes);
         }
     }
     if (at != submit.body[0].size() || frame != submit.body.size() - 1)
-        refuse(Refusal::shape, "the body has bytes that belong to no segment");
+        reject(Refusal::shape, "the body has bytes that belong to no segment");
     return out;
 }
 

@@ -113,37 +113,37 @@ bool is_utf8(std::string_view text) {
 Value array_of(const Map& form, std::size_t entries) {
     const auto *type = form.get<std::string>("type");
     const std::size_t size = type ? item_bytes(*type) : 0;
-    if (!size) refuse(Refusal::dtype, "an array has an unsupported dtype");
+    if (!size) reject(Refusal::dtype, "an array has an unsupported dtype");
     const auto* flag = form.get<bool>("nd");
     const auto* data = form.get<Bytes>("data");
     const bool has_data = form.find("data");
     Array out{*type, {}, {}, false};
     if (flag && !*flag && entries == 3 && has_data) {
-        if (!data || data->data.size() != size) refuse(Refusal::shape, "the bytes of a scalar do not fit its dtype");
+        if (!data || data->data.size() != size) reject(Refusal::shape, "the bytes of a scalar do not fit its dtype");
         out.scalar = true;
         out.data = data->data;
         return out;
     }
     const auto* kind = form.get<Bytes>("kind");
     if (!flag || !*flag || entries != 5 || !has_data || !form.find("shape") || !kind || !kind->data.empty())
-        refuse(Refusal::malformed, "a map with the key `nd` is not a valid array");
-    if (!data) refuse(Refusal::shape, "the bytes of an array do not fit its shape");
+        reject(Refusal::malformed, "a map with the key `nd` is not a valid array");
+    if (!data) reject(Refusal::shape, "the bytes of an array do not fit its shape");
     const auto* shape = form.get<List>("shape");
-    if (!shape || shape->size() > kMaxDimensions) refuse(Refusal::shape, "an array has an invalid shape");
+    if (!shape || shape->size() > kMaxDimensions) reject(Refusal::shape, "an array has an invalid shape");
     // One dimension may be any number up to the limit, as in Python; more are checked together.
     std::uint64_t count = 1;
     bool over = false;
     for (const Value& dimension : *shape) {
         const std::optional<std::uint64_t> n = dimension.whole();
-        if (!n) refuse(Refusal::shape, "an array has an invalid shape");
+        if (!n) reject(Refusal::shape, "an array has an invalid shape");
         out.shape.push_back(*n);
         const std::uint64_t factor = std::max<std::uint64_t>(*n, 1);
         over |= factor > kMaxElements || count * factor > kMaxElements;
         if (!over) count *= factor;
     }
-    if (over) refuse(Refusal::shape, "an array has too many elements");
+    if (over) reject(Refusal::shape, "an array has too many elements");
     if (std::count(out.shape.begin(), out.shape.end(), 0U)) count = 0;
-    if (count * size != data->data.size()) refuse(Refusal::shape, "the bytes of an array do not fit its shape");
+    if (count * size != data->data.size()) reject(Refusal::shape, "the bytes of an array do not fit its shape");
     out.data = data->data;
     return out;
 }
@@ -154,14 +154,14 @@ public:
 
     Value whole() {
         Value out = value(0);
-        if (!data_.empty()) refuse(Refusal::malformed, "not a msgpack value: bytes are left over");
+        if (!data_.empty()) reject(Refusal::malformed, "not a msgpack value: bytes are left over");
         if (problem_) throw *problem_;
         return out;
     }
 
 private:
     Value value(std::size_t depth) {
-        if (depth > kMaxNesting) refuse(Refusal::malformed, "not a msgpack value: nested too deeply");
+        if (depth > kMaxNesting) reject(Refusal::malformed, "not a msgpack value: nested too deeply");
         if (depth > kMaxDepth && !problem_) problem_.emplace(Refusal::malformed, "nested deeper than 16");
         const auto head = static_cast<unsigned char>(take(1)[0]);
         if (head < 0x80) return std::uint64_t{head};
@@ -181,11 +181,11 @@ private:
         if (const int bytes = width(0xD9, 0xDB)) return text(big(bytes));
         if (const int bytes = width(0xDC, 0xDD, 2)) return list(big(bytes), depth);
         if (const int bytes = width(0xDE, 0xDF, 2)) return map(big(bytes), depth);
-        refuse(Refusal::malformed, "not a msgpack value: an extension or an unknown type");
+        reject(Refusal::malformed, "not a msgpack value: an extension or an unknown type");
     }
 
     std::string_view take(std::size_t count) {
-        if (count > data_.size()) refuse(Refusal::malformed, "not a msgpack value: the bytes end too early");
+        if (count > data_.size()) reject(Refusal::malformed, "not a msgpack value: the bytes end too early");
         const std::string_view out = data_.substr(0, count);
         data_.remove_prefix(count);
         return out;
@@ -203,14 +203,14 @@ private:
     }
 
     Value text(std::size_t size) {
-        if (size > kMaxString) refuse(Refusal::malformed, "not a msgpack value: a string is too long");
+        if (size > kMaxString) reject(Refusal::malformed, "not a msgpack value: a string is too long");
         const std::string_view out = take(size);
-        if (!is_utf8(out)) refuse(Refusal::malformed, "not a msgpack value: a string is not UTF-8");
+        if (!is_utf8(out)) reject(Refusal::malformed, "not a msgpack value: a string is not UTF-8");
         return std::string(out);
     }
 
     void check_items(std::size_t count) const {
-        if (count > items_) refuse(Refusal::malformed, "not a msgpack value: a list or map is too long");
+        if (count > items_) reject(Refusal::malformed, "not a msgpack value: a list or map is too long");
     }
 
     Value list(std::size_t count, std::size_t depth) {
@@ -233,15 +233,15 @@ private:
             else if (auto* bytes = std::get_if<Bytes>(&key.data))
                 forms.set(std::move(bytes->data), value(depth + 1));
             else
-                refuse(Refusal::malformed, "not a msgpack value: a key is not a string");
+                reject(Refusal::malformed, "not a msgpack value: a key is not a string");
         }
-        if (has_repeated(texts) || has_repeated(forms)) refuse(Refusal::malformed, "a map has the same key twice");
+        if (has_repeated(texts) || has_repeated(forms)) reject(Refusal::malformed, "a map has the same key twice");
         if (forms.items.empty()) return Value(std::move(texts));
         // The problems inside such a map come after its own.
         if (!had_problem) problem_.reset();
         try {
             if (forms.find("nd")) return array_of(forms, count);
-            refuse(Refusal::malformed, "a map key is not a string");
+            reject(Refusal::malformed, "a map key is not a string");
         } catch (const ProtocolError& error) {
             if (!problem_) problem_ = error;
             return {};
@@ -288,7 +288,7 @@ void pack(std::string& out, const Map& map) { Packer{out}(map); }
 
 Value unpack(std::string_view data, const HeaderLimits& limits) {
     if (data.size() > limits.bytes)
-        refuse(Refusal::too_large, "the header has ", data.size(), " bytes; the limit is ", limits.bytes);
+        reject(Refusal::too_large, "the header has ", data.size(), " bytes; the limit is ", limits.bytes);
     return Reader(data, std::min(limits.items, data.size())).whole();
 }
 

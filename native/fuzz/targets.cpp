@@ -56,15 +56,9 @@ void message(std::string_view input) {
 void submit(std::string_view input) {
     const wire::Received got = wire::decode(frames_of(input), 1 << 20, false);
     if (got.kind != wire::Kind::submit || !got.list("codings").empty()) return;
-    const std::vector<wire::LayoutPlaces> layouts = wire::find_columns(got);
     for (std::uint32_t n = 0; n < got.count; ++n) wire::is_bad_head(got.bytes("heads").data() + n * wire::kHeadBytes, 1000);
-    for (std::size_t g = 0; g < layouts.size(); ++g) {
-        const auto columns = wire::parse_layout(*got.list("layouts")[g].get<std::string>());
-        for (const wire::ColumnPlace& place : layouts[g].columns) {
-            require(place.offset + place.rows * columns[place.column].row_bytes <= got.body[0].size());
-            for (const auto& [member, frame] : place.large) require(member < got.count && frame < got.body.size());
-        }
-    }
+    for (const wire::LayoutPlaces& layout : wire::find_columns(got))
+        for (const wire::ColumnPlace& place : layout.columns) require(place.offset + place.bytes <= got.body[0].size());
 }
 
 // A state that is accepted has the size of the policy. Frames: header, payload, and the weights that the actor holds.

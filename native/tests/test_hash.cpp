@@ -1,6 +1,5 @@
 // Hashes and random numbers against those of Python.
 #include "check.h"
-#include "hash/blake2b.h"
 #include "hash/xxh3.h"
 #include "policy/policy.h"
 #include "support/random.h"
@@ -18,9 +17,7 @@ static std::vector<std::uint32_t> words_of(const Case& one) {
 TEST(xxh3_of_whole_buffers) {
     for (const Case& one : tests::read_vectors("hashes")) {
         const std::string& data = one.bytes("data");
-        const auto wide = tests::numbers_of<std::uint64_t>(one.bytes("wide"));
         CHECK_EQ(hash::xxh3_64(data), one.integer("xxh3"));
-        CHECK(hash::xxh3_128(data.data(), data.size()) == std::pair(wide[0], wide[1]));
     }
 }
 
@@ -35,16 +32,6 @@ TEST(xxh3_of_parts) {
             rest.remove_prefix(size);
         }
         CHECK_EQ(hasher.digest(), one.integer("xxh3"));
-    }
-}
-
-TEST(blake2b_with_key_and_person) {
-    for (const Case& one : tests::read_vectors("hashes")) {
-        const std::string& data = one.bytes("data");
-        hash::Blake2b hasher(one.bytes("key"), one.bytes("person"), one.bytes("blake").size());
-        hasher.update(std::string_view(data).substr(0, data.size() / 3));
-        hasher.update(std::string_view(data).substr(data.size() / 3));
-        CHECK_EQ(hasher.digest(), one.bytes("blake"));
     }
 }
 

@@ -46,17 +46,6 @@ TEST(updates_lead_to_the_same_weights) {
         if (weights::is_encoding(static_cast<std::uint8_t>(code))) CHECK(encodings[code] > 0 || code == 6);
 }
 
-TEST(tags_need_the_key) {
-    for (const Case& one : tests::read_vectors("updates")) {
-        const auto sent = snapshot_of(tests::case_of(one.map("sent")));
-        CHECK(weights::is_tag_of(one.bytes("tag"), one.bytes("key"), "12345678", *sent));
-        CHECK(!weights::is_tag_of(one.bytes("tag"), std::string(32, 'k'), "12345678", *sent));
-        CHECK(!weights::is_tag_of("", one.bytes("key"), "12345678", *sent));
-        ++sent->version;
-        CHECK(!weights::is_tag_of(one.bytes("tag"), one.bytes("key"), "12345678", *sent));
-    }
-}
-
 TEST(every_damaged_bit_is_found) {
     support::Zstd zstd(libraries::linked_zstd());
     int tried = 0;

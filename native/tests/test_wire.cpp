@@ -77,9 +77,12 @@ TEST(segments_join_to_the_same_bytes) {
 
         const wire::Received received = wire::decode(frames);
         CHECK_EQ(received.count, segments.size());
-        std::size_t members = 0;
-        for (const wire::LayoutPlaces& layout : wire::find_columns(received)) members += layout.members.size();
-        CHECK_EQ(members, segments.size());
+        std::size_t bytes = 0, expected = 0;
+        for (const wire::LayoutPlaces& layout : wire::find_columns(received))
+            for (const wire::ColumnPlace& place : layout.columns) bytes += place.bytes;
+        for (const wire::SharedSegment& segment : segments)
+            for (const std::string& column : segment->small) expected += column.size();
+        CHECK_EQ(bytes, expected);
         for (std::uint32_t n = 0; n < received.count; ++n) {
             CHECK(!wire::is_bad_head(received.bytes("heads").data() + n * wire::kHeadBytes, 40));
             CHECK(wire::is_bad_head(received.bytes("heads").data() + n * wire::kHeadBytes, segments[n]->steps - 1));

@@ -170,7 +170,7 @@ void WeightSubscriber::tick(const io::ZmqFunctions& zmq, void* context, double n
 void WeightSubscriber::on_update(std::string_view header, std::string_view payload, double now) {
     if (!spec_) return;
     const weights::Header head = weights::read_header(header);
-    if (head.policy_id != policy_id_ || head.generation != generation_) {
+    if (head.policy_id() != policy_id_ || head.generation != generation_) {
         ++counters_["weights_ignored"];
         return;
     }

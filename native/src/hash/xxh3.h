@@ -1,11 +1,10 @@
-// XXH3 with 64 and 128 bits, seed 0, as the xxHash specification describes it (doc/xxhash_spec.md, version 0.2.0).
+// XXH3 with 64 bits, seed 0, as the xxHash specification describes it (doc/xxhash_spec.md, version 0.2.0).
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
-#include <utility>
 
 namespace rl4sys::hash {
 
@@ -13,9 +12,6 @@ namespace rl4sys::hash {
 std::uint64_t xxh3_64(const void* data, std::size_t size) noexcept;
 
 inline std::uint64_t xxh3_64(std::string_view bytes) noexcept { return xxh3_64(bytes.data(), bytes.size()); }
-
-/// The low and the high half of the 128-bit hash of one buffer.
-std::pair<std::uint64_t, std::uint64_t> xxh3_128(const void* data, std::size_t size) noexcept;
 
 /// The 64-bit hash of bytes that arrive in parts.
 class Xxh3 {
@@ -26,12 +22,11 @@ public:
     std::uint64_t digest() const noexcept;
 
 private:
-    static constexpr std::size_t kBuffer = 256;
+    static constexpr std::size_t kBlock = 1024;
 
     alignas(32) std::array<std::uint64_t, 8> lanes_;
-    std::array<unsigned char, 64 + kBuffer> buffer_;  // the last stripe before the buffered bytes, then these
+    std::array<unsigned char, 64 + kBlock> buffer_;  // the last stripe before the buffered bytes, then these
     std::size_t buffered_ = 0;
-    std::size_t stripes_ = 0;  // in the current block
     std::uint64_t total_ = 0;
 };
 

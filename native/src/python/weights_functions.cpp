@@ -1,7 +1,7 @@
 // The coder of weights. Its functions release the GIL, except for small policies.
 #include "python/parts.h"
 #include "support/errors.h"
-#include "weights/encoder.h"
+#include "weights/coder.h"
 
 namespace rl4sys::python {
 namespace {

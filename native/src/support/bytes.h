@@ -37,4 +37,15 @@ inline std::string_view bytes_of(const void* data, std::size_t size) noexcept {
     return {static_cast<const char*>(data), size};
 }
 
+/// Calls `call` with each part of a text between separators.
+template <class Call>
+void split(std::string_view text, char separator, const Call& call) {
+    for (;;) {
+        const std::size_t end = text.find(separator);
+        call(text.substr(0, end));
+        if (end == text.npos) return;
+        text.remove_prefix(end + 1);
+    }
+}
+
 }  // namespace rl4sys::support

@@ -1,4 +1,4 @@
-// The instruction sets of this processor, for kernels that are chosen at run time.
+// The instruction sets of this processor, for loops that are compiled for several of them.
 #pragma once
 
 #if defined(__x86_64__)
@@ -6,6 +6,9 @@
 #else
 #define RL4SYS_X86 0
 #endif
+
+/// Of a function or lambda that becomes a part of `run_fastest`.
+#define RL4SYS_INLINE __attribute__((always_inline))
 
 namespace rl4sys::support {
 
@@ -22,6 +25,28 @@ inline CpuLevel cpu_level() noexcept {
 #else
     return CpuLevel::base;
 #endif
+}
+
+#if RL4SYS_X86
+template <class Loop>
+__attribute__((target("avx2"))) void run_v3(const Loop& loop) noexcept {
+    loop();
+}
+
+template <class Loop>
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void run_v4(const Loop& loop) noexcept {
+    loop();
+}
+#endif
+
+/// Calls `loop`, a lambda with RL4SYS_INLINE, compiled for the level of this processor.
+template <class Loop>
+void run_fastest(const Loop& loop) noexcept {
+#if RL4SYS_X86
+    if (cpu_level() == CpuLevel::v4) return run_v4(loop);
+    if (cpu_level() == CpuLevel::v3) return run_v3(loop);
+#endif
+    loop();
 }
 
 }  // namespace rl4sys::support

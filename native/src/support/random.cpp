@@ -1,64 +1,44 @@
 #include "support/random.h"
 
-#include <random>
+#include <algorithm>
+#include <functional>
 
 namespace rl4sys::support {
+
 namespace {
 
-std::vector<std::uint32_t> words_of(std::uint64_t seed) {
-    std::vector<std::uint32_t> out{static_cast<std::uint32_t>(seed)};
-    if (seed >> 32) out.push_back(static_cast<std::uint32_t>(seed >> 32));
-    return out;
-}
+// The state of the generator for a key, as init_by_array of the authors' mt19937ar.c makes it, which CPython calls.
+struct Key {
+    using result_type = std::uint32_t;
+    const std::vector<std::uint32_t>& words;
+
+    template <class Iterator>
+    void generate(Iterator state, Iterator end) const {
+        const std::size_t size = static_cast<std::size_t>(end - state);
+        const auto mixed = [&](std::size_t i, std::uint32_t factor) { return (state[i - 1] ^ state[i - 1] >> 30) * factor; };
+        state[0] = 19650218U;
+        for (std::size_t i = 1; i < size; ++i) state[i] = mixed(i, 1812433253U) + static_cast<std::uint32_t>(i);
+        std::size_t i = 1, j = 0;
+        const auto advance = [&] {
+            if (++i < size) return;
+            state[0] = state[size - 1];
+            i = 1;
+        };
+        for (std::size_t k = std::max(size, words.size()); k; --k, j = (j + 1) % words.size(), advance())
+            state[i] = (state[i] ^ mixed(i, 1664525U)) + words[j] + static_cast<std::uint32_t>(j);
+        for (std::size_t k = size - 1; k; --k, advance())
+            state[i] = (state[i] ^ mixed(i, 1566083941U)) - static_cast<std::uint32_t>(i);
+        state[0] = 0x80000000U;
+    }
+};
 
 }  // namespace
 
-Random::Random(std::uint64_t seed) noexcept : Random(words_of(seed)) {}
-
-Random::Random(const std::vector<std::uint32_t>& seed) noexcept {
-    constexpr std::size_t n = 624;
-    std::size_t used = seed.size();
-    while (used > 1 && !seed[used - 1]) --used;
-    const std::vector<std::uint32_t> zero{0};
-    const std::vector<std::uint32_t>& key = seed.empty() ? zero : seed;
-    if (seed.empty()) used = 1;
-    // init_by_array of the authors' mt19937ar.c, as CPython calls it.
-    state_[0] = 19650218U;
-    for (std::size_t i = 1; i < n; ++i)
-        state_[i] = 1812433253U * (state_[i - 1] ^ state_[i - 1] >> 30) + static_cast<std::uint32_t>(i);
-    std::size_t i = 1, j = 0;
-    for (std::size_t k = n > used ? n : used; k; --k) {
-        state_[i] = (state_[i] ^ (state_[i - 1] ^ state_[i - 1] >> 30) * 1664525U) + key[j] + static_cast<std::uint32_t>(j);
-        if (++i == n) {
-            state_[0] = state_[n - 1];
-            i = 1;
-        }
-        if (++j == used) j = 0;
-    }
-    for (std::size_t k = n - 1; k; --k) {
-        state_[i] = (state_[i] ^ (state_[i - 1] ^ state_[i - 1] >> 30) * 1566083941U) - static_cast<std::uint32_t>(i);
-        if (++i == n) {
-            state_[0] = state_[n - 1];
-            i = 1;
-        }
-    }
-    state_[0] = 0x80000000U;
-}
-
-std::uint32_t Random::next() noexcept {
-    constexpr std::size_t n = 624, m = 397;
-    if (at_ == n) {
-        for (std::size_t k = 0; k < n; ++k) {
-            const std::uint32_t y = (state_[k] & 0x80000000U) | (state_[(k + 1) % n] & 0x7FFFFFFFU);
-            state_[k] = state_[(k + m) % n] ^ y >> 1 ^ (y & 1 ? 0x9908B0DFU : 0U);
-        }
-        at_ = 0;
-    }
-    std::uint32_t y = state_[at_++];
-    y ^= y >> 11;
-    y ^= y << 7 & 0x9D2C5680U;
-    y ^= y << 15 & 0xEFC60000U;
-    return y ^ y >> 18;
+Random::Random(std::vector<std::uint32_t> seed) noexcept {
+    while (seed.size() > 1 && !seed.back()) seed.pop_back();
+    if (seed.empty()) seed.push_back(0);
+    Key key{seed};
+    engine_.seed(key);
 }
 
 double Random::uniform() noexcept {
@@ -75,7 +55,7 @@ std::uint64_t Random::bits(int count) noexcept {
 std::vector<std::uint32_t> system_seed(std::size_t words) {
     std::random_device device;
     std::vector<std::uint32_t> out(words);
-    for (std::uint32_t& word : out) word = device();
+    std::generate(out.begin(), out.end(), std::ref(device));
     return out;
 }
 

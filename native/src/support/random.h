@@ -1,8 +1,8 @@
 // The generator of Python's standard library, so that equal seeds give equal numbers in both forms of an actor.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 namespace rl4sys::support {
@@ -11,19 +11,20 @@ namespace rl4sys::support {
 class Random {
 public:
     /// `seed` has the words of a non-negative integer, lowest first.
-    explicit Random(const std::vector<std::uint32_t>& seed) noexcept;
-    explicit Random(std::uint64_t seed) noexcept;
+    explicit Random(std::vector<std::uint32_t> seed) noexcept;
+    explicit Random(std::uint64_t seed) noexcept : Random({static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)}) {}
 
     /// 32 random bits.
-    std::uint32_t next() noexcept;
+    std::uint32_t next() noexcept { return engine_(); }
     /// The next number in [0, 1), with 53 bits: `random.random`.
     double uniform() noexcept;
     /// The lowest `count` bits, 1 to 64: `random.getrandbits`.
     std::uint64_t bits(int count) noexcept;
 
 private:
-    std::array<std::uint32_t, 624> state_;
-    std::size_t at_ = 624;
+    // std::mt19937, in words of 32 bits.
+    std::mersenne_twister_engine<std::uint32_t, 32, 624, 397, 31, 0x9908B0DFU, 11, 0xFFFFFFFFU, 7, 0x9D2C5680U, 15, 0xEFC60000U, 18,
+                                 1812433253U> engine_;
 };
 
 /// A seed from the operating system.

@@ -28,12 +28,6 @@ Zstd::Context Zstd::compressor(int hash_log) const {
     return out;
 }
 
-std::string Zstd::compress(std::string_view data, bool repeats) {
-    std::string out(bound(data.size()), '\0');
-    out.resize(compress(data, out.data(), repeats));
-    return out;
-}
-
 std::size_t Zstd::compress(std::string_view data, char* out, bool repeats) {
     void* const context = (repeats ? searching_ : counting_).get();
     const std::size_t size = functions_.compress2(context, out, bound(data.size()), data.data(), data.size());

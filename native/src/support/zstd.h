@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,11 +30,9 @@ public:
     /// The most bytes of a frame with `size` bytes.
     std::size_t bound(std::size_t size) const noexcept { return functions_.bound(size); }
 
-    /// Writes one frame at level 1 to `out`, which has room for `bound` bytes. Returns its size.
+    /// Writes one frame at level 1 to `out`, which has room for `bound` bytes. Returns its size. Without `repeats`, it hardly
+    /// searches for repeated parts.
     std::size_t compress(std::string_view data, char* out, bool repeats = true);
-
-    /// One frame at level 1. Without `repeats`, it hardly searches for repeated parts.
-    std::string compress(std::string_view data, bool repeats = true);
 
     /// Memory for `size` bytes, until the next call. It stays allocated: `large` gets memory that is too large for that.
     char* scratch(std::size_t size, std::unique_ptr<char[]>& large);

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+#include <numeric>
 
 #include "support/bytes.h"
-#include "support/errors.h"
 
 namespace rl4sys::weights {
 namespace {
@@ -55,18 +54,16 @@ std::uint64_t eight_bits(const std::uint8_t* bytes, std::size_t count, int shift
     return ((word >> shift & 0x0101010101010101U) * 0x0102040810204080U) >> 56;
 }
 
-}  // namespace
-
-void bad(const std::string& problem) { throw WeightsError("not a diff of this policy: " + problem, "payload"); }
-
+// The parameter of the Golomb-Rice code for a number of positions among `size` elements.
 int rice_width(std::uint64_t positions, std::uint64_t size) noexcept {
     const std::uint64_t mean = positions ? 4812 * size / (10'000 * positions) : 0;
     return mean ? 64 - __builtin_clzll(mean) : 0;
 }
 
+}  // namespace
+
 std::string_view BitReader::take(std::uint64_t count) {
-    if (count > data_.size() - at_)
-        bad(std::to_string(count) + " bytes are needed at offset " + std::to_string(at_) + " of " + std::to_string(data_.size()) + " bytes");
+    if (count > data_.size() - at_) bad(count, " bytes are needed at offset ", at_, " of ", data_.size(), " bytes");
     const std::string_view out = data_.substr(at_, count);
     at_ += count;
     return out;
@@ -82,7 +79,7 @@ std::uint64_t BitReader::varint(std::uint64_t high) {
             return value;
         }
     }
-    bad("a number exceeds " + std::to_string(high) + " or is not in its shortest encoding");
+    bad("a number exceeds ", high, " or is not in its shortest encoding");
 }
 
 std::string_view BitReader::flags(std::uint64_t count) {
@@ -95,19 +92,18 @@ std::vector<std::uint32_t> BitReader::gaps(std::uint64_t count, std::uint64_t si
     const int width = rice_width(count, size);
     const std::uint64_t bits = varint(count + (size >> width));
     const std::string_view unary = flags(bits);
-    std::vector<std::uint32_t> out;
-    out.reserve(count);
-    std::uint64_t before = 0;  // the bit after the last one
-    std::uint64_t found = 0, last = 0;
+    std::vector<std::uint32_t> out(count);
+    std::uint64_t found = 0, before = 0;  // the bit after the last one
+    const auto miscounted = [&](std::uint64_t positions) { bad(positions, " positions; expected ", count); };
     for (std::size_t at = 0; at < unary.size(); at += 8) {
         for (std::uint64_t word = word_at(unary, at); word; word &= word - 1) {
-            last = 8 * at + static_cast<unsigned>(__builtin_ctzll(word));
-            if (++found > count) bad(std::to_string(found) + " positions; expected " + std::to_string(count));
-            out.push_back(static_cast<std::uint32_t>((last - before) << width));
+            const std::uint64_t last = 8 * at + static_cast<unsigned>(__builtin_ctzll(word));
+            if (found == count) miscounted(count + 1);
+            out[found++] = static_cast<std::uint32_t>((last - before) << width);
             before = last + 1;
         }
     }
-    if (found != count || (count && last != bits - 1)) bad(std::to_string(found) + " positions; expected " + std::to_string(count));
+    if (found != count || (count && before != bits)) miscounted(found);
     if (width) {
         const std::string_view planes = flags(static_cast<std::uint64_t>(width) * count);
         for (int plane = 0; plane < width; ++plane) {
@@ -123,15 +119,14 @@ std::vector<std::uint32_t> BitReader::gaps(std::uint64_t count, std::uint64_t si
     std::uint64_t position = 0;
     for (std::uint32_t& gap : out) {
         position += gap;
-        if (position >= size) bad("a position is beyond " + std::to_string(size) + " elements");
+        if (position >= size) bad("a position is beyond ", size, " elements");
         gap = static_cast<std::uint32_t>(position++);
     }
     return out;
 }
 
 void BitReader::add_fields(const std::vector<std::uint8_t>& widths, std::vector<std::uint64_t>& values) {
-    std::uint64_t bits = 0;
-    for (const std::uint8_t width : widths) bits += width;
+    const auto bits = std::accumulate(widths.begin(), widths.end(), std::uint64_t{0});
     if (!bits) return;
     const std::string_view data = flags(bits);
     std::uint64_t at = 0;
@@ -144,24 +139,21 @@ void BitReader::add_fields(const std::vector<std::uint8_t>& widths, std::vector<
 }
 
 void BitReader::end() const {
-    if (at_ != data_.size()) bad(std::to_string(data_.size() - at_) + " bytes are left over");
+    if (at_ != data_.size()) bad(data_.size() - at_, " bytes are left over");
 }
 
 char* BitWriter::room(std::size_t count) {
     if (count > capacity_ - size_) {
-        const std::size_t wanted = std::max(size_ + count, capacity_ + capacity_ / 2);
-        char* const larger = static_cast<char*>(std::realloc(data_.get(), wanted));
-        if (!larger) throw std::bad_alloc();
-        static_cast<void>(data_.release());
-        data_.reset(larger);
-        capacity_ = wanted;
+        capacity_ = std::max(size_ + count, capacity_ + capacity_ / 2);
+        std::unique_ptr<char[]> larger(new char[capacity_]);
+        std::copy_n(data_.get(), size_, larger.get());
+        data_ = std::move(larger);
     }
     return data_.get() + size_;
 }
 
 void BitWriter::bytes(std::string_view data) {
-    if (data.empty()) return;
-    std::memcpy(room(data.size()), data.data(), data.size());
+    data.copy(room(data.size()), data.size());
     size_ += data.size();
 }
 
@@ -215,8 +207,7 @@ void BitWriter::gaps(const std::vector<std::uint32_t>& positions, std::uint64_t 
 }
 
 void BitWriter::fields(const std::vector<std::uint32_t>& values, const std::vector<std::uint8_t>& widths) {
-    std::uint64_t bits = 0;
-    for (const std::uint8_t width : widths) bits += width;
+    const auto bits = std::accumulate(widths.begin(), widths.end(), std::uint64_t{0});
     char* const begin = room(static_cast<std::size_t>(bits / 8) + 8);
     BitSink sink(begin);
     for (std::size_t i = 0; i < values.size(); ++i) sink.add(values[i], widths[i]);

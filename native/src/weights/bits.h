@@ -2,19 +2,20 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "support/errors.h"
+
 namespace rl4sys::weights {
 
 /// Throws the WeightsError for a malformed payload.
-[[noreturn]] void bad(const std::string& problem);
-
-/// The parameter of the Golomb-Rice code for a number of positions among `size` elements.
-int rice_width(std::uint64_t positions, std::uint64_t size) noexcept;
+template <class... Parts>
+[[noreturn]] void bad(const Parts&... parts) {
+    reject("payload", "not a diff of this policy: ", parts...);
+}
 
 /// A reader of a payload. Each method reads from where the last one stopped, and throws WeightsError `payload`.
 class BitReader {
@@ -59,10 +60,7 @@ public:
     void fields(const std::vector<std::uint32_t>& values, const std::vector<std::uint8_t>& widths);
 
 private:
-    struct Free {
-        void operator()(char* data) const noexcept { std::free(data); }
-    };
-    std::unique_ptr<char, Free> data_;  // not filled with zeros, as a string would be
+    std::unique_ptr<char[]> data_;  // not filled with zeros, as a string would be
     std::size_t size_ = 0, capacity_ = 0;
 };
 

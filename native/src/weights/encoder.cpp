@@ -1,10 +1,9 @@
-#include "weights/encoder.h"
-
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <type_traits>
+#include <utility>
 
+#include "weights/coder.h"
 #include "weights/planes.h"
 
 namespace rl4sys::weights {
@@ -74,7 +73,7 @@ int best_fine(const std::uint32_t* counts, std::size_t size) {
         for (int symbol = 0; symbol < 256; ++symbol) {
             const double used = folded[symbol];
             if (used <= 0.0) continue;
-            cost += used * (std::log2(static_cast<double>(size) / used) + symbol_table().open_bits[fine][symbol]) + kSymbolBits;
+            cost += used * (std::log2(static_cast<double>(size) / used) + kSymbolTable.open_bits[fine][symbol]) + kSymbolBits;
         }
         if (fine && cost >= least) continue;
         best = fine;
@@ -93,15 +92,20 @@ void write_symbols(BitWriter& out, const Magnitudes& excess, support::Zstd& zstd
     const int fine = best_fine(counts, plane.size());
     std::vector<std::uint32_t> values(excess.size());
     std::vector<std::uint8_t> widths(excess.size());
-    const Symbols& table = symbol_table();
     for (std::size_t i = 0; i < excess.size(); ++i) {
         const std::uint8_t symbol = plane[i] = coarser(plane[i], fine);
-        widths[i] = table.open_bits[fine][symbol];
-        values[i] = excess[i] - static_cast<std::uint32_t>(table.least[fine][symbol]);
+        widths[i] = kSymbolTable.open_bits[fine][symbol];
+        values[i] = excess[i] - static_cast<std::uint32_t>(kSymbolTable.least[fine][symbol]);
     }
     out.byte(static_cast<std::uint8_t>(kSymbols + fine));
     write_plane(out, support::bytes_of(plane.data(), plane.size()), zstd);
     out.fields(values, widths);
+}
+
+void write_positions(BitWriter& out, const Positions& positions, std::size_t size) {
+    out.byte(kSparse);
+    out.varint(positions.size());
+    out.gaps(positions, size);
 }
 
 void write_magnitudes(BitWriter& out, const Magnitudes& excess, int depth, support::Zstd& zstd) {
@@ -114,25 +118,12 @@ void write_magnitudes(BitWriter& out, const Magnitudes& excess, int depth, suppo
     }
     if (positions.empty()) return out.byte(kZero);
     if (!depth || !is_sparse(values, excess.size())) return write_symbols(out, excess, zstd);
-    out.byte(kSparse);
-    out.varint(positions.size());
-    out.gaps(positions, excess.size());
+    write_positions(out, positions, excess.size());
     for (std::uint32_t& value : values) --value;
     write_magnitudes(out, values, depth - 1, zstd);
 }
 
-// Integers of which some are not 0: their ascending positions, their magnitudes, and whether they are negative.
-void write_integers(BitWriter& out, const Positions& positions, Magnitudes magnitudes, const std::vector<std::uint8_t>& negative,
-                    std::size_t size, support::Zstd& zstd) {
-    out.byte(kSparse);
-    out.varint(positions.size());
-    out.gaps(positions, size);
-    out.flags(negative.data(), negative.size());
-    for (std::uint32_t& magnitude : magnitudes) --magnitude;
-    write_magnitudes(out, magnitudes, kMaxDepth, zstd);
-}
-
-// The bits that `write_integers` would need, estimated from a sample.
+// The bits of a sparse diff, estimated from a sample.
 double estimated_bits(const Positions& positions, const Magnitudes& magnitudes, std::size_t size) {
     const std::size_t step = 1 + size / kSample, sampled = (size + step - 1) / step;
     double counts[33] = {}, widths = 0.0;
@@ -156,99 +147,91 @@ double estimated_bits(const Positions& positions, const Magnitudes& magnitudes, 
     return static_cast<double>(step) * (entropy + widths) + used * (kSymbolBits + 0.72 * static_cast<double>(step));
 }
 
-// A sum of logarithms to the base 2, with one logarithm for many factors.
+// A sum of logarithms to the base 2, with one logarithm for 30 factors from 1 to 2^32 together.
 class LogSum {
 public:
-    void add(double factor) noexcept {  // at least 1
-        std::uint64_t bits = support::load<std::uint64_t>(&factor);
-        whole_ += static_cast<double>(bits >> 52) - 1023.0;
-        bits = (bits & 0xFFFFFFFFFFFFFU) | 0x3FF0000000000000U;
-        product_ *= support::load<double>(&bits);
-        if (++factors_ % 512 == 0) fold();
+    void add(double factor) noexcept {
+        product_ *= factor;
+        if (++factors_ % 30 == 0) sum();
     }
-    double sum() noexcept {
-        fold();
-        return whole_;
-    }
+    double sum() noexcept { return sum_ += std::log2(std::exchange(product_, 1.0)); }
 
 private:
-    void fold() noexcept {
-        whole_ += std::log2(product_);
-        product_ = 1.0;
-    }
-    double whole_ = 0.0, product_ = 1.0;  // each factor of the product is below 2
+    double sum_ = 0.0, product_ = 1.0;
     unsigned factors_ = 0;
 };
 
 // Estimates from a sample if planes get shorter when each change is encoded as its difference from the last change.
 template <class F>
-bool prediction_helps(const float* before, const float* base, const float* next, std::size_t size, const F& form) {
-    const std::size_t step = 1 + size / kQuickSample;
+bool prediction_helps(const Start<F>& start, const float* next) {
+    const std::size_t step = 1 + start.size / kQuickSample;
     LogSum plain, predicted;
     std::size_t sampled = 0;
-    for (std::size_t i = 0; i < size; i += step, ++sampled) {
-        const std::int32_t was = form.integer(base[i], i);
-        const std::int32_t change = F::wrap(wrapped_difference(form.integer(next[i], i), was));
-        const std::int32_t last = F::wrap(wrapped_difference(was, form.integer(before[i], i)));
+    for (std::size_t i = 0; i < start.size; i += step, ++sampled) {
+        const auto change_of = [&](const float* from, const float* to) {
+            return wrap<F>(wrapped_difference(start.form.integer(to[i], i), start.form.integer(from[i], i)));
+        };
+        const std::int32_t change = change_of(start.base, next), last = change_of(start.before, start.base);
         plain.add(1.0 + std::abs(static_cast<double>(change)));
-        predicted.add(1.0 + std::abs(static_cast<double>(F::wrap(wrapped_difference(change, last)))));
+        predicted.add(1.0 + std::abs(static_cast<double>(wrap<F>(wrapped_difference(change, last)))));
     }
     const double constant = 2.0 * static_cast<double>(sampled);
     return predicted.sum() + constant < kPredictionGain * (plain.sum() + constant);
 }
 
-// The planes of a diff, or of a whole state if `base` is null.
 template <class F>
-void write_planes(BitWriter& out, const float* next, const float* base, const float* before, std::size_t size, const F& form,
-                  support::Zstd& zstd) {
-    refuse_bits(doubtful_bits<F>(next, size) | doubtful_bits<F>(base, size) | doubtful_bits<F>(before, size));
+void write_planes(BitWriter& out, const Start<F>& start, const float* next, support::Zstd& zstd) {
+    const std::size_t size = start.size;
+    refuse_bits(doubtful_bits<F>(next, size) | doubtful_bits<F>(start.base, size) | doubtful_bits<F>(start.before, size));
     std::unique_ptr<char[]> large;
-    char* const planes = zstd.scratch(F::kItem * size, large);
-    split_planes(form, next, base, before, size, reinterpret_cast<unsigned char*>(planes));
-    out.room(F::kItem * (size + kLongestVarint));
-    for (std::size_t b = 0; b < F::kItem; ++b) write_plane(out, {planes + b * size, size}, zstd);
+    char* const planes = zstd.scratch(kItem<F> * size, large);
+    split_planes(start, next, reinterpret_cast<unsigned char*>(planes));
+    out.room(kItem<F> * (kLongestVarint + std::max(zstd.bound(size), size)));
+    for (std::size_t b = 0; b < kItem<F>; ++b) write_plane(out, {planes + b * size, size}, zstd);
 }
 
 template <class F>
-Diff dense_diff(BitWriter&& head, const float* base, const float* next, const float* before, std::size_t size, const F& form,
-                support::Zstd& zstd) {
-    if (before && (size < kLeastPredicted || !prediction_helps(before, base, next, size, form))) before = nullptr;
-    Diff out{Encoding::planes, std::move(head), before != nullptr};
-    write_planes(out.payload, next, base, before, size, form, zstd);
+Diff dense_diff(BitWriter&& head, Start<F> start, const float* next, support::Zstd& zstd) {
+    if (start.before && (start.size < kLeastPredicted || !prediction_helps(start, next))) start.before = nullptr;
+    Diff out{Encoding::planes, std::move(head), start.before != nullptr};
+    write_planes(out.payload, start, next, zstd);
     return out;
 }
 
 // `flags` says which elements change, `count` of them.
 template <class F>
-Diff encode_part(BitWriter&& head, const float* base, const float* next, const float* before, std::size_t size, const F& form,
-                 const std::uint8_t* flags, std::size_t count, support::Zstd& zstd) {
-    const auto changed = static_cast<double>(count), all = static_cast<double>(size);
-    if (changed > kSparseShareOfUnits * all) return dense_diff(std::move(head), base, next, before, size, form, zstd);
-    const Positions positions = positions_of(flags, size, count);
+Diff encode_part(BitWriter&& head, Start<F> start, const float* next, const std::uint8_t* flags, std::size_t count,
+                 support::Zstd& zstd) {
+    const auto changed = static_cast<double>(count), all = static_cast<double>(start.size);
+    if (changed > kSparseShareOfUnits * all) return dense_diff(std::move(head), start, next, zstd);
+    const Positions positions = positions_of(flags, start.size, count);
     Magnitudes magnitudes(count);
     std::vector<std::uint8_t> negative(count);
     std::int32_t doubtful = 0;
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint32_t at = positions[i];
-        doubtful |= doubtful_bits<F>(base + at, 1) | doubtful_bits<F>(next + at, 1);
-        const std::int32_t value = F::wrap(wrapped_difference(form.integer(next[at], at), form.integer(base[at], at)));
+        doubtful |= doubtful_bits<F>(start.base + at, 1) | doubtful_bits<F>(next + at, 1);
+        const std::int32_t value = wrap<F>(wrapped_difference(start.form.integer(next[at], at), start.form.integer(start.base[at], at)));
         const std::uint32_t minus = 0 - (static_cast<std::uint32_t>(value) >> 31);  // without a branch, as signs are random
         negative[i] = minus & 1;
         magnitudes[i] = (static_cast<std::uint32_t>(value) ^ minus) - minus;
     }
     refuse_bits(doubtful);
-    if (!is_sparse(magnitudes, size)) return dense_diff(std::move(head), base, next, before, size, form, zstd);
+    if (!is_sparse(magnitudes, start.size)) return dense_diff(std::move(head), start, next, zstd);
     std::optional<Diff> dense;
-    const std::size_t start = head.size();
     if (changed > kSurelySparse * all) {
         BitWriter other;
         other.bytes(head.view());
-        dense = dense_diff(std::move(other), base, next, before, size, form, zstd);
-        const auto bytes = static_cast<double>(dense->payload.size() - start);
-        if (bytes < estimated_bits(positions, magnitudes, size) / 8.0) return std::move(*dense);
+        dense = dense_diff(std::move(other), start, next, zstd);
+        const auto bytes = static_cast<double>(dense->payload.size() - head.size());
+        if (bytes < estimated_bits(positions, magnitudes, start.size) / 8.0) return std::move(*dense);
     }
     Diff sparse{Encoding::sparse, std::move(head), false};
-    write_integers(sparse.payload, positions, std::move(magnitudes), negative, size, zstd);
+    sparse.payload.room(4 * count);  // at once, as it would be copied when it grows
+    write_positions(sparse.payload, positions, start.size);
+    sparse.payload.flags(negative.data(), negative.size());
+    for (std::uint32_t& magnitude : magnitudes) --magnitude;
+    write_magnitudes(sparse.payload, magnitudes, kMaxDepth, zstd);
     return dense && dense->payload.size() < sparse.payload.size() ? std::move(*dense) : std::move(sparse);
 }
 
@@ -266,62 +249,40 @@ std::vector<std::uint32_t> busy_blocks(const std::uint8_t* flags, std::size_t si
 }
 
 template <class F>
-Diff encode_with(const float* base, const float* next, std::size_t size, const F& form, const float* before,
-                 std::string_view prefix, support::Zstd& zstd) {
-    using RawForm = std::conditional_t<std::is_same_v<F, Grid>, Fp32, F>;
-    const float* canonical = base;
+Diff encode_with(const Start<F>& given, const float* next, std::string_view prefix, support::Zstd& zstd) {
+    const std::size_t size = given.size;
     std::vector<float> storage;
-    if constexpr (std::is_same_v<F, Grid>) {
-        storage.resize(size);
-        for (std::size_t i = 0; i < size; ++i) storage[i] = form.flat(form.integer(base[i], i), i);
-        canonical = storage.data();
-    }
+    const Start<F> start = canonical(given, storage);
     const std::unique_ptr<std::uint8_t[]> flags(new std::uint8_t[size]);
-    const std::size_t count = find_differences(canonical, next, size, flags.get());
-    if (!count && (!size || canonical == base || !std::memcmp(base, next, size * sizeof(float)))) return {};
+    const std::size_t count = find_differences(start.base, next, size, flags.get());
+    if (!count && (!size || start.base == given.base || !std::memcmp(given.base, next, size * sizeof(float)))) return {};
     const std::vector<std::uint32_t> blocks = busy_blocks(flags.get(), size, count);
     BitWriter head;
     head.bytes(prefix);
     head.varint(blocks.size());
-    Diff out;
-    if (blocks.empty()) {
-        out = encode_part(std::move(head), canonical, next, before, size, form, flags.get(), count, zstd);
-    } else {
-        head.gaps(blocks, (size + kBlock - 1) / kBlock);
-        std::vector<float> inner_base, inner_next, inner_before;
-        std::vector<std::uint8_t> inner_flags;
-        std::vector<std::int8_t> exponents;
-        gather(canonical, size, blocks, inner_base);
-        gather(next, size, blocks, inner_next);
-        gather(static_cast<const std::uint8_t*>(flags.get()), size, blocks, inner_flags);
-        if (before) gather(before, size, blocks, inner_before);
-        F part = form;
-        if constexpr (std::is_same_v<F, Grid>) {
-            gather(form.exponents, size, blocks, exponents);
-            part.exponents = exponents.data();
-        }
-        out = encode_part(std::move(head), inner_base.data(), inner_next.data(), before ? inner_before.data() : nullptr,
-                          inner_base.size(), part, inner_flags.data(), count, zstd);
-    }
-    if (out.payload.size() < size * RawForm::kItem) return out;
-    refuse_bits(doubtful_bits<F>(base, size) | doubtful_bits<F>(next, size));
-    Diff raw{Encoding::raw, {}, false};
-    char* words = raw.payload.room(size * RawForm::kItem);
-    const RawForm plain{};
-    for (std::size_t i = 0; i < size; ++i, words += RawForm::kItem) {
-        const std::int32_t difference = wrapped_difference(plain.integer(next[i], i), plain.integer(base[i], i));
-        std::memcpy(words, &difference, RawForm::kItem);
-    }
-    raw.payload.advance(size * RawForm::kItem);
-    return raw;
+    if (blocks.empty()) return encode_part(std::move(head), start, next, flags.get(), count, zstd);
+    head.gaps(blocks, (size + kBlock - 1) / kBlock);
+    const auto part_flags = gather<std::uint8_t>(flags.get(), size, blocks);
+    return encode_part<F>(std::move(head), Part<F>(start, blocks), gather(next, size, blocks).data(), part_flags.data(), count, zstd);
 }
 
 template <class F>
-std::optional<BitWriter> snapshot_planes(const float* flat, std::size_t size, support::Zstd& zstd) {
+Diff raw_diff(const F& form, const float* base, const float* next, std::size_t size) {
+    refuse_bits(doubtful_bits<F>(base, size) | doubtful_bits<F>(next, size));
+    Diff out{Encoding::raw, {}, false};
+    char* words = out.payload.room(size * kItem<F>);
+    for (std::size_t i = 0; i < size; ++i, words += kItem<F>)
+        support::store(words, static_cast<typename F::Word>(wrapped_difference(form.integer(next[i], i), form.integer(base[i], i))));
+    out.payload.advance(size * kItem<F>);
+    return out;
+}
+
+template <class F>
+std::optional<BitWriter> snapshot_planes(const F& form, const float* flat, std::size_t size, support::Zstd& zstd) {
     const auto planes = [&](const float* values, std::size_t count) {
         BitWriter out;
-        write_planes(out, values, nullptr, nullptr, count, F{}, zstd);
-        const bool pays = static_cast<double>(out.size()) <= kSnapshotGain * F::kItem * static_cast<double>(count);
+        write_planes(out, Start<F>{form, nullptr, nullptr, count}, values, zstd);
+        const bool pays = static_cast<double>(out.size()) <= kSnapshotGain * kItem<F> * static_cast<double>(count);
         return pays ? std::optional<BitWriter>(std::move(out)) : std::nullopt;
     };
     std::vector<float> sample;
@@ -335,16 +296,13 @@ std::optional<BitWriter> snapshot_planes(const float* flat, std::size_t size, su
 
 Diff encode_diff(const float* base, const float* next, std::size_t size, const Form& form, const float* before,
                  std::string_view prefix, support::Zstd& zstd) {
-    switch (form.dtype) {
-        case WireDtype::bf16: return encode_with(base, next, size, Bf16{}, before, prefix, zstd);
-        case WireDtype::grid: return encode_with(base, next, size, Grid{form.exponents}, before, prefix, zstd);
-        case WireDtype::fp32: break;
-    }
-    return encode_with(base, next, size, Fp32{}, before, prefix, zstd);
+    Diff out = with_form(form, [&](auto its) { return encode_with(Start<decltype(its)>{its, base, before, size}, next, prefix, zstd); });
+    if (out.encoding == Encoding::unchanged || out.payload.size() < size * item_bytes_of(form.dtype)) return out;
+    return with_words(form.dtype, [&](auto words) { return raw_diff(words, base, next, size); });
 }
 
 std::optional<BitWriter> encode_snapshot_planes(const float* flat, std::size_t size, WireDtype dtype, support::Zstd& zstd) {
-    return dtype == WireDtype::bf16 ? snapshot_planes<Bf16>(flat, size, zstd) : snapshot_planes<Fp32>(flat, size, zstd);
+    return with_words(dtype, [&](auto form) { return snapshot_planes(form, flat, size, zstd); });
 }
 
 }  // namespace rl4sys::weights

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,25 +16,8 @@ struct Tensor {
     std::string dtype = "<f4";
     bool exact = false;  // never rounded
 
-    std::size_t size() const noexcept;
+    std::size_t size() const noexcept { return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>()); }
     bool is_float32() const noexcept { return dtype == "<f4"; }
-};
-
-/// What the coding of weights needs to know of the tensors of a policy.
-class TensorSizes {
-public:
-    explicit TensorSizes(const std::vector<Tensor>& tensors);
-
-    std::vector<std::size_t> sizes;  // of each float32 tensor
-    std::vector<bool> exact;         // of each float32 tensor
-    std::size_t elements = 0;        // of all float32 tensors
-    std::size_t other_bytes = 0;     // of the buffer with the other tensors, with its padding
-
-    /// Checks the buffer of the tensors that are not float32. Throws WeightsError.
-    void verify_others(std::string_view others) const;
-
-private:
-    std::vector<Tensor> others_;  // in the order of the buffer
 };
 
 /// The weights of one version.
@@ -41,8 +26,5 @@ struct Snapshot {
     std::vector<float> flat;  // all float32 tensors, joined in the order of the spec
     std::string others;       // the bytes of the other tensors
 };
-
-/// The xxh3-64 of the bytes of `flat` and of `others`, in this order.
-std::uint64_t digest_of(const std::vector<float>& flat, std::string_view others) noexcept;
 
 }  // namespace rl4sys::weights

@@ -1,221 +1,185 @@
 #include "wire/codec.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <iterator>
+#include <numeric>
 
+#include "hash/xxh3.h"
+#include "support/bytes.h"
 #include "support/errors.h"
 
 namespace rl4sys::wire {
 namespace {
 
-enum class Type { integer, hash, lag, number, boolean, text, id, block, list, map };
+constexpr std::uint8_t kMajor = 1, kMinor = 0;
+constexpr std::size_t kMaxBodyFrames = 255;
+constexpr std::uint32_t kMustUnderstand = 0xFFFF;  // no such flag is defined
 
-struct Field {
-    const char* name;
-    Type type;
-    bool required = true;
+// The first bytes of every message.
+struct Prefix {
+    char magic[4] = {'R', '4', 'S', 'Z'};
+    std::uint8_t major = kMajor, minor = kMinor, kind = 0, frames = 0;  // the frames of the body
+    std::uint32_t flags = 0, header_bytes = 0;
+    std::uint64_t body_bytes = 0, seq = 0;
+    std::uint32_t count = 0, reserved = 0;
+    std::uint64_t checksum = 0;
 };
+static_assert(sizeof(Prefix) == kPrefixBytes);
 
 struct Message {
     Kind kind;
     const char* name;
-    const Field* fields;
-    std::size_t count;
     bool body;
+    std::string_view fields;  // in their order: the name, the type if it is no integer, and "?" if the field can be left out
 };
-
-constexpr bool kOptional = false;
-
-constexpr Field kHello[] = {
-    {"client_id", Type::text}, {"actor_id", Type::text}, {"incarnation", Type::integer}, {"first_seq", Type::integer},
-    {"held_generation", Type::integer}, {"held_version", Type::integer}, {"algorithm_name", Type::text, kOptional},
-    {"algorithm_parameters", Type::map, kOptional}, {"algorithm_type", Type::text, kOptional},
-    {"observation_space", Type::map, kOptional}, {"action_space", Type::map, kOptional}, {"submits", Type::boolean, kOptional},
-    {"library", Type::text, kOptional}, {"origin", Type::integer, kOptional}, {"journal_id", Type::integer, kOptional},
-    {"spooled", Type::boolean, kOptional}, {"weights", Type::map, kOptional}, {"previously_welcomed", Type::boolean, kOptional},
-    {"relay", Type::text, kOptional},
-};
-constexpr Field kSubmit[] = {
-    {"want_steps", Type::integer}, {"layouts", Type::list}, {"heads", Type::block}, {"codings", Type::list, kOptional},
-};
-constexpr Field kHeartbeat[] = {{"want_steps", Type::integer}};
-constexpr Field kFetchWeights[] = {
-    {"held_generation", Type::integer}, {"held_version", Type::integer}, {"client_id", Type::text, kOptional},
-};
-constexpr Field kOperatorCommand[] = {
-    {"command", Type::text}, {"client_id", Type::text}, {"actor_id", Type::text, kOptional}, {"values", Type::map, kOptional},
-};
-constexpr Field kFollowWeights[] = {
-    {"client_id", Type::text}, {"relay", Type::text, kOptional}, {"children", Type::integer, kOptional},
-    {"generation", Type::integer, kOptional},
-};
-constexpr Field kWelcome[] = {
-    {"policy_id", Type::id}, {"topic", Type::id}, {"journal_id", Type::integer}, {"gap", Type::integer},
-    {"generation", Type::integer}, {"version", Type::integer}, {"digest", Type::hash}, {"spec", Type::map}, {"pub", Type::text},
-    {"received", Type::integer}, {"durable", Type::integer}, {"accepted_steps", Type::integer}, {"algorithm_name", Type::text},
-    {"algorithm_type", Type::text}, {"rollout_length", Type::integer}, {"max_policy_lag", Type::lag}, {"on_lag", Type::text},
-    {"max_message_bytes", Type::integer}, {"max_segment_steps", Type::integer}, {"heartbeat_s", Type::number},
-    {"weights", Type::map, kOptional}, {"inference", Type::text, kOptional}, {"relays", Type::list, kOptional},
-    {"tag_key", Type::block, kOptional}, {"no_masks", Type::text, kOptional},
-};
-constexpr Field kAck[] = {
-    {"generation", Type::integer}, {"received", Type::integer}, {"durable", Type::integer}, {"trained", Type::integer},
-    {"checkpointed", Type::integer}, {"accepted_steps", Type::integer}, {"credit_steps", Type::integer},
-    {"credit_items", Type::integer}, {"credit_bytes", Type::integer}, {"min_version", Type::integer}, {"verdicts", Type::map},
-};
-constexpr Field kRefused[] = {
-    {"code", Type::text}, {"field", Type::text}, {"reason", Type::text}, {"expected_seq", Type::integer, kOptional},
-    {"incarnation", Type::integer, kOptional},
-};
-constexpr Field kWeightsReply[] = {{"tags", Type::list, kOptional}};
-constexpr Field kStatusReply[] = {{"report", Type::map}};
-constexpr Field kBeacon[] = {
-    {"generation", Type::integer}, {"version", Type::integer}, {"digest", Type::hash}, {"alarms", Type::map, kOptional},
-    {"tag", Type::block, kOptional},
-};
-constexpr Field kOperatorCommandDone[] = {{"text", Type::text}, {"figures", Type::map}};
-constexpr Field kWeightsSource[] = {
-    {"client_id", Type::text}, {"policy_id", Type::id}, {"topic", Type::id}, {"generation", Type::integer},
-    {"version", Type::integer}, {"digest", Type::hash}, {"tensors", Type::list}, {"pub", Type::text},
-};
-
-template <std::size_t N>
-constexpr Message message(Kind kind, const char* name, const Field (&fields)[N], bool body = false) {
-    return {kind, name, fields, N, body};
-}
 
 constexpr Message kMessages[] = {
-    message(Kind::hello, "Hello", kHello),
-    message(Kind::submit, "Submit", kSubmit, true),
-    message(Kind::heartbeat, "Heartbeat", kHeartbeat),
-    message(Kind::fetch_weights, "FetchWeights", kFetchWeights),
-    {Kind::status_request, "StatusRequest", nullptr, 0, false},
-    {Kind::bye, "Bye", nullptr, 0, false},
-    message(Kind::operator_command, "OperatorCommand", kOperatorCommand),
-    message(Kind::follow_weights, "FollowWeights", kFollowWeights),
-    message(Kind::welcome, "Welcome", kWelcome, true),
-    message(Kind::ack, "Ack", kAck),
-    message(Kind::refused, "Refused", kRefused),
-    message(Kind::weights_reply, "WeightsReply", kWeightsReply, true),
-    message(Kind::status_reply, "StatusReply", kStatusReply),
-    message(Kind::beacon, "Beacon", kBeacon),
-    message(Kind::operator_command_done, "OperatorCommandDone", kOperatorCommandDone),
-    message(Kind::weights_source, "WeightsSource", kWeightsSource),
+    {Kind::hello, "Hello", false,
+     "client_id:text actor_id:text incarnation first_seq held_generation held_version algorithm_name:text? "
+     "algorithm_parameters:map? algorithm_type:text? observation_space:map? action_space:map? submits:flag? library:text? "
+     "origin? journal_id? spooled:flag? weights:map? previously_welcomed:flag? relay:text?"},
+    {Kind::submit, "Submit", true, "want_steps layouts:list heads:bytes codings:list?"},
+    {Kind::heartbeat, "Heartbeat", false, "want_steps"},
+    {Kind::fetch_weights, "FetchWeights", false, "held_generation held_version client_id:text?"},
+    {Kind::status_request, "StatusRequest", false, ""},
+    {Kind::bye, "Bye", false, ""},
+    {Kind::operator_command, "OperatorCommand", false, "command:text client_id:text actor_id:text? values:map?"},
+    {Kind::follow_weights, "FollowWeights", false, "client_id:text relay:text? children? generation?"},
+    {Kind::welcome, "Welcome", true,
+     "policy_id:id topic:id journal_id gap generation version digest:hash spec:map pub:text received durable "
+     "accepted_steps algorithm_name:text algorithm_type:text rollout_length max_policy_lag:lag on_lag:text "
+     "max_message_bytes max_segment_steps heartbeat_s:number weights:map? inference:text? relays:list? tag_key:bytes? "
+     "no_masks:text?"},
+    {Kind::ack, "Ack", false,
+     "generation received durable trained checkpointed accepted_steps credit_steps credit_items credit_bytes min_version "
+     "verdicts:map"},
+    {Kind::refused, "Refused", false, "code:text field:text reason:text expected_seq? incarnation?"},
+    {Kind::weights_reply, "WeightsReply", true, "tags:list?"},
+    {Kind::status_reply, "StatusReply", false, "report:map"},
+    {Kind::beacon, "Beacon", false, "generation version digest:hash alarms:map? tag:bytes?"},
+    {Kind::operator_command_done, "OperatorCommandDone", false, "text:text figures:map"},
+    {Kind::weights_source, "WeightsSource", false,
+     "client_id:text policy_id:id topic:id generation version digest:hash tensors:list pub:text"},
 };
 
 const Message& message_of(std::uint8_t kind) {
     for (const Message& one : kMessages)
         if (static_cast<std::uint8_t>(one.kind) == kind) return one;
-    throw ProtocolError(Refusal::kind, "message kind " + std::to_string(kind) + " is unknown");
+    reject(Refusal::kind, "message kind ", kind, " is unknown");
 }
 
-bool fits(Type type, const Value& value) {
-    const auto* n = value.get<std::int64_t>();
-    switch (type) {
-        case Type::integer:
-        case Type::hash: return (n && *n >= 0) || value.get<std::uint64_t>();
-        case Type::lag: return (n && *n >= -1) || value.get<std::uint64_t>();
-        case Type::number: return value.is_integer() || (value.get<double>() && std::isfinite(*value.get<double>()));
-        case Type::boolean: return value.get<bool>();
-        case Type::text: return value.get<std::string>();
-        case Type::id: return value.get<Bytes>() && value.get<Bytes>()->data.size() == 8;
-        case Type::block: return value.get<Bytes>();
-        case Type::list: return value.get<List>();
-        case Type::map: return value.get<Map>();
-    }
-    return false;
+bool fits(std::string_view type, const Value& value) {
+    if (type.empty() || type == "hash") return value.whole().has_value();
+    if (type == "text") return value.get<std::string>();
+    if (type == "list") return value.get<List>();
+    if (type == "map") return value.get<Map>();
+    if (type == "bytes") return value.get<Bytes>();
+    if (type == "flag") return value.get<bool>();
+    if (type == "id") return value.get<Bytes>() && value.get<Bytes>()->data.size() == 8;
+    if (type == "number") return value.is_integer() || (value.get<double>() && std::isfinite(*value.get<double>()));
+    return value.whole() || (value.get<std::int64_t>() && *value.get<std::int64_t>() == -1);  // lag
 }
 
 void check_header(const Message& message, const Map& header, std::uint8_t minor) {
-    const std::string name = message.name;
     std::size_t known = 0;
-    for (std::size_t f = 0; f < message.count; ++f) {
-        const Field& field = message.fields[f];
-        const Value* value = header.find(field.name);
-        if (!value) {
-            if (field.required) throw ProtocolError(Refusal::malformed, name + " lacks '" + field.name + "'");
-            continue;
-        }
+    support::split(message.fields, ' ', [&](std::string_view type) {
+        if (type.empty()) return;  // a message without fields
+        const bool required = type.back() != '?';
+        if (!required) type.remove_suffix(1);
+        const std::string_view name = type.substr(0, type.find(':'));
+        type.remove_prefix(std::min(type.size(), name.size() + 1));
+        const Value* value = header.find(name);
+        if (!value && required) reject(Refusal::malformed, message.name, " lacks '", name, "'");
+        if (!value) return;
         ++known;
-        if (!fits(field.type, *value)) throw ProtocolError(Refusal::malformed, name + "." + field.name + " has another type or range");
-        if (field.type != Type::hash && value->get<std::uint64_t>())
-            throw ProtocolError(Refusal::range, name + "." + field.name + " is beyond " + std::to_string(kMaxCount));
+        const auto field = [&] { return std::string(message.name) + "." + std::string(name); };
+        if (!fits(type, *value)) reject(Refusal::malformed, field(), " has another type or range");
+        if (type != "hash" && value->get<std::uint64_t>()) reject(Refusal::range, field(), " is beyond ", kMaxCount);
+    });
+    if (known != header.items.size() && minor <= kMinor) reject(Refusal::malformed, message.name, " has an unknown key");
+}
+
+std::uint64_t bytes_in(const Frames& frames) {
+    return std::accumulate(frames.begin(), frames.end(), std::uint64_t{0}, [](auto sum, auto frame) { return sum + frame.size(); });
+}
+
+std::uint64_t checksum(const Prefix& prefix, std::string_view header, const std::vector<std::uint64_t>& hashes) {
+    hash::Xxh3 sum;
+    sum.update(&prefix, offsetof(Prefix, checksum));
+    sum.update(header);
+    sum.update(hashes.data(), hashes.size() * sizeof hashes[0]);
+    return sum.digest();
+}
+
+// The prefix of a message, after a check against its frames, which have `total` bytes.
+Prefix read_prefix(const Frames& frames, std::uint64_t total, bool verify) {
+    const std::string_view head = frames[0];
+    if (head.size() < kPrefixBytes) reject(Refusal::magic, "a first frame of ", head.size(), " bytes is shorter than the prefix");
+    const auto out = support::load<Prefix>(head.data());
+    if (head.substr(0, sizeof out.magic) != "R4SZ") reject(Refusal::magic, "the first bytes are not R4SZ");
+    if (out.major != kMajor)
+        reject(Refusal::version, "protocol ", out.major, ".", out.minor, "; this side speaks ", kMajor, ".", kMinor);
+    if (out.flags & kMustUnderstand) reject(Refusal::feature, "the flags name a feature that this side does not support");
+    const std::size_t body = frames.size() - 1;
+    if (out.frames != body) reject(Refusal::frames, body, " body frames; the prefix says ", out.frames);
+    if (kPrefixBytes + std::uint64_t{out.header_bytes} != head.size() || out.body_bytes != total - head.size())
+        reject(Refusal::malformed, "the lengths in the prefix differ from the lengths of the frames");
+    if (verify) {
+        // The bodies of messages between a gateway and its workers have checksums of their own.
+        const bool wrapper = out.kind == 33 || out.kind == 49 || out.kind == 55;
+        std::vector<std::uint64_t> hashes;
+        for (std::size_t n = 1; n < frames.size() && !wrapper; ++n) hashes.push_back(hash::xxh3_64(frames[n]));
+        if (checksum(out, head.substr(kPrefixBytes), hashes) != out.checksum)
+            reject(Refusal::checksum, "the checksum does not match the received bytes");
     }
-    if (known != header.items.size() && minor <= kMinor) throw ProtocolError(Refusal::malformed, name + " has an unknown key");
+    if (out.reserved) reject(Refusal::malformed, "the reserved field of the prefix is not 0");
+    return out;
 }
 
 }  // namespace
 
 Received decode(const Frames& frames, std::uint64_t max_bytes, bool verify) {
-    if (frames.empty()) throw ProtocolError(Refusal::frames, "the message has no frames");
-    std::uint64_t total = 0;
-    for (const std::string_view frame : frames) total += frame.size();
-    if (total > max_bytes)
-        throw ProtocolError(Refusal::too_large, "the message has " + std::to_string(total) + " bytes; the limit is " + std::to_string(max_bytes));
-    const Prefix prefix = read_prefix(frames, verify);
+    if (frames.empty()) reject(Refusal::frames, "the message has no frames");
+    const std::uint64_t total = bytes_in(frames);
+    if (total > max_bytes) reject(Refusal::too_large, "the message has ", total, " bytes; the limit is ", max_bytes);
+    const Prefix prefix = read_prefix(frames, total, verify);
     const Message& message = message_of(prefix.kind);
-    if (!message.body && frames.size() > 1)
-        throw ProtocolError(Refusal::frames, std::string(message.name) + " has no body, but body frames were received");
+    if (!message.body && frames.size() > 1) reject(Refusal::frames, message.name, " has no body, but body frames were received");
     Value header = unpack(frames[0].substr(kPrefixBytes));
-    const auto* map = header.get<Map>();
-    if (!map) throw ProtocolError(Refusal::malformed, std::string("the header of ") + message.name + " is not a map");
+    auto* map = std::get_if<Map>(&header.data);
+    if (!map) reject(Refusal::malformed, "the header of ", message.name, " is not a map");
     check_header(message, *map, prefix.minor);
     Received out;
     out.kind = message.kind;
     if (message.kind == Kind::submit) {
-        if (prefix.seq > kMaxCount)
-            throw ProtocolError(Refusal::range, "sequence number " + std::to_string(prefix.seq) + "; the limit is " + std::to_string(kMaxCount));
+        if (prefix.seq > kMaxCount) reject(Refusal::range, "sequence number ", prefix.seq, "; the limit is ", kMaxCount);
         out.first_seq = prefix.seq;
         out.count = prefix.count;
     }
-    out.header = std::move(std::get<Map>(header.data));
+    out.header = std::move(*map);
     out.body.assign(std::next(frames.begin()), frames.end());
     return out;
 }
 
 std::string encode(Kind kind, const Map& header, const Frames& body, const std::vector<std::uint64_t>& hashes, std::uint64_t first_seq,
                    std::uint32_t count) {
-    std::string packed;
-    pack_map_size(packed, header.items.size());
-    for (const auto& [key, value] : header.items) {
-        pack_text(packed, key);
-        pack(packed, value);
-    }
-    if (packed.size() > HeaderLimits{}.bytes)
-        throw ProtocolError(Refusal::too_large, "the header has " + std::to_string(packed.size()) + " bytes");
-    return seal({kMinor, static_cast<std::uint8_t>(kind), first_seq, count}, packed, body, hashes);
+    std::string out(kPrefixBytes, '\0');
+    pack(out, header);
+    const std::string_view packed = std::string_view(out).substr(kPrefixBytes);
+    if (packed.size() > HeaderLimits{}.bytes) reject(Refusal::too_large, "the header has ", packed.size(), " bytes");
+    if (body.size() > kMaxBodyFrames) reject(Refusal::frames, body.size(), " body frames; the limit is ", kMaxBodyFrames);
+    Prefix prefix;
+    prefix.kind = static_cast<std::uint8_t>(kind);
+    prefix.frames = static_cast<std::uint8_t>(body.size());
+    prefix.header_bytes = static_cast<std::uint32_t>(packed.size());
+    prefix.body_bytes = bytes_in(body);
+    prefix.seq = first_seq;
+    prefix.count = count;
+    prefix.checksum = checksum(prefix, packed, hashes);
+    support::store(out.data(), prefix);
+    return out;
 }
-
-namespace {
-
-template <class T>
-const T& field_or_empty(const Map& header, std::string_view field) noexcept {
-    static const T empty{};
-    const Value* value = header.find(field);
-    const T* typed = value ? value->get<T>() : nullptr;
-    return typed ? *typed : empty;
-}
-
-}  // namespace
-
-std::uint64_t Received::integer(std::string_view field) const noexcept {
-    const Value* value = header.find(field);
-    if (!value) return 0;
-    if (const auto* large = value->get<std::uint64_t>()) return *large;
-    return static_cast<std::uint64_t>(field_or_empty<std::int64_t>(header, field));
-}
-
-std::int64_t Received::lag(std::string_view field) const noexcept { return field_or_empty<std::int64_t>(header, field); }
-
-double Received::number(std::string_view field) const noexcept {
-    const Value* value = header.find(field);
-    if (value && value->is_integer()) return static_cast<double>(lag(field));
-    return field_or_empty<double>(header, field);
-}
-
-const std::string& Received::text(std::string_view field) const noexcept { return field_or_empty<std::string>(header, field); }
-const std::string& Received::bytes(std::string_view field) const noexcept { return field_or_empty<Bytes>(header, field).data; }
-const List& Received::list(std::string_view field) const noexcept { return field_or_empty<List>(header, field); }
-const Map& Received::map(std::string_view field) const noexcept { return field_or_empty<Map>(header, field); }
 
 }  // namespace rl4sys::wire

@@ -20,14 +20,13 @@ namespace flag {
 constexpr std::uint8_t terminated = 1, truncated = 2, capped = 4, has_return = 8, versions = 16, evaluation = 32;
 }
 
-/// One column of a layout: its letter, its dtype and the dimensions of a row.
+/// One column of a layout: its letter, and the bytes of an element and of a row.
 struct ColumnLayout {
     char letter;
-    std::string dtype;
-    std::vector<std::uint64_t> row;
+    std::size_t item;
     std::uint64_t row_bytes;
 
-    std::size_t item() const noexcept { return item_bytes(dtype); }
+    std::string_view name() const noexcept { return {&letter, 1}; }
 };
 
 /// Returns the columns that a layout from an untrusted peer describes. Throws ProtocolError.
@@ -36,15 +35,18 @@ std::vector<ColumnLayout> parse_layout(std::string_view text);
 /// The word of a layout for one column, such as "o<f4:8".
 std::string layout_word(char letter, std::string_view dtype, const std::vector<std::uint64_t>& row);
 
-/// The numbers of one segment, as they stand in its head.
+/// The head of one segment.
 struct SegmentNumbers {
-    std::uint64_t generation = 0, episode_id = 0, segment_index = 0;
-    std::uint64_t oldest_version = 0;
+    std::uint64_t generation = 0, episode_id = 0, segment_index = 0, oldest_version = 0;
     double episode_return = 0.0;
     std::uint64_t episode_length = 0;
+    std::uint64_t check = 0;  // the xxh3-64 of the segment; 0 until it is packed
     std::uint32_t steps = 0;
     std::uint8_t flags = 0;
+    std::uint8_t layout = 0;  // in its message
+    std::uint16_t reserved = 0;
 };
+static_assert(sizeof(SegmentNumbers) == kHeadBytes);
 
 /// A segment as bytes, ready to be sent. It never changes.
 struct PackedSegment {
@@ -61,7 +63,7 @@ struct PackedSegment {
 using SharedSegment = std::shared_ptr<const PackedSegment>;
 
 /// Returns a segment as bytes. `columns` has the bytes of each column of `layout`, in its order.
-PackedSegment pack_segment(const SegmentNumbers& numbers, std::string layout, const std::vector<std::string_view>& columns);
+PackedSegment pack_segment(SegmentNumbers numbers, std::string layout, const std::vector<std::string_view>& columns);
 
 /// A message whose body can refer to the bytes of segments.
 struct Outgoing {
@@ -74,17 +76,12 @@ struct Outgoing {
 Outgoing join_submit(std::uint64_t first_seq, std::uint64_t want_steps, const std::vector<SharedSegment>& segments,
                      support::Zstd* zstd = nullptr);
 
-/// Where the rows of one column of one layout lie in a received Submit.
+/// Where the rows of one column lie in the first frame of a received Submit, without the ones in frames of their own.
 struct ColumnPlace {
-    std::size_t column;                                     // in its layout
-    std::size_t offset;                                     // of the rows in the first frame
-    std::uint64_t rows;                                     // of segments without a frame of their own
-    std::size_t bytes;                                      // of these rows
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> large;  // segment in the message, frame of the body
+    std::size_t offset, bytes;
 };
 
 struct LayoutPlaces {
-    std::vector<std::uint32_t> members;
     std::vector<ColumnPlace> columns;
 };
 

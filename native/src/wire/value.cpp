@@ -1,9 +1,6 @@
 #include "wire/value.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <optional>
 
 #include "support/bytes.h"
 #include "support/errors.h"
@@ -13,333 +10,258 @@ namespace {
 
 constexpr std::size_t kMaxString = 16'384;
 constexpr std::size_t kMaxDepth = 16;
-constexpr std::size_t kMaxNesting = 1'024;  // of what is read before the depth is checked
+constexpr std::size_t kMaxNesting = 1'024;  // of what is read in spite of its depth
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 40;
 constexpr std::size_t kMaxDimensions = 8;
+constexpr std::size_t kReserved = 64;  // entries, so that a false count takes no memory
 
-[[noreturn]] void malformed(const std::string& detail) { throw ProtocolError(Refusal::malformed, detail); }
+// The first bytes of a type: one byte from `fix` on for the numbers below `most`, else a code for each width; 0: no such width.
+struct Heads {
+    unsigned most, fix;
+    unsigned char codes[4];  // for 1, 2, 4 and 8 bytes
+};
+constexpr Heads kNumber{0x80, 0x00, {0xCC, 0xCD, 0xCE, 0xCF}}, kText{32, 0xA0, {0xD9, 0xDA, 0xDB}}, kBytes{0, 0, {0xC4, 0xC5, 0xC6}};
+constexpr Heads kList{16, 0x90, {0, 0xDC, 0xDD}}, kMap{16, 0x80, {0, 0xDE, 0xDF}};
+constexpr unsigned char kNegative = 0xD0, kNil = 0xC0, kFalse = 0xC2, kTrue = 0xC3, kFloat = 0xCA, kDouble = 0xCB;
 
-template <class T>
-void append_big(std::string& out, T value) {
-    for (int shift = 8 * (static_cast<int>(sizeof value) - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
-}
+struct Packer {
+    std::string& out;
 
-void pack_unsigned(std::string& out, std::uint64_t v) {
-    if (v < 0x80) {
-        out.push_back(static_cast<char>(v));
-    } else if (v <= 0xFF) {
-        out.push_back('\xcc');
-        out.push_back(static_cast<char>(v));
-    } else if (v <= 0xFFFF) {
-        out.push_back('\xcd');
-        append_big(out, static_cast<std::uint16_t>(v));
-    } else if (v <= 0xFFFFFFFF) {
-        out.push_back('\xce');
-        append_big(out, static_cast<std::uint32_t>(v));
-    } else {
-        out.push_back('\xcf');
-        append_big(out, v);
+    void byte(std::uint64_t value) const { out.push_back(static_cast<char>(value)); }
+    void number(std::uint64_t value, int bytes) const {
+        while (bytes--) byte(value >> 8 * bytes);
     }
-}
-
-void pack_signed(std::string& out, std::int64_t v) {
-    if (v >= 0) return pack_unsigned(out, static_cast<std::uint64_t>(v));
-    if (v >= -32) {
-        out.push_back(static_cast<char>(v));
-    } else if (v >= -0x80) {
-        out.push_back('\xd0');
-        out.push_back(static_cast<char>(v));
-    } else if (v >= -0x8000) {
-        out.push_back('\xd1');
-        append_big(out, static_cast<std::uint16_t>(v));
-    } else if (v >= -0x80000000LL) {
-        out.push_back('\xd2');
-        append_big(out, static_cast<std::uint32_t>(v));
-    } else {
-        out.push_back('\xd3');
-        append_big(out, static_cast<std::uint64_t>(v));
+    void head(const Heads& heads, std::uint64_t n) const {
+        if (n < heads.most) return byte(heads.fix | n);
+        int width = 0;
+        while (!heads.codes[width] || (width < 3 && n >> (8 << width))) ++width;
+        byte(heads.codes[width]);
+        number(n, 1 << width);
     }
-}
-
-void pack_bytes(std::string& out, std::string_view bytes) {
-    if (bytes.size() <= 0xFF) {
-        out.push_back('\xc4');
-        out.push_back(static_cast<char>(bytes.size()));
-    } else if (bytes.size() <= 0xFFFF) {
-        out.push_back('\xc5');
-        append_big(out, static_cast<std::uint16_t>(bytes.size()));
-    } else {
-        out.push_back('\xc6');
-        append_big(out, static_cast<std::uint32_t>(bytes.size()));
+    void bytes(std::string_view data) const {
+        head(kBytes, data.size());
+        out.append(data);
     }
-    out.append(bytes);
-}
 
-void pack_size(std::string& out, std::size_t size, unsigned char fix, char wide16, char wide32) {
-    if (size < 16) {
-        out.push_back(static_cast<char>(fix | size));
-    } else if (size <= 0xFFFF) {
-        out.push_back(wide16);
-        append_big(out, static_cast<std::uint16_t>(size));
-    } else {
-        out.push_back(wide32);
-        append_big(out, static_cast<std::uint32_t>(size));
+    void operator()(const Nil&) const { byte(kNil); }
+    void operator()(bool flag) const { byte(flag ? kTrue : kFalse); }
+    void operator()(std::uint64_t n) const { head(kNumber, n); }
+    void operator()(std::int64_t n) const {
+        if (n >= 0) return head(kNumber, static_cast<std::uint64_t>(n));
+        if (n >= -32) return byte(static_cast<std::uint64_t>(n));
+        int width = 0;
+        while (width < 3 && ~n >> ((8 << width) - 1)) ++width;
+        byte(kNegative + static_cast<unsigned>(width));
+        number(static_cast<std::uint64_t>(n), 1 << width);
     }
-}
-
-void pack_array(std::string& out, const Array& array) {
-    pack_map_size(out, array.scalar ? 3 : 5);
-    pack_bytes(out, "nd");
-    out.push_back(array.scalar ? '\xc2' : '\xc3');
-    pack_bytes(out, "type");
-    pack_text(out, array.dtype);
-    if (!array.scalar) {
-        pack_bytes(out, "kind");
-        pack_bytes(out, "");
-        pack_bytes(out, "shape");
-        pack_size(out, array.shape.size(), 0x90, '\xdc', '\xdd');
-        for (const std::uint64_t n : array.shape) pack_unsigned(out, n);
+    void operator()(double x) const {
+        byte(kDouble);
+        number(support::load64(&x), 8);
     }
-    pack_bytes(out, "data");
-    pack_bytes(out, array.data);
-}
-
-// What msgpack holds before arrays are recognised: maps can have keys of bytes.
-struct Raw;
-using RawPairs = std::vector<std::pair<Raw, Raw>>;
-struct Raw {
-    std::variant<Nil, bool, std::int64_t, std::uint64_t, double, std::string_view, std::vector<Raw>, RawPairs> data;
-    bool binary = false;  // of a string: bytes
+    void operator()(const std::string& text) const {
+        head(kText, text.size());
+        out.append(text);
+    }
+    void operator()(const Bytes& data) const { bytes(data.data); }
+    void operator()(const List& list) const {
+        head(kList, list.size());
+        for (const Value& item : list) std::visit(*this, item.data);
+    }
+    void operator()(const Map& map) const {
+        head(kMap, map.items.size());
+        for (const auto& [key, item] : map.items) {
+            (*this)(key);
+            std::visit(*this, item.data);
+        }
+    }
+    void operator()(const Array& array) const {
+        head(kMap, array.scalar ? 3 : 5);
+        bytes("nd");
+        (*this)(!array.scalar);
+        bytes("type");
+        (*this)(array.dtype);
+        if (!array.scalar) {
+            bytes("kind");
+            bytes("");
+            bytes("shape");
+            head(kList, array.shape.size());
+            for (const std::uint64_t n : array.shape) (*this)(n);
+        }
+        bytes("data");
+        bytes(array.data);
+    }
 };
 
 bool is_utf8(std::string_view text) {
-    const auto* at = reinterpret_cast<const unsigned char*>(text.data());
-    const auto* const end = at + text.size();
-    while (at < end) {
-        const unsigned char lead = *at++;
+    constexpr std::uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};  // with so many further bytes
+    for (std::size_t at = 0; at < text.size();) {
+        const auto lead = static_cast<unsigned char>(text[at++]);
         if (lead < 0x80) continue;
-        const int more = lead >= 0xC2 && lead < 0xE0 ? 1 : (lead & 0xF0) == 0xE0 ? 2 : lead >= 0xF0 && lead < 0xF5 ? 3 : 0;
-        if (!more || end - at < more) return false;
-        const unsigned char second = *at;
-        if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) ||
-            (lead == 0xF4 && second > 0x8F))
-            return false;
-        for (int n = 0; n < more; ++n)
-            if ((*at++ & 0xC0) != 0x80) return false;
+        const std::size_t more = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+        if (lead < 0xC0 || lead >= 0xF8 || text.size() - at < more) return false;
+        std::uint32_t point = lead & 0x3FU >> more;
+        for (const std::size_t end = at + more; at < end; ++at) {
+            if ((text[at] & 0xC0) != 0x80) return false;
+            point = point << 6 | (text[at] & 0x3F);
+        }
+        if (point < kLeast[more] || point > 0x10FFFF || (point >= 0xD800 && point < 0xE000)) return false;
     }
     return true;
+}
+
+// The array of the keys of bytes of a map with `entries` keys, which has the key `nd`.
+Value array_of(const Map& form, std::size_t entries) {
+    const auto *type = form.get<std::string>("type");
+    const std::size_t size = type ? item_bytes(*type) : 0;
+    if (!size) reject(Refusal::dtype, "an array has an unsupported dtype");
+    const auto* flag = form.get<bool>("nd");
+    const auto* data = form.get<Bytes>("data");
+    const bool has_data = form.find("data");
+    Array out{*type, {}, {}, false};
+    if (flag && !*flag && entries == 3 && has_data) {
+        if (!data || data->data.size() != size) reject(Refusal::shape, "the bytes of a scalar do not fit its dtype");
+        out.scalar = true;
+        out.data = data->data;
+        return out;
+    }
+    const auto* kind = form.get<Bytes>("kind");
+    if (!flag || !*flag || entries != 5 || !has_data || !form.find("shape") || !kind || !kind->data.empty())
+        reject(Refusal::malformed, "a map with the key `nd` is not a valid array");
+    if (!data) reject(Refusal::shape, "the bytes of an array do not fit its shape");
+    const auto* shape = form.get<List>("shape");
+    if (!shape || shape->size() > kMaxDimensions) reject(Refusal::shape, "an array has an invalid shape");
+    // One dimension may be any number up to the limit, as in Python; more are checked together.
+    std::uint64_t count = 1;
+    bool over = false;
+    for (const Value& dimension : *shape) {
+        const std::optional<std::uint64_t> n = dimension.whole();
+        if (!n) reject(Refusal::shape, "an array has an invalid shape");
+        out.shape.push_back(*n);
+        const std::uint64_t factor = std::max<std::uint64_t>(*n, 1);
+        over |= factor > kMaxElements || count * factor > kMaxElements;
+        if (!over) count *= factor;
+    }
+    if (over) reject(Refusal::shape, "an array has too many elements");
+    if (std::count(out.shape.begin(), out.shape.end(), 0U)) count = 0;
+    if (count * size != data->data.size()) reject(Refusal::shape, "the bytes of an array do not fit its shape");
+    out.data = data->data;
+    return out;
 }
 
 class Reader {
 public:
     Reader(std::string_view data, std::size_t items) : data_(data), items_(items) {}
 
-    Raw value(std::size_t depth) {
-        if (depth > kMaxNesting) malformed("not a msgpack value: nested too deeply");
+    Value whole() {
+        Value out = value(0);
+        if (!data_.empty()) reject(Refusal::malformed, "not a msgpack value: bytes are left over");
+        if (problem_) throw *problem_;
+        return out;
+    }
+
+private:
+    Value value(std::size_t depth) {
+        if (depth > kMaxNesting) reject(Refusal::malformed, "not a msgpack value: nested too deeply");
+        if (depth > kMaxDepth && !problem_) problem_.emplace(Refusal::malformed, "nested deeper than 16");
         const auto head = static_cast<unsigned char>(take(1)[0]);
-        if (head < 0x80) return {std::int64_t{head}};
-        if (head >= 0xE0) return {std::int64_t{static_cast<signed char>(head)}};
+        if (head < 0x80) return std::uint64_t{head};
         if (head < 0x90) return map(head & 0x0F, depth);
         if (head < 0xA0) return list(head & 0x0F, depth);
         if (head < 0xC0) return text(head & 0x1F);
-        switch (head) {
-            case 0xC0: return {Nil{}};
-            case 0xC2: return {false};
-            case 0xC3: return {true};
-            case 0xC4: return bytes(big<std::uint8_t>());
-            case 0xC5: return bytes(big<std::uint16_t>());
-            case 0xC6: return bytes(big<std::uint32_t>());
-            case 0xCA: return {static_cast<double>(bits<float>(big<std::uint32_t>()))};
-            case 0xCB: return {bits<double>(big<std::uint64_t>())};
-            case 0xCC: return {std::int64_t{big<std::uint8_t>()}};
-            case 0xCD: return {std::int64_t{big<std::uint16_t>()}};
-            case 0xCE: return {std::int64_t{big<std::uint32_t>()}};
-            case 0xCF: return unsigned_number(big<std::uint64_t>());
-            case 0xD0: return {std::int64_t{static_cast<std::int8_t>(big<std::uint8_t>())}};
-            case 0xD1: return {std::int64_t{static_cast<std::int16_t>(big<std::uint16_t>())}};
-            case 0xD2: return {std::int64_t{static_cast<std::int32_t>(big<std::uint32_t>())}};
-            case 0xD3: return {static_cast<std::int64_t>(big<std::uint64_t>())};
-            case 0xD9: return text(big<std::uint8_t>());
-            case 0xDA: return text(big<std::uint16_t>());
-            case 0xDB: return text(big<std::uint32_t>());
-            case 0xDC: return list(big<std::uint16_t>(), depth);
-            case 0xDD: return list(big<std::uint32_t>(), depth);
-            case 0xDE: return map(big<std::uint16_t>(), depth);
-            case 0xDF: return map(big<std::uint32_t>(), depth);
-            default: malformed("not a msgpack value: an extension or an unknown type");
-        }
+        if (head >= 0xE0) return std::int64_t{static_cast<signed char>(head)};
+        if (head == kNil) return {};
+        if (head == kFalse || head == kTrue) return head == kTrue;
+        if (head == kDouble) return number<double>(big(8));
+        if (head == kFloat) return double{number<float>(big(4))};
+        // The width of the number that follows if the type has one code for each width from `least` on.
+        const auto width = [&](int first, int last, int least = 1) { return head < first || head > last ? 0 : least << (head - first); };
+        if (const int bytes = width(0xC4, 0xC6)) return Bytes{std::string(take(big(bytes)))};
+        if (const int bytes = width(0xCC, 0xCF)) return big(bytes);
+        if (const int bytes = width(0xD0, 0xD3)) return static_cast<std::int64_t>(big(bytes) << (64 - 8 * bytes)) >> (64 - 8 * bytes);
+        if (const int bytes = width(0xD9, 0xDB)) return text(big(bytes));
+        if (const int bytes = width(0xDC, 0xDD, 2)) return list(big(bytes), depth);
+        if (const int bytes = width(0xDE, 0xDF, 2)) return map(big(bytes), depth);
+        reject(Refusal::malformed, "not a msgpack value: an extension or an unknown type");
     }
 
-    bool at_end() const { return data_.empty(); }
-
-private:
     std::string_view take(std::size_t count) {
-        if (count > data_.size()) malformed("not a msgpack value: the bytes end too early");
+        if (count > data_.size()) reject(Refusal::malformed, "not a msgpack value: the bytes end too early");
         const std::string_view out = data_.substr(0, count);
         data_.remove_prefix(count);
         return out;
     }
 
-    template <class T>
-    T big() {
-        T value = 0;
-        for (const char c : take(sizeof value)) value = static_cast<T>(value << 8 | static_cast<unsigned char>(c));
+    std::uint64_t big(int bytes) {
+        std::uint64_t value = 0;
+        for (const char c : take(static_cast<std::size_t>(bytes))) value = value << 8 | static_cast<unsigned char>(c);
         return value;
     }
 
-    template <class F, class T>
-    static F bits(T value) {
-        F out;
-        std::memcpy(&out, &value, sizeof out);
-        return out;
+    template <class T>
+    static T number(std::uint64_t bits) {
+        return support::load<T>(&bits);
     }
 
-    static Raw unsigned_number(std::uint64_t v) {
-        if (v >> 63) return {v};
-        return {static_cast<std::int64_t>(v)};
-    }
-
-    Raw text(std::size_t size) {
-        if (size > kMaxString) malformed("not a msgpack value: a string is too long");
+    Value text(std::size_t size) {
+        if (size > kMaxString) reject(Refusal::malformed, "not a msgpack value: a string is too long");
         const std::string_view out = take(size);
-        if (!is_utf8(out)) malformed("not a msgpack value: a string is not UTF-8");
-        return {out};
-    }
-
-    Raw bytes(std::size_t size) {
-        Raw out{take(size)};
-        out.binary = true;
-        return out;
+        if (!is_utf8(out)) reject(Refusal::malformed, "not a msgpack value: a string is not UTF-8");
+        return std::string(out);
     }
 
     void check_items(std::size_t count) const {
-        if (count > items_) malformed("not a msgpack value: a list or map is too long");
+        if (count > items_) reject(Refusal::malformed, "not a msgpack value: a list or map is too long");
     }
 
-    Raw list(std::size_t count, std::size_t depth) {
+    Value list(std::size_t count, std::size_t depth) {
         check_items(count);
-        std::vector<Raw> out;
-        out.reserve(std::min(count, data_.size()));
+        List out;
+        out.reserve(std::min(count, kReserved));
         for (std::size_t n = 0; n < count; ++n) out.push_back(value(depth + 1));
-        return {std::move(out)};
+        return Value(std::move(out));
     }
 
-    Raw map(std::size_t count, std::size_t depth) {
+    Value map(std::size_t count, std::size_t depth) {
         check_items(count);
-        RawPairs out;
-        out.reserve(std::min(count, data_.size()));
+        const bool had_problem = problem_.has_value();
+        Map texts, forms;  // the entries with keys of text, and with keys of bytes
+        texts.items.reserve(std::min(count, kReserved));
         for (std::size_t n = 0; n < count; ++n) {
-            Raw key = value(depth + 1);
-            if (!std::holds_alternative<std::string_view>(key.data)) malformed("not a msgpack value: a key is not a string");
-            out.emplace_back(std::move(key), value(depth + 1));
+            Value key = value(depth + 1);
+            if (auto* text = std::get_if<std::string>(&key.data))
+                texts.set(std::move(*text), value(depth + 1));
+            else if (auto* bytes = std::get_if<Bytes>(&key.data))
+                forms.set(std::move(bytes->data), value(depth + 1));
+            else
+                reject(Refusal::malformed, "not a msgpack value: a key is not a string");
         }
-        std::vector<std::pair<bool, std::string_view>> keys;
-        keys.reserve(out.size());
-        for (const auto& [key, _] : out) keys.emplace_back(key.binary, std::get<std::string_view>(key.data));
+        if (has_repeated(texts) || has_repeated(forms)) reject(Refusal::malformed, "a map has the same key twice");
+        if (forms.items.empty()) return Value(std::move(texts));
+        // The problems inside such a map come after its own.
+        if (!had_problem) problem_.reset();
+        try {
+            if (forms.find("nd")) return array_of(forms, count);
+            reject(Refusal::malformed, "a map key is not a string");
+        } catch (const ProtocolError& error) {
+            if (!problem_) problem_ = error;
+            return {};
+        }
+    }
+
+    static bool has_repeated(const Map& map) {
+        std::vector<std::string_view> keys;
+        keys.reserve(map.items.size());
+        for (const auto& [key, _] : map.items) keys.emplace_back(key);
         std::sort(keys.begin(), keys.end());
-        if (std::adjacent_find(keys.begin(), keys.end()) != keys.end()) malformed("a map has the same key twice");
-        return {std::move(out)};
+        return std::adjacent_find(keys.begin(), keys.end()) != keys.end();
     }
 
     std::string_view data_;
     std::size_t items_;
+    std::optional<ProtocolError> problem_;  // the first of a rule that is checked once the bytes are known to be msgpack
 };
 
-const Raw* find(const RawPairs& pairs, std::string_view key) {
-    for (const auto& [name, value] : pairs)
-        if (name.binary && std::get<std::string_view>(name.data) == key) return &value;
-    return nullptr;
-}
-
-std::optional<std::string_view> bytes_in(const Raw* raw) {
-    if (!raw || !raw->binary) return std::nullopt;
-    return std::get<std::string_view>(raw->data);
-}
-
-// The elements of an array with this shape, which it also stores.
-std::uint64_t elements(const Raw* raw, std::vector<std::uint64_t>& shape) {
-    const auto* list = raw ? std::get_if<std::vector<Raw>>(&raw->data) : nullptr;
-    // One dimension may be any number up to the limit, as in Python; more are checked together.
-    if (!list || list->size() > kMaxDimensions) throw ProtocolError(Refusal::shape, "an array has an invalid shape");
-    bool over = false, empty = false;
-    std::uint64_t count = 1;
-    for (const Raw& dimension : *list) {
-        const auto* n = std::get_if<std::int64_t>(&dimension.data);
-        const auto* large = std::get_if<std::uint64_t>(&dimension.data);
-        if ((!n && !large) || (n && *n < 0)) throw ProtocolError(Refusal::shape, "an array has an invalid shape");
-        const std::uint64_t size = n ? static_cast<std::uint64_t>(*n) : *large;
-        shape.push_back(size);
-        empty |= size == 0;
-        const std::uint64_t factor = std::max<std::uint64_t>(size, 1);
-        over |= factor > kMaxElements || count * factor > kMaxElements;
-        if (!over) count *= factor;
-    }
-    if (over) throw ProtocolError(Refusal::shape, "an array has too many elements");
-    return empty ? 0 : count;
-}
-
-Value array(const RawPairs& form) {
-    const Raw* type = find(form, "type");
-    const auto* dtype = type && !type->binary ? std::get_if<std::string_view>(&type->data) : nullptr;
-    const std::size_t size = dtype ? item_bytes(*dtype) : 0;
-    if (!size) throw ProtocolError(Refusal::dtype, "an array has an unsupported dtype");
-    const Raw* nd = find(form, "nd");
-    const bool* flag = std::get_if<bool>(&nd->data);
-    const auto data = bytes_in(find(form, "data"));
-    Array out{std::string(*dtype), {}, {}, false};
-    const bool has_data = find(form, "data") != nullptr;
-    if (flag && !*flag && form.size() == 3 && has_data) {
-        if (!data || data->size() != size) throw ProtocolError(Refusal::shape, "the bytes of a scalar do not fit its dtype");
-        out.scalar = true;
-    } else {
-        const auto kind = bytes_in(find(form, "kind"));
-        if (!flag || !*flag || form.size() != 5 || !has_data || !find(form, "shape") || !kind || !kind->empty())
-            malformed("a map with the key `nd` is not a valid array");
-        if (!data) throw ProtocolError(Refusal::shape, "the bytes of an array do not fit its shape");
-        if (elements(find(form, "shape"), out.shape) * size != data->size())
-            throw ProtocolError(Refusal::shape, "the bytes of an array do not fit its shape");
-    }
-    out.data = std::string(*data);
-    return out;
-}
-
-Value decoded(Raw&& raw, std::size_t depth) {
-    if (depth > kMaxDepth) malformed("nested deeper than 16");
-    if (auto* list = std::get_if<std::vector<Raw>>(&raw.data)) {
-        List out;
-        out.reserve(list->size());
-        for (Raw& item : *list) out.push_back(decoded(std::move(item), depth + 1));
-        return out;
-    }
-    if (auto* pairs = std::get_if<RawPairs>(&raw.data)) {
-        if (find(*pairs, "nd")) return array(*pairs);
-        for (const auto& [key, _] : *pairs)
-            if (key.binary) malformed("a map key is not a string");
-        Map out;
-        out.items.reserve(pairs->size());
-        for (auto& [key, value] : *pairs)
-            out.items.emplace_back(std::string(std::get<std::string_view>(key.data)), decoded(std::move(value), depth + 1));
-        return out;
-    }
-    if (const auto* text = std::get_if<std::string_view>(&raw.data)) {
-        if (raw.binary) return Bytes{std::string(*text)};
-        return std::string(*text);
-    }
-    if (const auto* v = std::get_if<bool>(&raw.data)) return *v;
-    if (const auto* v = std::get_if<std::int64_t>(&raw.data)) return *v;
-    if (const auto* v = std::get_if<std::uint64_t>(&raw.data)) return *v;
-    if (const auto* v = std::get_if<double>(&raw.data)) return *v;
-    return {};
-}
-
 }  // namespace
-
-Value::Value(std::uint64_t v) {
-    if (v >> 63)
-        data = v;
-    else
-        data = static_cast<std::int64_t>(v);
-}
 
 const Value* Map::find(std::string_view key) const noexcept {
     for (const auto& [name, value] : items)
@@ -349,69 +271,25 @@ const Value* Map::find(std::string_view key) const noexcept {
 
 void Map::set(std::string key, Value value) { items.emplace_back(std::move(key), std::move(value)); }
 
+std::optional<std::uint64_t> Value::whole() const noexcept {
+    if (const auto* large = get<std::uint64_t>()) return *large;
+    const auto* n = get<std::int64_t>();
+    return n && *n >= 0 ? std::optional<std::uint64_t>(*n) : std::nullopt;
+}
+
 std::size_t item_bytes(std::string_view dtype) noexcept {
     constexpr std::string_view kDtypes[] = {"|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"};
-    for (const std::string_view known : kDtypes)
-        if (known == dtype) return static_cast<std::size_t>(known[2] - '0');
-    return 0;
+    return std::find(std::begin(kDtypes), std::end(kDtypes), dtype) != std::end(kDtypes) ? static_cast<std::size_t>(dtype[2] - '0') : 0;
 }
 
-void pack_text(std::string& out, std::string_view text) {
-    if (text.size() < 32) {
-        out.push_back(static_cast<char>(0xA0 | text.size()));
-    } else if (text.size() <= 0xFF) {
-        out.push_back('\xd9');
-        out.push_back(static_cast<char>(text.size()));
-    } else if (text.size() <= 0xFFFF) {
-        out.push_back('\xda');
-        append_big(out, static_cast<std::uint16_t>(text.size()));
-    } else {
-        out.push_back('\xdb');
-        append_big(out, static_cast<std::uint32_t>(text.size()));
-    }
-    out.append(text);
-}
+void pack(std::string& out, const Value& value) { std::visit(Packer{out}, value.data); }
 
-void pack_map_size(std::string& out, std::size_t items) { pack_size(out, items, 0x80, '\xde', '\xdf'); }
-
-void pack(std::string& out, const Value& value) {
-    if (value.get<Nil>()) {
-        out.push_back('\xc0');
-    } else if (const auto* flag = value.get<bool>()) {
-        out.push_back(*flag ? '\xc3' : '\xc2');
-    } else if (const auto* n = value.get<std::int64_t>()) {
-        pack_signed(out, *n);
-    } else if (const auto* large = value.get<std::uint64_t>()) {
-        pack_unsigned(out, *large);
-    } else if (const auto* x = value.get<double>()) {
-        out.push_back('\xcb');
-        append_big(out, support::load64(x));
-    } else if (const auto* text = value.get<std::string>()) {
-        pack_text(out, *text);
-    } else if (const auto* bytes = value.get<Bytes>()) {
-        pack_bytes(out, bytes->data);
-    } else if (const auto* list = value.get<List>()) {
-        pack_size(out, list->size(), 0x90, '\xdc', '\xdd');
-        for (const Value& item : *list) pack(out, item);
-    } else if (const auto* map = value.get<Map>()) {
-        pack_map_size(out, map->items.size());
-        for (const auto& [key, item] : map->items) {
-            pack_text(out, key);
-            pack(out, item);
-        }
-    } else if (const auto* array = value.get<Array>()) {
-        pack_array(out, *array);
-    }
-}
+void pack(std::string& out, const Map& map) { Packer{out}(map); }
 
 Value unpack(std::string_view data, const HeaderLimits& limits) {
     if (data.size() > limits.bytes)
-        throw ProtocolError(Refusal::too_large,
-                            "the header has " + std::to_string(data.size()) + " bytes; the limit is " + std::to_string(limits.bytes));
-    Reader reader(data, std::min(limits.items, data.size()));
-    Raw raw = reader.value(0);
-    if (!reader.at_end()) malformed("not a msgpack value: bytes are left over");
-    return decoded(std::move(raw), 0);
+        reject(Refusal::too_large, "the header has ", data.size(), " bytes; the limit is ", limits.bytes);
+    return Reader(data, std::min(limits.items, data.size())).whole();
 }
 
 }  // namespace rl4sys::wire

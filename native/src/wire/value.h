@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,6 +33,9 @@ struct Map {
     std::vector<std::pair<std::string, Value>> items;
 
     const Value* find(std::string_view key) const noexcept;
+    /// The value of a key if it has this type, else null.
+    template <class T>
+    const T* get(std::string_view key) const noexcept;
     void set(std::string key, Value value);
 };
 
@@ -44,7 +48,7 @@ public:
     Value(bool v) : data(v) {}
     Value(std::int64_t v) : data(v) {}
     Value(int v) : data(static_cast<std::int64_t>(v)) {}
-    Value(std::uint64_t v);
+    Value(std::uint64_t v) : data(v >> 63 ? Data(v) : Data(static_cast<std::int64_t>(v))) {}
     Value(double v) : data(v) {}
     Value(std::string v) : data(std::move(v)) {}
     Value(const char* v) : data(std::string(v)) {}
@@ -58,10 +62,18 @@ public:
         return std::get_if<T>(&data);
     }
 
+    /// The value of an integer of at least 0.
+    std::optional<std::uint64_t> whole() const noexcept;
     bool is_integer() const noexcept { return get<std::int64_t>() || get<std::uint64_t>(); }
 
     Data data;
 };
+
+template <class T>
+const T* Map::get(std::string_view key) const noexcept {
+    const Value* value = find(key);
+    return value ? value->get<T>() : nullptr;
+}
 
 /// The dtypes that a message may have, by their numpy strings; 0 bytes for an unknown one.
 std::size_t item_bytes(std::string_view dtype) noexcept;
@@ -74,9 +86,7 @@ struct HeaderLimits {
 
 /// Appends a value as msgpack, in the shortest form of each number, as msgpack for Python does.
 void pack(std::string& out, const Value& value);
-
-void pack_text(std::string& out, std::string_view text);
-void pack_map_size(std::string& out, std::size_t items);
+void pack(std::string& out, const Map& map);
 
 /// Reads one msgpack value that fills `data`. Throws ProtocolError: `too_large`, `malformed`, `dtype` or `shape`.
 Value unpack(std::string_view data, const HeaderLimits& limits = {});

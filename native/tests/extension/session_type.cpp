@@ -38,7 +38,7 @@ wire::List bad_heads(const std::vector<Buffer>& frames) {
 
 wire::List read_weights_header(Buffer data) {
     const weights::Header head = weights::read_header(data.bytes());
-    return {wire::Bytes{head.policy_id}, head.generation, head.base_version, head.new_version, static_cast<int>(head.encoding),
+    return {wire::Bytes{std::string(head.policy_id())}, head.generation, head.base_version, head.new_version, static_cast<int>(head.encoding),
             std::uint64_t{head.elements}, std::uint64_t{head.payload_bytes}, head.payload_hash, head.state_hash,
             static_cast<int>(head.dtype), int{head.chunk}, int{head.chunks}, head.predicted, head.others};
 }

@@ -26,16 +26,21 @@ struct Part {
     std::uint64_t index = 0;
     std::uint8_t flags = 0;
     std::uint64_t episode_length = 0;
-    double deadline = 0.0;  // monotonic: until which rewards may come
+    double deadline = 0.0;  // monotonic: until which rewards may come; 0 if it was closed with all of them
     bool closed = false;
-    bool waits = false;  // it was closed without all of its rewards
-    bool left = false;   // it has gone to the outbox, or was dropped: its rewards can no longer be set
+    bool left = false;  // it has gone to the outbox, or was dropped: its rewards can no longer be set
+};
+
+/// What a policy saw at one step.
+struct Seen {
+    std::vector<std::uint8_t> observation;  // in the dtype of its space
+    std::vector<std::uint8_t> mask;         // empty: every action was allowed
+
+    const std::uint8_t* allowed() const noexcept { return mask.empty() ? nullptr : mask.data(); }
 };
 
 /// One requested action: what is recorded if the host adds it. Its buffers are reused.
-struct Step {
-    std::vector<std::uint8_t> observation;  // in the dtype of its space
-    std::vector<std::uint8_t> mask;         // empty: every action was allowed
+struct Step : Seen {
     std::int64_t index = 0;                 // of a Discrete action
     std::vector<float> raw;                 // of a Box: to train on
     std::vector<float> act;                 // of a Box: for the environment
@@ -54,7 +59,6 @@ struct Step {
     std::map<std::string, std::vector<std::uint8_t>> extra;
 
     const void* action() const noexcept { return raw.empty() ? static_cast<const void*>(&index) : raw.data(); }
-    const std::uint8_t* allowed() const noexcept { return mask.empty() ? nullptr : mask.data(); }
 };
 
 /// What the episodes of an agent share.
@@ -86,7 +90,8 @@ private:
 
 class Episode : public std::enable_shared_from_this<Episode> {
 public:
-    Episode(const EpisodeRules& rules, EpisodeCounts& counts, std::uint64_t id);
+    Episode(const EpisodeRules& rules, EpisodeCounts& counts, std::uint64_t id)
+        : rules_(rules), counts_(counts), id_(id), cap_(rules.max_steps ? rules.max_steps : UINT32_MAX), cap_left_(cap_) {}
 
     bool completed() const noexcept { return completed_; }
     std::uint64_t id() const noexcept { return id_; }
@@ -94,12 +99,10 @@ public:
     const EpisodeRules& rules() const noexcept { return rules_; }
     /// True if the host has said that the last added step ends the episode.
     bool done() const noexcept { return done_; }
-    void set_done(const Step& step) noexcept;
+    void set_done(const Step& step) noexcept { done_ = step.done && step.number + 1 == expected_; }
     /// True if a step has no reward.
     bool lacks_rewards() const;
-    /// The generation of the open segment; 0 if it is empty.
-    std::uint64_t generation() const noexcept { return open_ ? open_->columns->generation : 0; }
-    /// The open segment, for copies of its steps; null if it is empty.
+    /// The open segment, for copies of its steps; null if it has none.
     const std::shared_ptr<Part>& open() const noexcept { return open_; }
 
     /// Prepares the episode for a request: cuts the open segment if it is full or of another generation.
@@ -123,27 +126,27 @@ public:
     void expire(double now);
 
 private:
+    bool must_cut(std::uint64_t generation) const noexcept;
     void cut(const void* observation, const std::uint8_t* mask, bool follows);
-    void skip_index() noexcept;
+    void lose_step(const Seen& next);
     void close(std::shared_ptr<Part> part);
     void release();
 
     const EpisodeRules& rules_;
     EpisodeCounts& counts_;
     const std::uint64_t id_;
-    std::shared_ptr<Part> open_;
+    const std::uint32_t cap_;
+    std::uint32_t cap_left_, steps_before_ = 0;
+    std::shared_ptr<Part> open_;  // it has at least one step
     bool follows_ = false;  // the next segment follows the last one
     std::uint64_t segment_index_ = 0, next_number_ = 0, expected_ = 0;
-    std::uint32_t steps_before_ = 0, cap_left_;
     bool completed_ = false, done_ = false;
-    // The first step that was requested and not added: the learner bootstraps there.
-    std::vector<std::uint8_t> skipped_observation_;
-    std::vector<std::uint8_t> skipped_mask_;
+    Seen skipped_;  // the first step that was requested and not added: the learner bootstraps there
+    std::atomic<bool> lost_{false};
 
     mutable std::mutex mutex_;
     std::deque<std::shared_ptr<Part>> waiting_;  // closed segments, oldest first
     double reward_sum_ = 0.0;                    // of the segments that went to the outbox
-    bool lost_ = false;
 };
 
 }  // namespace rl4sys::actor

@@ -1,7 +1,7 @@
 #include "actor/outbox.h"
 
 #include <algorithm>
-#include <utility>
+#include <limits>
 
 namespace rl4sys::actor {
 
@@ -35,11 +35,9 @@ void Outbox::put_dropped(const std::string& reason, std::uint32_t steps) {
     ++counts_.dropped[reason];
 }
 
-std::optional<Outbox::Head> Outbox::peek() const {
+wire::SharedSegment Outbox::peek() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (items_.empty()) return std::nullopt;
-    const wire::PackedSegment& segment = *items_.front();
-    return Head{segment.generation, segment.oldest_version, segment.steps, segment.bytes};
+    return items_.empty() ? nullptr : items_.front();
 }
 
 wire::SharedSegment Outbox::take() {
@@ -58,18 +56,13 @@ void Outbox::drop(const char* reason) {
 
 std::uint64_t Outbox::newest_version(std::uint64_t steps, std::uint64_t generation) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::optional<std::uint64_t> lowest;
+    std::uint64_t lowest = std::numeric_limits<std::uint64_t>::max();
     for (auto item = items_.rbegin(); item != items_.rend() && (*item)->generation == generation; ++item) {
-        lowest = lowest ? std::min(*lowest, (*item)->oldest_version) : (*item)->oldest_version;
-        if ((*item)->steps >= steps) return *lowest;
+        lowest = std::min(lowest, (*item)->oldest_version);
+        if ((*item)->steps >= steps) return lowest;
         steps -= (*item)->steps;
     }
     return 0;
-}
-
-Outbox::Counts Outbox::counts() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return counts_;
 }
 
 Outbox::Counts Outbox::settle() {

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "wire/segments.h"
@@ -23,14 +22,8 @@ public:
     /// Counts a segment that the host finished and that is not sent, because of `reason`.
     void put_dropped(const std::string& reason, std::uint32_t steps = 0);
 
-    /// What decides when the oldest segment is sent or dropped.
-    struct Head {
-        std::uint64_t generation, oldest_version;
-        std::uint32_t steps;
-        std::size_t bytes;
-    };
-    std::optional<Head> peek() const;
     /// The oldest segment; null if there is none.
+    wire::SharedSegment peek() const;
     wire::SharedSegment take();
     void drop(const char* reason);
     /// The least version among the newest segments of a generation that have `steps` steps together; 0 if there are too few.
@@ -41,7 +34,10 @@ public:
         std::uint64_t steps = 0, put_items = 0, put_steps = 0;
         std::map<std::string, std::uint64_t> dropped;  // segments by reason
     };
-    Counts counts() const;
+    Counts counts() const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return counts_;
+    }
     /// The segments that were taken count as in hand until this call: the session's published numbers have them from then on.
     Counts settle();
     /// Locks the queue while the process forks.

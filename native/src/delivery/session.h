@@ -80,11 +80,20 @@ constexpr std::size_t kVerdicts = 7;
 extern const std::array<const char*, kVerdicts> verdict_names;
 using Verdicts = std::array<std::uint64_t, kVerdicts>;
 
+/// What a session counts, for `stats`.
+struct Figures {
+    State state = State::joining;
+    std::uint64_t in_flight = 0, unreceived = 0, accepted = 0, in_doubt = 0, durable = 0, sent_steps = 0, credit_steps = 0;
+    Verdicts verdicts{};
+};
+
 /// The session of one actor with one learner. Sequence numbers start at `Hello::first_seq`.
 class ActorSession {
 public:
     /// `zstd` compresses bodies; null for none. `random` varies the pauses between retries.
-    ActorSession(Hello hello, Counters& counters, support::Random& random, support::Zstd* zstd = nullptr);
+    ActorSession(Hello hello, Counters& counters, support::Random& random, support::Zstd* zstd = nullptr)
+        : received(hello.first_seq), durable(hello.first_seq), journal_id(hello.journal_id), hello_(std::move(hello)), counters_(counters),
+          random_(random), zstd_(zstd), resend_timer_(random), next_seq_(received) {}
 
     /// Starts the session, or restarts it on new sockets. `held` is the version of the actor's policy.
     Actions open(double now, PolicyVersion held);
@@ -114,10 +123,10 @@ public:
     std::size_t in_flight() const noexcept { return window_.size(); }
     std::uint64_t unreceived() const noexcept { return next_seq_ - received; }
     std::uint64_t origin() const noexcept { return hello_.origin ? hello_.origin : hello_.incarnation; }
-    std::uint64_t incarnation() const noexcept { return hello_.incarnation; }
     /// The segments that the learner has acknowledged and not refused, over all sessions.
-    std::uint64_t accepted() const noexcept;
+    std::uint64_t accepted() const noexcept { return earlier_accepted_ + excess(received, refused_of_origin()); }
     Verdicts verdicts() const noexcept;
+    Figures figures() const noexcept;
 
 private:
     struct InFlight {
@@ -133,18 +142,18 @@ private:
     Actions raise(double now, std::uint64_t known);
     Actions renew(double now);
     Actions on_gap(double now, std::uint64_t expected);
+    void rejoin(double at) noexcept;
     void lose_session(double now);
-    Actions resend(double now);
+    Actions resend(double now, Actions out = {});
     void submit(double now, std::size_t first, std::size_t most, std::uint64_t most_bytes, Actions& out);
     Action send(double now, wire::Kind kind, const wire::Map& header);
-    Action heartbeat(double now);
+    Action heartbeat(double now) { return send(now, wire::Kind::heartbeat, {{{"want_steps", want_steps_}}}); }
     void release() noexcept;
     void count_as_earlier() noexcept;
     std::uint64_t refused_of_origin() const noexcept;
-    const InFlight* held_from(std::uint64_t seq) const noexcept;
-    std::uint64_t steps_from(std::uint64_t seq) const noexcept;
-    std::uint64_t bytes_from(std::uint64_t seq) const noexcept;
+    std::pair<std::uint64_t, std::uint64_t> sent_from(std::uint64_t seq) const noexcept;
     std::uint64_t first_held() const noexcept { return window_.empty() ? next_seq_ : window_.front().seq; }
+    static std::uint64_t excess(std::uint64_t a, std::uint64_t b) noexcept { return a > b ? a - b : 0; }
 
     Hello hello_;
     Counters& counters_;
@@ -153,13 +162,12 @@ private:
     ResendTimer resend_timer_;
     std::deque<InFlight> window_;
     std::uint64_t next_seq_, taken_steps_ = 0, taken_bytes_ = 0;
-    std::uint64_t credit_items_ = 0, credit_bytes_ = 0;
-    std::uint64_t want_steps_ = 0;
+    std::uint64_t credit_items_ = 0, credit_bytes_ = 0, want_steps_ = 0;
     std::optional<std::uint64_t> gap_at_;
     bool previously_welcomed_ = false;
     Verdicts verdicts_{}, earlier_{};
     std::uint64_t verdicts_of_ = 0, earlier_accepted_ = 0, earlier_refused_ = 0;
-    SilenceTimer heartbeat_, silence_;
+    SilenceTimer heartbeat_{kHeartbeat}, silence_{kSilence};
     double next_hello_ = 0.0;
 };
 

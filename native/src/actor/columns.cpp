@@ -8,8 +8,6 @@
 namespace rl4sys::actor {
 namespace {
 
-constexpr std::size_t kMostUsed = 64;
-
 std::string layout_of(const policy::PolicySpec& spec, bool masked) {
     const policy::Space& actions = spec.actions;
     std::string out = wire::layout_word('o', spec.observations.dtype, spec.observations.shape) + " " +
@@ -23,8 +21,8 @@ std::string layout_of(const policy::PolicySpec& spec, bool masked) {
 
 SegmentShape::SegmentShape(const policy::PolicySpec& spec)
     : row_bytes{spec.observations.discrete ? 8 : spec.observations.size() * wire::item_bytes(spec.observations.dtype),
-                spec.actions.discrete ? 8 : spec.actions.size() * sizeof(float), sizeof(float), sizeof(float), sizeof(std::uint64_t),
-                spec.actions.discrete ? spec.actions.size() : 0, spec.state_size * sizeof(float)},
+                spec.actions.discrete ? 8 : spec.actions.size() * 4, 4, 4, 8, spec.actions.discrete ? spec.actions.size() : 0,
+                spec.state_size * 4},
       plain_layout(layout_of(spec, false)),
       masked_layout(layout_of(spec, true)) {}
 
@@ -88,7 +86,8 @@ void SegmentColumns::copy(std::uint32_t row, std::vector<std::uint8_t>& observat
                           std::vector<std::uint8_t>& mask, std::uint64_t& version) const {
     const auto cut = [&](Column column) {
         const std::size_t bytes = shape_->row_bytes[column];
-        return std::vector<std::uint8_t>(at<std::uint8_t>(column) + row * bytes, at<std::uint8_t>(column) + (row + std::size_t{1}) * bytes);
+        const auto* from = at<std::uint8_t>(column) + row * bytes;
+        return std::vector<std::uint8_t>(from, from + bytes);
     };
     observation = cut(kObservations);
     action = cut(kActions);
@@ -124,22 +123,6 @@ wire::PackedSegment SegmentColumns::pack(wire::SegmentNumbers numbers) const {
     numbers.steps = steps;
     if (mixed_) numbers.flags |= wire::flag::versions;
     return wire::pack_segment(numbers, masked_ ? shape_->masked_layout : shape_->plain_layout, columns);
-}
-
-std::unique_ptr<SegmentColumns> ColumnPool::take(const std::shared_ptr<const SegmentShape>& shape, std::uint32_t limit) {
-    std::unique_ptr<SegmentColumns> out;
-    if (const std::lock_guard<std::mutex> lock(mutex_); !used_.empty()) {
-        out = std::move(used_.back());
-        used_.pop_back();
-    }
-    if (!out) out = std::make_unique<SegmentColumns>();
-    out->reset(shape, limit);
-    return out;
-}
-
-void ColumnPool::give_back(std::unique_ptr<SegmentColumns> columns) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (used_.size() < kMostUsed) used_.push_back(std::move(columns));
 }
 
 }  // namespace rl4sys::actor

@@ -72,8 +72,17 @@ private:
 /// Columns of segments that were packed, for other segments. Any thread may use it.
 class ColumnPool {
 public:
-    std::unique_ptr<SegmentColumns> take(const std::shared_ptr<const SegmentShape>& shape, std::uint32_t limit);
-    void give_back(std::unique_ptr<SegmentColumns> columns);
+    std::unique_ptr<SegmentColumns> take() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (used_.empty()) return std::make_unique<SegmentColumns>();
+        auto out = std::move(used_.back());
+        used_.pop_back();
+        return out;
+    }
+    void give_back(std::unique_ptr<SegmentColumns> columns) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (used_.size() < 64) used_.push_back(std::move(columns));
+    }
 
 private:
     std::mutex mutex_;

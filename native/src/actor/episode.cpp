@@ -1,36 +1,12 @@
 #include "actor/episode.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace rl4sys::actor {
-namespace {
-
-constexpr std::size_t kRecentEpisodes = 100;
-
-}  // namespace
-
-void EpisodeCounts::add_return(double value) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    returns_.push_back(value);
-    if (returns_.size() > kRecentEpisodes) returns_.pop_front();
-}
-
-std::optional<double> EpisodeCounts::mean_return() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (returns_.empty()) return std::nullopt;
-    return std::accumulate(returns_.begin(), returns_.end(), 0.0) / static_cast<double>(returns_.size());
-}
-
 bool Episode::lacks_rewards() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return (open_ && open_->columns->missing) ||
            std::any_of(waiting_.begin(), waiting_.end(), [](const auto& part) { return part->columns->missing > 0; });
-}
-
-// True if a step of this generation must begin a segment, although one is open.
-bool Episode::must_cut(std::uint64_t generation) const noexcept {
-    return open_ && (open_->columns->full() || open_->columns->generation != generation);
 }
 
 bool Episode::prepare(std::uint64_t generation, const void* observation, const std::uint8_t* mask) {
@@ -38,11 +14,6 @@ bool Episode::prepare(std::uint64_t generation, const void* observation, const s
     const bool skipped = !skipped_.observation.empty();
     if (must_cut(generation)) cut(skipped ? skipped_.observation.data() : observation, skipped ? skipped_.allowed() : mask, true);
     return !open_;
-}
-
-void Episode::note(Step& step) {
-    step.number = next_number_++;
-    if (step.number == expected_ && open_) skipped_ = step;
 }
 
 // Closes the open segment. Without `follows`, steps are missing between it and the next one.
@@ -90,7 +61,8 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
     if (!open_) {
         auto part = std::make_shared<Part>();
         part->index = segment_index_;
-        part->columns = rules_.pool.take(shape, std::min(segment_steps, cap_left_));
+        part->columns = rules_.pool.take();
+        part->columns->reset(shape, std::min(segment_steps, cap_left_));
         part->columns->generation = step.generation;
         open_ = std::move(part);
         follows_ = false;

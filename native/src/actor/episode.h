@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -79,9 +80,17 @@ struct EpisodeCounts {
     std::atomic<std::uint64_t> episodes{0}, skipped{0}, unrecorded{0}, late_dropped{0}, without_rewards{0}, cleared{0};
     std::atomic<std::int64_t> waiting{0};  // segments that wait for rewards
 
-    void add_return(double value);
+    void add_return(double value) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        returns_.push_back(value);
+        if (returns_.size() > 100) returns_.pop_front();
+    }
     /// The mean of the last 100 returns; nothing before the first.
-    std::optional<double> mean_return() const;
+    std::optional<double> mean_return() const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (returns_.empty()) return std::nullopt;
+        return std::accumulate(returns_.begin(), returns_.end(), 0.0) / static_cast<double>(returns_.size());
+    }
 
 private:
     mutable std::mutex mutex_;
@@ -109,7 +118,10 @@ public:
     /// True if a new segment would begin with the next step.
     bool prepare(std::uint64_t generation, const void* observation, const std::uint8_t* mask);
     /// Notes a requested step. Steps must be added in the order of their requests.
-    void note(Step& step);
+    void note(Step& step) {
+        step.number = next_number_++;
+        if (step.number == expected_ && open_) skipped_ = step;
+    }
 
     enum class Added { stored, already_stored, out_of_order, ended };
     /// Stores a step as the next row. `shape` and `segment_steps` describe a new segment.
@@ -126,7 +138,10 @@ public:
     void expire(double now);
 
 private:
-    bool must_cut(std::uint64_t generation) const noexcept;
+    // True if a step of this generation must begin a segment, although one is open.
+    bool must_cut(std::uint64_t generation) const noexcept {
+        return open_ && (open_->columns->full() || open_->columns->generation != generation);
+    }
     void cut(const void* observation, const std::uint8_t* mask, bool follows);
     void lose_step(const Seen& next);
     void close(std::shared_ptr<Part> part);

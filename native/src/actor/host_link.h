@@ -23,7 +23,9 @@ namespace rl4sys::actor {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Seconds of the monotonic clock.
-inline double monotonic() noexcept { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+inline double monotonic() noexcept {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// The parameters of a session, from the learner's Welcome or from the policy cache.
 struct SessionParameters {

@@ -1,8 +1,6 @@
 #include "actor/io_thread.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -50,25 +48,6 @@ std::string explain(const io::Socket::Event& event) {
 
 }  // namespace
 
-Wakeup::Wakeup() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    if (fd_ < 0) throw io::TransportError("cannot open a file descriptor; raise the limit of open files with ulimit -n");
-}
-
-Wakeup::~Wakeup() { ::close(fd_); }
-
-void Wakeup::set() noexcept {
-    if (is_set_.exchange(true)) return;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(fd_, &one, sizeof one);
-}
-
-void Wakeup::clear() noexcept {
-    // In this order: a later `set` writes again, and finds this thread not yet looking for work.
-    std::uint64_t count;
-    [[maybe_unused]] const auto read = ::read(fd_, &count, sizeof count);
-    is_set_.store(false);
-}
-
 IoThread::IoThread(const Settings& settings, Outbox& outbox, const io::ZmqFunctions& zmq, void* context, const support::ZstdFunctions& zstd)
     : settings_(settings), outbox_(outbox), zmq_(zmq), context_(context), zstd_(zstd), random_(settings.hello.incarnation),
       session_(settings.hello, counters_, random_, settings.compress ? &zstd_ : nullptr),
@@ -103,16 +82,6 @@ void IoThread::stop() noexcept {
         thread_.join();
     else
         thread_.detach();  // the thread stayed with the parent
-}
-
-void IoThread::hold() {
-    host.mutex.lock();
-    outbox_.hold();
-}
-
-void IoThread::let_go() {
-    outbox_.let_go();
-    host.mutex.unlock();
 }
 
 void IoThread::run() noexcept {
@@ -269,10 +238,10 @@ void IoThread::perform(delivery::Actions actions, const Received* cause) {
             on_joined(*cause);
         } else if (const auto* restarted = std::get_if<delivery::StreamRestarted>(&action)) {
             settings_.report(LogLevel::warning, "silent for longer than the lease, so it joins as a new incarnation; " +
-                                                    std::to_string(restarted->in_doubt) + " segments are in doubt");
+                                                std::to_string(restarted->in_doubt) + " segments are in doubt");
         } else if (const auto* replaced = std::get_if<delivery::ReplaceSockets>(&action)) {
             settings_.report(LogLevel::warning, "the learner has a record of a later incarnation of " + settings_.hello.actor_id +
-                                                    "; this start continues as incarnation " + std::to_string(replaced->incarnation));
+                                                "; this start continues as incarnation " + std::to_string(replaced->incarnation));
             reconnect_ = true;
         } else if (const auto* refused = std::get_if<delivery::RefusedForGood>(&action)) {
             const bool failed = refused->code == Refusal::failed;
@@ -282,8 +251,8 @@ void IoThread::perform(delivery::Actions actions, const Received* cause) {
             if (later->code != Refusal::no_session) set_stage("the learner to accept this actor: " + later->reason);
         } else if (std::get_if<delivery::Reconnect>(&action)) {
             ++counters_["redials"];
-            if (had_session_) settings_.report(LogLevel::warning, "the learner at " + settings_.address + " is silent; reconnecting");
-            had_session_ = false;
+            if (std::exchange(had_session_, false))
+                settings_.report(LogLevel::warning, "the learner at " + settings_.address + " is silent; reconnecting");
             set_stage("the learner to answer");
             reconnect_ = true;
         }
@@ -304,7 +273,8 @@ void IoThread::on_joined(const Received& welcome) {
     } catch (const policy::Unsupported& error) {
         return refuse(SessionError::Kind::unsupported, Refusal::spec, error.what(), "spec");
     } catch (const std::runtime_error& error) {
-        return refuse(SessionError::Kind::refused, Refusal::spec, std::string("its Welcome message is invalid: ") + error.what(), "spec");
+        const std::string what = error.what();
+        return refuse(SessionError::Kind::refused, Refusal::spec, "its Welcome message is invalid: " + what, "spec");
     }
     std::unique_lock<std::mutex> lock(host.mutex);
     if (!host.parameters || host.parameters->generation != session_.generation) first_version_ = welcome.integer("version");
@@ -420,7 +390,8 @@ void IoThread::set_error(SessionError error) {
     host.error = error;
     host.notify();
     lock.unlock();
-    if (news && (error.kind != SessionError::Kind::unsupported || host.current.load())) settings_.report(LogLevel::warning, error.text);
+    const bool expected = error.kind == SessionError::Kind::unsupported && !host.current.load();
+    if (news && !expected) settings_.report(LogLevel::warning, error.text);
 }
 
 void IoThread::set_stage(const std::string& stage) {

@@ -1,6 +1,9 @@
 // The actor's I/O thread. Only this thread uses the sockets, the session and the policy cache (rl4sys_zmq/actor/io/thread.py).
 #pragma once
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 #include <string>
@@ -14,11 +17,21 @@ namespace rl4sys::actor {
 /// A file descriptor that ends the wait of the I/O thread. Any thread may call `set`, also in a signal handler.
 class Wakeup {
 public:
-    Wakeup();
+    Wakeup() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+        if (fd_ < 0) throw io::TransportError("cannot open a file descriptor; raise the limit of open files with ulimit -n");
+    }
     Wakeup(const Wakeup&) = delete;
-    ~Wakeup();
-    void set() noexcept;
-    void clear() noexcept;
+    ~Wakeup() { ::close(fd_); }
+    void set() noexcept {
+        const std::uint64_t one = 1;
+        if (!is_set_.exchange(true) && ::write(fd_, &one, sizeof one) < 0) return;  // it is readable already
+    }
+    void clear() noexcept {
+        // In this order: a later `set` writes again, and finds this thread not yet looking for work.
+        std::uint64_t count;
+        [[maybe_unused]] const auto read = ::read(fd_, &count, sizeof count);
+        is_set_.store(false);
+    }
     int fd() const noexcept { return fd_; }
 
 private:
@@ -73,8 +86,14 @@ public:
         return {status_, {}, outbox_.counts()};
     }
     /// Keeps all locks while the process forks, so that the child can read.
-    void hold();
-    void let_go();
+    void hold() {
+        host.mutex.lock();
+        outbox_.hold();
+    }
+    void let_go() {
+        outbox_.let_go();
+        host.mutex.unlock();
+    }
 
     HostLink host;
 

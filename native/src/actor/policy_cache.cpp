@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -104,7 +105,8 @@ std::string encode(const wire::Map& document, const weights::Snapshot& snapshot,
 }  // namespace
 
 CachedPolicy read_cached_policy(std::string_view bytes) {
-    if (bytes.size() < kFixed || bytes.size() > kMaxBytes) invalid("its size is " + std::to_string(bytes.size()) + " bytes, out of range");
+    if (bytes.size() < kFixed || bytes.size() > kMaxBytes)
+        invalid("its size is " + std::to_string(bytes.size()) + " bytes, out of range");
     if (bytes.substr(0, 4) != kMagic) invalid("it is not a policy file of this library");
     const auto format = support::load32(bytes.data() + 4);
     if (format != kFormat) invalid("it has format " + std::to_string(format) + "; this library reads " + std::to_string(kFormat));
@@ -119,16 +121,17 @@ CachedPolicy read_cached_policy(std::string_view bytes) {
     if (!form || form->items.size() != 7) invalid("its header has unexpected keys or types");
     const wire::Received said = fields_of(*form);
     const auto major = [](const std::string& version) { return version.substr(0, version.find('.')); };
-    if (major(said.text("library")) != major(RL4SYS_VERSION)) invalid("version " + said.text("library") + " of the library wrote it");
+    const std::string& library = said.text("library");
+    if (major(library) != major(RL4SYS_VERSION)) invalid("version " + library + " of the library wrote it");
     CachedPolicy out{said.map("spec"), policy::read_spec(said.map("spec")), {}, said.map("extras"), said.number("saved_unix_s")};
     out.snapshot = {said.integer("generation"), said.integer("version"), said.integer("digest"), std::vector<float>(elements),
                     std::string(bytes.substr(kFixed + header_size + 4 * elements, others))};
     if (elements) std::memcpy(out.snapshot.flat.data(), bytes.data() + kFixed + header_size, 4 * elements);
     const weights::TensorSizes tensors(out.spec.tensors);
     tensors.verify_others(out.snapshot.others);
-    bool finite = true;
-    for (const float x : out.snapshot.flat) finite = finite && std::isfinite(x);
-    if (tensors.elements != elements || weights::digest_of(out.snapshot.flat, out.snapshot.others) != out.snapshot.digest || !finite)
+    const std::vector<float>& flat = out.snapshot.flat;
+    const bool finite = std::all_of(flat.begin(), flat.end(), [](float x) { return std::isfinite(x); });
+    if (tensors.elements != elements || weights::digest_of(flat, out.snapshot.others) != out.snapshot.digest || !finite)
         invalid("its weights do not match its policy");
     return out;
 }
@@ -157,7 +160,8 @@ void PolicyCache::use(CachedPolicy cached) {
     const delivery::Hello& own = settings_.hello;
     const wire::Received extras = fields_of(cached.extras), said = fields_of(extras.map("session_parameters"));
     if (extras.text("client_id") != own.client_id) invalid("it belongs to client '" + extras.text("client_id") + "'");
-    for (const auto& [form, theirs] : {std::pair(&own.observation_space, &cached.spec.observations), std::pair(&own.action_space, &cached.spec.actions)})
+    for (const auto& [form, theirs] : {std::pair(&own.observation_space, &cached.spec.observations),
+                                       std::pair(&own.action_space, &cached.spec.actions)})
         if (!form->items.empty() && !(policy::read_space(*form) == *theirs)) invalid("its spaces are not this actor's");
     if (said.header.items.empty()) invalid("it has no session parameters");
     saved_ = {cached.snapshot.generation, cached.snapshot.version};
@@ -181,15 +185,16 @@ void PolicyCache::save(bool force) {
     const delivery::PolicyVersion version{policy->snapshot().generation, policy->snapshot().version};
     if (version == saved_) return;
     next_ = now + kInterval;
+    const auto& its = *parameters;
     const wire::Map said{{
-        {"generation", parameters->generation}, {"algorithm_name", parameters->algorithm_name}, {"algorithm_type", parameters->algorithm_type},
-        {"rollout_length", parameters->rollout_length}, {"max_policy_lag", parameters->max_policy_lag}, {"on_lag", parameters->on_lag},
-        {"max_message_bytes", parameters->max_message_bytes}, {"max_segment_steps", parameters->max_segment_steps},
-        {"inference", parameters->inference}, {"no_masks", parameters->no_masks},
+        {"generation", its.generation}, {"algorithm_name", its.algorithm_name}, {"algorithm_type", its.algorithm_type},
+        {"rollout_length", its.rollout_length}, {"max_policy_lag", its.max_policy_lag}, {"on_lag", its.on_lag},
+        {"max_message_bytes", its.max_message_bytes}, {"max_segment_steps", its.max_segment_steps}, {"inference", its.inference},
+        {"no_masks", its.no_masks},
     }};
+    const wire::Map extras{{{"client_id", settings_.hello.client_id}, {"session_parameters", said}}};
     try {
-        write_file(settings_.policy_cache,
-                   encode(*document, policy->snapshot(), {{{"client_id", settings_.hello.client_id}, {"session_parameters", said}}}));
+        write_file(settings_.policy_cache, encode(*document, policy->snapshot(), extras));
         ++counters_["policy_cache.saves"];
         saved_ = version;
         warned_ = false;

@@ -33,25 +33,6 @@ bool is_address(const std::string& text) {
 
 }  // namespace
 
-std::shared_ptr<const policy::Policy> WeightSubscriber::acting() const noexcept {
-    const std::lock_guard<std::mutex> lock(host_.mutex);
-    return host_.acting.policy;
-}
-
-delivery::PolicyVersion WeightSubscriber::held() const noexcept {
-    const auto policy = acting();
-    return policy ? delivery::PolicyVersion{policy->snapshot().generation, policy->snapshot().version} : delivery::PolicyVersion{0, 0};
-}
-
-double WeightSubscriber::next_deadline() const noexcept {
-    return std::min(fetch_at_ != 0.0 ? fetch_at_ : kNever, sub_ ? silence_.deadline() : kNever);
-}
-
-void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document) {
-    describe(std::move(spec), std::move(document));
-    swap(std::move(snapshot));
-}
-
 void WeightSubscriber::describe(std::shared_ptr<const policy::PolicySpec> spec, wire::Map document) {
     spec_ = std::move(spec);
     shape_ = std::make_shared<const SegmentShape>(*spec_);
@@ -214,11 +195,6 @@ bool WeightSubscriber::roll_back(const policy::Policy* bad) {
     previous_.pop_back();
     host_.current.store(host_.acting.policy.get(), std::memory_order_release);
     return true;
-}
-
-bool WeightSubscriber::is_rejected(std::uint64_t generation, std::uint64_t version) const {
-    const std::lock_guard<std::mutex> lock(host_.mutex);
-    return rejected_.count({generation, version}) > 0;
 }
 
 }  // namespace rl4sys::actor

@@ -28,17 +28,30 @@ public:
           send_fetch_(std::move(fetch)) {}
 
     /// The policy that acts; null before the first.
-    std::shared_ptr<const policy::Policy> acting() const noexcept;
-    delivery::PolicyVersion held() const noexcept;
+    std::shared_ptr<const policy::Policy> acting() const noexcept {
+        const std::lock_guard<std::mutex> lock(host_.mutex);
+        return host_.acting.policy;
+    }
+    delivery::PolicyVersion held() const noexcept {
+        const auto policy = acting();
+        if (!policy) return {0, 0};
+        return {policy->snapshot().generation, policy->snapshot().version};
+    }
     bool fetching() const noexcept { return fetch_at_ != 0.0; }
-    double next_deadline() const noexcept;
+    double next_deadline() const noexcept {
+        return std::min(fetch_at_ != 0.0 ? fetch_at_ : kNever, sub_ ? silence_.deadline() : kNever);
+    }
     io::Socket* socket() noexcept { return sub_.get(); }
     const std::shared_ptr<const policy::PolicySpec>& spec() const noexcept { return spec_; }
     std::shared_ptr<const weights::Snapshot> newest() const noexcept { return newest_.empty() ? nullptr : newest_.back(); }
 
     /// Starts with a policy of an earlier start, or of the parent of this process.
     /// `document` is the spec as a Welcome has it.
-    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document = {});
+    void take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot,
+                 wire::Map document = {}) {
+        describe(std::move(spec), std::move(document));
+        swap(std::move(snapshot));
+    }
     /// Subscribes to the weights of the policy in a Welcome, and fetches the newest. Throws ProtocolError, TransportError,
     /// Unsupported, and SessionError for a policy that does not fit this actor.
     void join(const wire::Received& welcome, double now);
@@ -52,7 +65,10 @@ public:
     /// Replaces the current policy, if it is `bad`, by the version before. Returns whether an earlier version acts now.
     bool roll_back(const policy::Policy* bad);
     /// True if a version was found to be bad. Any thread may call it.
-    bool is_rejected(std::uint64_t generation, std::uint64_t version) const;
+    bool is_rejected(std::uint64_t generation, std::uint64_t version) const {
+        const std::lock_guard<std::mutex> lock(host_.mutex);
+        return rejected_.count({generation, version}) > 0;
+    }
 
 private:
     void describe(std::shared_ptr<const policy::PolicySpec> spec, wire::Map document);

@@ -20,7 +20,9 @@ constexpr double kResendFirst = 0.5, kResendMost = 10.0;
 inline double jittered(double pause, support::Random& random) noexcept { return pause * (0.8 + (1.2 - 0.8) * random.uniform()); }
 
 /// The pause after `attempts` retries: doubled each time, up to `most`.
-inline double backoff(double first, double most, int attempts) noexcept { return std::min(std::ldexp(first, std::min(attempts, 64)), most); }
+inline double backoff(double first, double most, int attempts) noexcept {
+    return std::min(std::ldexp(first, std::min(attempts, 64)), most);
+}
 
 /// A timer that expires unless it is restarted in time.
 struct SilenceTimer {

@@ -16,30 +16,17 @@ constexpr int kRandomBits = 24;  // of an incarnation
 constexpr const char* kFieldRights = "keys";  // the actor lacks a right: the session is refused, not only one message
 constexpr const char* kFieldRate = "rate";    // a rate limit was exceeded: the same message is accepted later
 
-constexpr std::size_t kRefusedVerdict = 5;  // its place in verdict_names
-
 bool is_session_lost(Refusal code) noexcept { return code == Refusal::no_session || code == Refusal::closing; }
 
 bool is_temporary(Refusal code) noexcept {
-    return is_session_lost(code) || code == Refusal::starting || code == Refusal::conflict || code == Refusal::gap || code == Refusal::checksum;
+    return is_session_lost(code) || code == Refusal::starting || code == Refusal::conflict || code == Refusal::gap ||
+           code == Refusal::checksum;
 }
 
 }  // namespace
 
 const std::array<const char*, kVerdicts> verdict_names = {"trained",    "stale",   "quarantined", "evaluated",
                                                           "overridden", "refused", "duplicate"};
-
-Actions ActorSession::open(double now, PolicyVersion held) {
-    silence_.restart(now);
-    return join(now, held);
-}
-
-bool ActorSession::can_take() const noexcept { return state == State::joined && taken_bytes_ < credit_bytes_ && has_room(0, 0); }
-
-bool ActorSession::has_room(std::uint64_t items, std::uint64_t steps) const noexcept {
-    const bool credit = leaving || sent_steps + steps < credit_steps;
-    return credit && next_seq_ + items < credit_items_;
-}
 
 Actions ActorSession::take(double now, std::vector<wire::SharedSegment> segments, std::uint64_t ahead_steps) {
     const std::size_t first = window_.size();
@@ -99,11 +86,6 @@ Actions ActorSession::on_message(double now, const Received& message) {
     return {};
 }
 
-void ActorSession::reject(double now) noexcept {
-    state = State::refused;
-    next_hello_ = now + kRefusedRetry;
-}
-
 Actions ActorSession::close(double now) {
     const bool joined = state == State::joined;
     state = State::closed;
@@ -116,20 +98,17 @@ Verdicts ActorSession::verdicts() const noexcept {
     return out;
 }
 
-Figures ActorSession::figures() const noexcept {
-    return {state, in_flight(), unreceived(), accepted(), in_doubt, durable, sent_steps, credit_steps, verdicts()};
-}
-
 Actions ActorSession::join(double now, PolicyVersion held) {
     if (state != State::refused) state = State::joining;
     next_hello_ = now + jittered(state == State::refused ? kRefusedRetry : kHelloRetry, random_);
+    const Hello& own = hello_;
     const Map header{{
-        {"client_id", hello_.client_id}, {"actor_id", hello_.actor_id}, {"incarnation", hello_.incarnation}, {"first_seq", first_held()},
-        {"held_generation", held.first}, {"held_version", held.second}, {"algorithm_name", hello_.algorithm_name},
-        {"algorithm_parameters", hello_.algorithm_parameters}, {"algorithm_type", hello_.algorithm_type},
-        {"observation_space", hello_.observation_space}, {"action_space", hello_.action_space}, {"submits", hello_.submits},
-        {"library", hello_.library}, {"origin", hello_.origin}, {"journal_id", journal_id}, {"spooled", false}, {"weights", hello_.weights},
-        {"previously_welcomed", previously_welcomed_}, {"relay", hello_.relay},
+        {"client_id", own.client_id}, {"actor_id", own.actor_id}, {"incarnation", own.incarnation}, {"first_seq", first_held()},
+        {"held_generation", held.first}, {"held_version", held.second}, {"algorithm_name", own.algorithm_name},
+        {"algorithm_parameters", own.algorithm_parameters}, {"algorithm_type", own.algorithm_type},
+        {"observation_space", own.observation_space}, {"action_space", own.action_space}, {"submits", own.submits},
+        {"library", own.library}, {"origin", own.origin}, {"journal_id", journal_id}, {"spooled", false},
+        {"weights", own.weights}, {"previously_welcomed", previously_welcomed_}, {"relay", own.relay},
     }};
     return {send(now, Kind::hello, header)};
 }
@@ -182,7 +161,8 @@ void ActorSession::on_ack(double now, const Received& ack) {
     }
     durable = its_durable;
     const auto [steps, bytes] = sent_from(its_received);
-    if (its_received >= received) sent_steps = ack.integer("accepted_steps") + steps;  // else the ack is outdated, or came before a gap
+    // Else the ack is outdated, or was sent before a gap.
+    if (its_received >= received) sent_steps = ack.integer("accepted_steps") + steps;
     credit_steps = std::min(ack.integer("credit_steps"), std::max(want_steps_, sent_steps));
     credit_items_ = ack.integer("credit_items");
     credit_bytes_ = taken_bytes_ - bytes + ack.integer("credit_bytes");
@@ -199,11 +179,6 @@ void ActorSession::on_ack(double now, const Received& ack) {
         if (newer || known > verdicts_[n]) verdicts_[n] = known;
     }
     release();
-}
-
-void ActorSession::rejoin(double at) noexcept {
-    state = State::joining;
-    next_hello_ = at;
 }
 
 void ActorSession::lose_session(double now) {
@@ -271,10 +246,6 @@ Actions ActorSession::renew(double now) {
     return {StreamRestarted{doubtful}};
 }
 
-std::uint64_t ActorSession::refused_of_origin() const noexcept {
-    return earlier_[kRefusedVerdict] + verdicts_[kRefusedVerdict] - earlier_refused_;
-}
-
 void ActorSession::count_as_earlier() noexcept {
     for (std::size_t n = 0; n < kVerdicts; ++n) {
         earlier_[n] += verdicts_[n];
@@ -328,10 +299,6 @@ Actions ActorSession::resend(double now, Actions out) {
 Action ActorSession::send(double now, Kind kind, const Map& header) {
     heartbeat_.restart(now);
     return Send{{kind, wire::encode(kind, header), {}}};
-}
-
-void ActorSession::release() noexcept {
-    while (!window_.empty() && window_.front().seq < durable) window_.pop_front();
 }
 
 // The steps and the bytes of the segments in the window from `seq` on.

@@ -76,7 +76,7 @@ using Action = std::variant<Send, Joined, RefusedForGood, RefusedForNow, Reconne
 using Actions = std::vector<Action>;
 
 /// The verdicts on segments, in the order of `verdict_names`.
-constexpr std::size_t kVerdicts = 7;
+constexpr std::size_t kVerdicts = 7, kRefusedVerdict = 5;
 extern const std::array<const char*, kVerdicts> verdict_names;
 using Verdicts = std::array<std::uint64_t, kVerdicts>;
 
@@ -92,15 +92,20 @@ class ActorSession {
 public:
     /// `zstd` compresses bodies; null for none. `random` varies the pauses between retries.
     ActorSession(Hello hello, Counters& counters, support::Random& random, support::Zstd* zstd = nullptr)
-        : received(hello.first_seq), durable(hello.first_seq), journal_id(hello.journal_id), hello_(std::move(hello)), counters_(counters),
-          random_(random), zstd_(zstd), resend_timer_(random), next_seq_(received) {}
+        : received(hello.first_seq), durable(hello.first_seq), journal_id(hello.journal_id), hello_(std::move(hello)),
+          counters_(counters), random_(random), zstd_(zstd), resend_timer_(random), next_seq_(received) {}
 
     /// Starts the session, or restarts it on new sockets. `held` is the version of the actor's policy.
-    Actions open(double now, PolicyVersion held);
+    Actions open(double now, PolicyVersion held) {
+        silence_.restart(now);
+        return join(now, held);
+    }
     /// True if the learner has accepted the session and permits one more segment.
-    bool can_take() const noexcept;
+    bool can_take() const noexcept { return state == State::joined && taken_bytes_ < credit_bytes_ && has_room(0, 0); }
     /// True if the learner permits one more segment after `items` others, which have `steps` steps.
-    bool has_room(std::uint64_t items, std::uint64_t steps) const noexcept;
+    bool has_room(std::uint64_t items, std::uint64_t steps) const noexcept {
+        return (leaving || sent_steps + steps < credit_steps) && next_seq_ + items < credit_items_;
+    }
     /// Sends segments, and keeps them until they are in the learner's journal. Asks for credit for `ahead_steps` more.
     Actions take(double now, std::vector<wire::SharedSegment> segments, std::uint64_t ahead_steps = 0);
     /// Requests credit for a total of `steps` steps since the numbering began.
@@ -111,7 +116,10 @@ public:
     double next_deadline() const noexcept;
     Actions on_message(double now, const wire::Received& message);
     /// Rejects a session that the learner has accepted, because the actor cannot use it. The session retries later.
-    void reject(double now) noexcept;
+    void reject(double now) noexcept {
+        state = State::refused;
+        next_hello_ = now + kRefusedRetry;
+    }
     /// Closes the session: Bye, if the learner has accepted it.
     Actions close(double now);
 
@@ -126,7 +134,9 @@ public:
     /// The segments that the learner has acknowledged and not refused, over all sessions.
     std::uint64_t accepted() const noexcept { return earlier_accepted_ + excess(received, refused_of_origin()); }
     Verdicts verdicts() const noexcept;
-    Figures figures() const noexcept;
+    Figures figures() const noexcept {
+        return {state, in_flight(), unreceived(), accepted(), in_doubt, durable, sent_steps, credit_steps, verdicts()};
+    }
 
 private:
     struct InFlight {
@@ -142,15 +152,22 @@ private:
     Actions raise(double now, std::uint64_t known);
     Actions renew(double now);
     Actions on_gap(double now, std::uint64_t expected);
-    void rejoin(double at) noexcept;
+    void rejoin(double at) noexcept {
+        state = State::joining;
+        next_hello_ = at;
+    }
     void lose_session(double now);
     Actions resend(double now, Actions out = {});
     void submit(double now, std::size_t first, std::size_t most, std::uint64_t most_bytes, Actions& out);
     Action send(double now, wire::Kind kind, const wire::Map& header);
     Action heartbeat(double now) { return send(now, wire::Kind::heartbeat, {{{"want_steps", want_steps_}}}); }
-    void release() noexcept;
+    void release() noexcept {
+        while (!window_.empty() && window_.front().seq < durable) window_.pop_front();
+    }
     void count_as_earlier() noexcept;
-    std::uint64_t refused_of_origin() const noexcept;
+    std::uint64_t refused_of_origin() const noexcept {
+        return earlier_[kRefusedVerdict] + verdicts_[kRefusedVerdict] - earlier_refused_;
+    }
     std::pair<std::uint64_t, std::uint64_t> sent_from(std::uint64_t seq) const noexcept;
     std::uint64_t first_held() const noexcept { return window_.empty() ? next_seq_ : window_.front().seq; }
     static std::uint64_t excess(std::uint64_t a, std::uint64_t b) noexcept { return a > b ? a - b : 0; }

@@ -33,17 +33,19 @@ Message::~Message() {
     for (ZmqMessage& part : parts_) zmq_.msg_close(part);
 }
 
-Socket::Socket(const ZmqFunctions& zmq, void* context, Role role, const std::string& address, const std::optional<CurveKeys>& keys)
+Socket::Socket(const ZmqFunctions& zmq, void* context, Role role, const std::string& address,
+               const std::optional<CurveKeys>& keys)
     : zmq_(zmq), socket_(zmq.socket(context, role == Role::dealer ? kDealer : kSub)) {
     if (!socket_) throw TransportError(std::string("cannot create a socket: ") + zmq_.error_text(zmq_.error()) + "; raise the limit of open files with ulimit -n");
     try {
         const std::pair<int, int> options[] = {
             {kLinger, 0}, {kHandshakeIvl, 3000}, {kTcpKeepalive, 1}, {kTcpKeepaliveIdle, 30}, {kTcpKeepaliveInterval, 10},
-            {kTcpKeepaliveCount, 3}, {kConnectTimeout, 3000}, {kReconnectIvl, between(50, 500)}, {kReconnectIvlMax, between(2000, 4000)},
+            {kTcpKeepaliveCount, 3}, {kConnectTimeout, 3000}, {kReconnectIvl, between(50, 500)},
+            {kReconnectIvlMax, between(2000, 4000)}, {kIpv6, address.find('[') != std::string::npos},
             {kSendHwm, 8192}, {kReceiveHwm, 64},  // more than the learner permits, so that the socket drops none
-            {kIpv6, address.find('[') != std::string::npos},
         };
-        for (const auto& [option, value] : options) set(option, &value, sizeof value, "cannot set option " + std::to_string(option));
+        for (const auto& [option, value] : options)
+            set(option, &value, sizeof value, "cannot set option " + std::to_string(option));
         set(kMaxMsgSize, &kMaxFrameBytes, sizeof kMaxFrameBytes, "cannot set option " + std::to_string(kMaxMsgSize));
         if (keys && address.rfind("inproc://", 0) != 0) {
             // A Z85 key may come as text with its terminating zero.
@@ -91,7 +93,8 @@ bool Socket::send(const wire::Outgoing& message) {
         ZmqMessage part;
         if (n && frame.size() > kCopied) {
             auto held = std::make_unique<std::shared_ptr<const std::string>>(message.body[n - 1]);
-            if (zmq_.msg_init_data(part, const_cast<char*>(frame.data()), frame.size(), release, held.get()) != 0) throw std::bad_alloc();
+            auto* const data = const_cast<char*>(frame.data());
+            if (zmq_.msg_init_data(part, data, frame.size(), release, held.get()) != 0) throw std::bad_alloc();
             held.release();
         } else {
             if (zmq_.msg_init_size(part, frame.size()) != 0) throw std::bad_alloc();
@@ -128,7 +131,8 @@ std::optional<Message> Socket::receive(std::size_t most) {
         }
     while (zmq_.msg_more(out->parts_.back()));
     if (out->parts_.size() <= most)
-        for (ZmqMessage& part : out->parts_) out->frames_.emplace_back(static_cast<const char*>(zmq_.msg_data(part)), zmq_.msg_size(part));
+        for (ZmqMessage& part : out->parts_)
+            out->frames_.emplace_back(static_cast<const char*>(zmq_.msg_data(part)), zmq_.msg_size(part));
     return out;
 }
 

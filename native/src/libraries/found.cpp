@@ -34,9 +34,10 @@ std::string path_of_pyzmq() {
 
 const support::ZstdFunctions* find_zstd() noexcept {
     static support::ZstdFunctions functions;
-    static const bool found = bind(dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL), functions,
-                                   {"ZSTD_createCCtx", "ZSTD_freeCCtx", "ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_CCtx_setParameter",
-                                    "ZSTD_DCtx_setParameter", "ZSTD_compress2", "ZSTD_decompressDCtx", "ZSTD_compressBound", "ZSTD_isError"});
+    static const bool found = bind(dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL), functions, {
+        "ZSTD_createCCtx", "ZSTD_freeCCtx", "ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_CCtx_setParameter",
+        "ZSTD_DCtx_setParameter", "ZSTD_compress2", "ZSTD_decompressDCtx", "ZSTD_compressBound", "ZSTD_isError",
+    });
     return found ? &functions : nullptr;
 }
 
@@ -45,11 +46,11 @@ const io::ZmqFunctions* find_zmq() noexcept {
     static const bool found = [] {
         try {
             const std::string path = path_of_pyzmq();
-            return !path.empty() &&
-                   bind(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD), functions,
-                        {"zmq_ctx_new", "zmq_ctx_set", "zmq_ctx_term", "zmq_socket", "zmq_close", "zmq_setsockopt", "zmq_connect",
-                         "zmq_socket_monitor", "zmq_msg_init", "zmq_msg_init_size", "zmq_msg_init_data", "zmq_msg_data", "zmq_msg_size",
-                         "zmq_msg_more", "zmq_msg_close", "zmq_msg_send", "zmq_msg_recv", "zmq_poll", "zmq_errno", "zmq_strerror"});
+            return !path.empty() && bind(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD), functions, {
+                "zmq_ctx_new", "zmq_ctx_set", "zmq_ctx_term", "zmq_socket", "zmq_close", "zmq_setsockopt", "zmq_connect",
+                "zmq_socket_monitor", "zmq_msg_init", "zmq_msg_init_size", "zmq_msg_init_data", "zmq_msg_data", "zmq_msg_size",
+                "zmq_msg_more", "zmq_msg_close", "zmq_msg_send", "zmq_msg_recv", "zmq_poll", "zmq_errno", "zmq_strerror",
+            });
         } catch (...) {
             return false;
         }

@@ -32,8 +32,8 @@ constexpr support::ZstdFunctions kZstd = {
 
 constexpr io::ZmqFunctions kZmq = {
     zmq_ctx_new, zmq_ctx_set, zmq_ctx_term, zmq_socket, zmq_close, zmq_setsockopt, zmq_connect, zmq_socket_monitor,
-    zmq_msg_init, zmq_msg_init_size, zmq_msg_init_data, zmq_msg_data, zmq_msg_size, zmq_msg_more, zmq_msg_close, zmq_msg_send, zmq_msg_recv,
-    zmq_poll, zmq_errno, zmq_strerror,
+    zmq_msg_init, zmq_msg_init_size, zmq_msg_init_data, zmq_msg_data, zmq_msg_size, zmq_msg_more, zmq_msg_close, zmq_msg_send,
+    zmq_msg_recv, zmq_poll, zmq_errno, zmq_strerror,
 };
 
 }  // namespace

@@ -61,12 +61,15 @@ Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const wei
         Weights own;
         const float* at = flat + layer.tensor;
         const std::size_t inputs = layer.inputs, units = layer.outputs, wide = padded(units);
+        // Writes a matrix [units, columns] to rows of outputs, one for each column, as the kernels want it.
+        const auto transpose = [&](const float* from, std::size_t columns, float scale, std::size_t stride, float* to) {
+            for (std::size_t u = 0; u < units; ++u)
+                for (std::size_t i = 0; i < columns; ++i) to[i * stride + u] = scale * from[u * columns + i];
+        };
         if (layer.kind == LayerKind::dense) {
-            // The matrix is [outputs, inputs]; the kernels want a row of padded outputs for each input.
             own.rows = Floats(inputs * wide);
             own.bias = Floats(units);
-            for (std::size_t o = 0; o < units; ++o)
-                for (std::size_t i = 0; i < inputs; ++i) own.rows.data()[i * wide + o] = at[o * inputs + i];
+            transpose(at, inputs, 1.0f, wide, own.rows.data());
             std::copy_n(at + units * inputs, units, own.bias.data());
         } else if (layer.kind == LayerKind::normalise) {
             own.rows = Floats(inputs);
@@ -78,6 +81,7 @@ Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const wei
             // sigmoid(a) = (1 + tanh(a / 2)) / 2 (layers/gru.py).
             own.rows = Floats((inputs + units) * 4 * wide);
             own.bias = Floats(4 * wide);
+            float* const state_rows = own.rows.data() + inputs * 4 * wide;
             const float* from_input = at;
             const float* from_state = from_input + 3 * units * inputs;
             const float* input_bias = from_state + 3 * units * units;
@@ -85,14 +89,11 @@ Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const wei
             for (std::size_t gate = 0; gate < 3; ++gate) {
                 const float scale = gate < 2 ? 0.5f : 1.0f;
                 const std::size_t state_column = gate < 2 ? gate * wide : 3 * wide;
+                transpose(from_input + gate * units * inputs, inputs, scale, 4 * wide, own.rows.data() + gate * wide);
+                transpose(from_state + gate * units * units, units, 0.5f, 4 * wide, state_rows + state_column);
                 for (std::size_t u = 0; u < units; ++u) {
-                    const std::size_t row = gate * units + u;
-                    for (std::size_t i = 0; i < inputs; ++i)
-                        own.rows.data()[i * 4 * wide + gate * wide + u] = scale * from_input[row * inputs + i];
-                    for (std::size_t i = 0; i < units; ++i)
-                        own.rows.data()[(inputs + i) * 4 * wide + state_column + u] = 0.5f * from_state[row * units + i];
-                    own.bias.data()[gate * wide + u] += scale * input_bias[row];
-                    own.bias.data()[state_column + u] += 0.5f * state_bias[row];
+                    own.bias.data()[gate * wide + u] += scale * input_bias[gate * units + u];
+                    own.bias.data()[state_column + u] += 0.5f * state_bias[gate * units + u];
                 }
             }
         }
@@ -152,7 +153,9 @@ const float* Policy::forward(const float* features, std::int64_t index, float* s
         const Weights& own = weights_[n];
         switch (layer.kind) {
             case LayerKind::activation: kernel.apply(layer.function, values, layer.outputs); break;
-            case LayerKind::normalise: kernel.normalise(own.rows.data(), own.bias.data(), kObservationClip, values, layer.outputs); break;
+            case LayerKind::normalise:
+                kernel.normalise(own.rows.data(), own.bias.data(), kObservationClip, values, layer.outputs);
+                break;
             case LayerKind::dense: {
                 float* out = scratch.values_[n + 1].data();
                 kernel.dense(own.rows.data(), own.bias.data(), values, layer.inputs, layer.outputs, out);
@@ -191,7 +194,8 @@ Choice Policy::act(const float* features, std::int64_t index, const std::uint8_t
                                                      : greedy(outputs, count, explore, sampler, scratch);
 }
 
-Choice Policy::categorical(const float* outputs, std::size_t count, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
+Choice Policy::categorical(const float* outputs, std::size_t count, bool explore, Sampler& sampler,
+                           Scratch& scratch) const noexcept {
     const std::int32_t* allowed = scratch.allowed_.data();
     // As Python's max(): a first NaN stays the largest.
     double top = outputs[allowed[0]];
@@ -218,7 +222,8 @@ Choice Policy::categorical(const float* outputs, std::size_t count, bool explore
     } else {
         while (chosen + 1 < count && (usable ? outputs[allowed[chosen]] : limited(outputs[allowed[chosen]])) != top) ++chosen;
     }
-    return {spec_->actions.start + allowed[chosen], nullptr, nullptr, usable ? outputs[allowed[chosen]] - top - std::log(total) : kNan};
+    const double log_prob = usable ? outputs[allowed[chosen]] - top - std::log(total) : kNan;
+    return {spec_->actions.start + allowed[chosen], nullptr, nullptr, log_prob};
 }
 
 Choice Policy::greedy(const float* outputs, std::size_t count, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
@@ -268,7 +273,8 @@ Choice Policy::bounded(Scratch& scratch, bool squash, double log_prob) const noe
     for (std::size_t i = 0; i < scratch.raw_.size(); ++i) {
         double act = scratch.raw_[i];
         if (squash && narrow_)
-            act = static_cast<float>(static_cast<float>(std::tanh(act)) * static_cast<float>(half_[i])) + static_cast<float>(centre_[i]);
+            act = static_cast<float>(static_cast<float>(std::tanh(act)) * static_cast<float>(half_[i])) +
+                  static_cast<float>(centre_[i]);
         else if (squash)
             act = std::tanh(act) * half_[i] + centre_[i];
         if (act < low_[i]) act = low_[i];

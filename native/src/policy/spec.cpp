@@ -115,7 +115,9 @@ struct Needed {
     std::size_t elements = 0;
 };
 
-Layer read_layer(const Value& item, std::size_t inputs, std::size_t features, Needed& needed, std::map<std::string, int>& numbers) {
+using Numbers = std::map<std::string, int>;  // of the layers so far, by group
+
+Layer read_layer(const Value& item, std::size_t inputs, std::size_t features, Needed& needed, Numbers& numbers) {
     const Map* form = item.get<Map>();
     if (!form) invalid("a layer is not a map");
     const auto& kind = need<std::string>(*form, "kind", "a name");
@@ -237,11 +239,12 @@ std::vector<Tensor> read_tensors(const List& form) {
     for (const Value& item : form) {
         const List* list = item.get<List>();
         if (!list || list->size() < 2 || list->size() > 4 || !(*list)[0].get<std::string>()) invalid("a tensor is not a list");
-        const Value dtype = list->size() > 2 ? (*list)[2] : Value("float32"), exact = list->size() > 3 ? (*list)[3] : Value(false);
+        const Value dtype = list->size() > 2 ? (*list)[2] : "float32", exact = list->size() > 3 ? (*list)[3] : false;
+        const auto& name = *(*list)[0].get<std::string>();
         if (!dtype.get<std::string>()) invalid("the dtype of a tensor is not a name");
         if (!exact.get<bool>()) invalid("`exact` of a tensor is not true or false");
-        out.push_back({*(*list)[0].get<std::string>(), sizes(&(*list)[1], "the shape of a tensor"), dtype_of(*dtype.get<std::string>()),
-                       *exact.get<bool>()});
+        const auto shape = sizes(&(*list)[1], "the shape of a tensor");
+        out.push_back({name, shape, dtype_of(*dtype.get<std::string>()), *exact.get<bool>()});
         if (!names.insert(out.back().name).second) invalid("two tensors have the same name");
     }
     return out;
@@ -260,7 +263,7 @@ PolicySpec read_spec(const Map& form) {
     const auto& layers = need<List>(document, "layers", "a list");
     if (layers.empty() || layers.size() > kMaxLayers) invalid(std::to_string(layers.size()) + " layers");
     Needed needed;
-    std::map<std::string, int> numbers;
+    Numbers numbers;
     out.features = out.observations.size();
     std::size_t width = out.features;
     for (const Value& item : layers) {

@@ -1,40 +1,8 @@
 #include "actor/episode.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
-#include <numeric>
-
-#include "actor/io_thread.h"
 
 namespace rl4sys::actor {
-namespace {
-
-constexpr std::size_t kRecentEpisodes = 100;
-
-std::uint32_t cap_of(const EpisodeRules& rules) noexcept {
-    return rules.max_steps ? rules.max_steps : std::numeric_limits<std::uint32_t>::max();
-}
-
-}  // namespace
-
-Episode::Episode(const EpisodeRules& rules, EpisodeCounts& counts, std::uint64_t id)
-    : rules_(rules), counts_(counts), id_(id), cap_left_(cap_of(rules)) {}
-
-void EpisodeCounts::add_return(double value) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    returns_.push_back(value);
-    if (returns_.size() > kRecentEpisodes) returns_.pop_front();
-}
-
-std::optional<double> EpisodeCounts::mean_return() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (returns_.empty()) return std::nullopt;
-    return std::accumulate(returns_.begin(), returns_.end(), 0.0) / static_cast<double>(returns_.size());
-}
-
-void Episode::set_done(const Step& step) noexcept { done_ = step.done && step.number + 1 == expected_; }
-
 bool Episode::lacks_rewards() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return (open_ && open_->columns->missing) ||
@@ -42,22 +10,10 @@ bool Episode::lacks_rewards() const {
 }
 
 bool Episode::prepare(std::uint64_t generation, const void* observation, const std::uint8_t* mask) {
-    if (!open_) return true;
-    const SegmentColumns& columns = *open_->columns;
-    if (!columns.steps || (!columns.full() && columns.generation == generation)) return !columns.steps;
     // The learner bootstraps from the first step that was not added.
-    if (!skipped_observation_.empty())
-        cut(skipped_observation_.data(), skipped_mask_.empty() ? nullptr : skipped_mask_.data(), true);
-    else
-        cut(observation, mask, true);
-    return true;
-}
-
-void Episode::note(Step& step) {
-    step.number = next_number_++;
-    if (step.number != expected_ || !open_) return;
-    skipped_observation_.assign(step.observation.begin(), step.observation.end());
-    skipped_mask_.assign(step.mask.begin(), step.mask.end());
+    const bool skipped = !skipped_.observation.empty();
+    if (must_cut(generation)) cut(skipped ? skipped_.observation.data() : observation, skipped ? skipped_.allowed() : mask, true);
+    return !open_;
 }
 
 // Closes the open segment. Without `follows`, steps are missing between it and the next one.
@@ -67,17 +23,18 @@ void Episode::cut(const void* observation, const std::uint8_t* mask, bool follow
     cap_left_ -= part->columns->steps;
     if (!cap_left_) {
         part->flags |= wire::flag::capped;
-        cap_left_ = cap_of(rules_);
+        cap_left_ = cap_;
     }
     steps_before_ += part->columns->steps;
-    segment_index_ = part->index + 1;
-    follows_ = true;
-    if (!follows) skip_index();
+    segment_index_ = part->index + (follows ? 1 : 2);
+    follows_ = follows;
     close(std::move(part));
 }
 
-// Skips an index, once, because steps are missing after the segment that was cut last.
-void Episode::skip_index() noexcept {
+// Notes that a step is missing. The open segment ends before it, at `next`; else an index is skipped, once.
+void Episode::lose_step(const Seen& next) {
+    lost_ = true;
+    if (open_ && !next.observation.empty()) return cut(next.observation.data(), next.allowed(), false);
     segment_index_ += follows_;
     follows_ = false;
 }
@@ -86,45 +43,31 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
     if (step.added) return Added::already_stored;
     if (completed_) return Added::ended;
     if (step.number < expected_) return Added::out_of_order;
-    if (step.number > expected_) {
-        // Steps were requested and not added: the next one does not follow the last one.
-        counts_.skipped.fetch_add(step.number - expected_);
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            lost_ = true;
-        }
-        if (open_ && open_->columns->steps && !skipped_observation_.empty())
-            cut(skipped_observation_.data(), skipped_mask_.empty() ? nullptr : skipped_mask_.data(), false);
-        else
-            skip_index();
+    if (step.number > expected_) {  // steps were requested and not added
+        counts_.skipped += step.number - expected_;
+        lose_step(skipped_);
     }
     expected_ = step.number + 1;
     step.added = true;
     done_ = step.done;
-    skipped_observation_.clear();
+    skipped_.observation.clear();
     if (!rules_.stores) return Added::stored;
     if (!step.recorded) {
-        counts_.unrecorded.fetch_add(1);
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            lost_ = true;
-        }
-        if (open_ && open_->columns->steps)
-            cut(step.observation.data(), step.allowed(), false);
-        else
-            skip_index();
+        ++counts_.unrecorded;
+        lose_step(step);
         return Added::stored;
     }
-    if (open_ && open_->columns->steps && (open_->columns->full() || open_->columns->generation != step.generation))
-        cut(step.observation.data(), step.allowed(), true);
+    if (must_cut(step.generation)) cut(step.observation.data(), step.allowed(), true);
     if (!open_) {
-        open_ = std::make_shared<Part>();
-        open_->index = segment_index_;
+        auto part = std::make_shared<Part>();
+        part->index = segment_index_;
+        part->columns = rules_.pool.take();
+        part->columns->reset(shape, std::min(segment_steps, cap_left_));
+        part->columns->generation = step.generation;
+        open_ = std::move(part);
         follows_ = false;
-        open_->columns = rules_.pool.take(shape, std::min(segment_steps, cap_left_));
     }
     SegmentColumns& columns = *open_->columns;
-    if (!columns.steps) columns.generation = step.generation;
     columns.write(step.observation.data(), step.action(), static_cast<float>(step.log_prob), step.version, step.allowed(),
                   step.state.data());
     step.part = open_;
@@ -134,61 +77,49 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
 }
 
 bool Episode::set_reward(Step& step, double given) {
-    const auto reward = static_cast<float>(given);
-    const std::shared_ptr<Part>& part = step.part;
-    if (part && !part->closed) {
-        part->columns->set_reward(step.row, reward);
-    } else if (part) {
-        const std::lock_guard<std::mutex> lock(mutex_);
+    if (const std::shared_ptr<Part>& part = step.part) {
+        std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+        if (part->closed) lock.lock();
         if (part->left) return false;
-        part->columns->set_reward(step.row, reward);
-        if (!part->columns->missing) release();
+        part->columns->set_reward(step.row, static_cast<float>(given));
+        if (part->closed && !part->columns->missing) release();
     }
     step.reward = given;
     return true;
 }
 
 void Episode::discard() {
-    if (completed_ || !open_ || !open_->columns->steps) return;
+    if (completed_ || !open_) return;
     const std::shared_ptr<Part> part = std::move(open_);
-    counts_.cleared.fetch_add(part->columns->steps);
+    counts_.cleared += part->columns->steps;
     segment_index_ = part->index ? part->index + 1 : 0;  // a gap, unless the episode begins here
+    if (part->index) lost_ = true;
     const std::lock_guard<std::mutex> lock(mutex_);
     part->closed = part->left = true;
-    lost_ = lost_ || part->index;
     rules_.pool.give_back(std::move(part->columns));
 }
 
 void Episode::end(bool truncated, const void* final_observation, const std::uint8_t* final_mask) {
     if (completed_) return;
     completed_ = true;
-    if (!open_ || !open_->columns->steps) {
-        // The last segment was cut after the last step: it ends the episode without a terminal state.
+    // Without an open segment, the last one was cut after the last step. With a step that was not added, the last steps are not
+    // recorded. In both cases no terminal state is known.
+    const bool skipped = !skipped_.observation.empty();
+    if (skipped || !open_) lost_ = true;
+    if (!open_) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        lost_ = true;
-        release();
-        return;
+        return release();
     }
     std::shared_ptr<Part> part = std::move(open_);
     SegmentColumns& columns = *part->columns;
-    if (!skipped_observation_.empty()) {
-        // The last steps are not recorded: no terminal state is known.
-        truncated = true;
-        final_observation = skipped_observation_.data();
-        final_mask = skipped_mask_.empty() ? nullptr : skipped_mask_.data();
-        const std::lock_guard<std::mutex> lock(mutex_);
-        lost_ = true;
-    }
-    part->flags |= truncated ? wire::flag::truncated : wire::flag::terminated;
-    part->episode_length = steps_before_ + columns.steps;
-    if (columns.missing) counts_.without_rewards.fetch_add(1);
-    if (truncated) {
-        if (final_observation)
-            columns.set_bootstrap(final_observation, final_mask);
-        else
-            columns.set_bootstrap(std::string(columns.last_observation(), columns.row_bytes()).data(), columns.last_mask());
-    }
+    if (columns.missing) ++counts_.without_rewards;
+    part->flags |= truncated || skipped ? wire::flag::truncated : wire::flag::terminated;
+    if (skipped)
+        columns.set_bootstrap(skipped_.observation.data(), skipped_.allowed());
+    else if (truncated)
+        columns.set_bootstrap(final_observation, final_mask);
     steps_before_ += columns.steps;
+    part->episode_length = steps_before_;
     close(std::move(part));
 }
 
@@ -198,8 +129,7 @@ void Episode::close(std::shared_ptr<Part> part) {
     const bool waits = part->columns->missing > 0;
     if (waits) {
         part->deadline = monotonic() + rules_.reward_timeout_s;
-        part->waits = true;
-        counts_.waiting.fetch_add(1);
+        ++counts_.waiting;
     }
     waiting_.push_back(std::move(part));
     release();
@@ -208,7 +138,7 @@ void Episode::close(std::shared_ptr<Part> part) {
 
 double Episode::deadline() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    double out = std::numeric_limits<double>::infinity();
+    double out = kNever;
     for (const auto& part : waiting_)
         if (part->columns->missing) out = std::min(out, part->deadline);
     return out;
@@ -216,18 +146,15 @@ double Episode::deadline() const {
 
 void Episode::expire(double now) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = waiting_.begin(); it != waiting_.end();) {
-        Part& part = **it;
-        if (part.columns->missing && part.deadline <= now) {
-            part.left = lost_ = true;
-            counts_.waiting.fetch_sub(1);
-            rules_.pool.give_back(std::move(part.columns));
-            rules_.outbox.put_dropped("reward_timeout");
-            it = waiting_.erase(it);
-        } else {
-            ++it;
-        }
-    }
+    const auto expired = [&](const std::shared_ptr<Part>& part) {
+        if (!part->columns->missing || part->deadline > now) return false;
+        part->left = lost_ = true;
+        --counts_.waiting;
+        rules_.pool.give_back(std::move(part->columns));
+        rules_.outbox.put_dropped("reward_timeout");
+        return true;
+    };
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), expired), waiting_.end());
     release();
 }
 
@@ -237,7 +164,7 @@ void Episode::release() {
         const std::shared_ptr<Part> part = std::move(waiting_.front());
         waiting_.pop_front();
         part->left = true;
-        if (part->waits) counts_.waiting.fetch_sub(1);
+        if (part->deadline != 0.0) --counts_.waiting;
         const bool ends = part->flags & (wire::flag::terminated | wire::flag::truncated);
         reward_sum_ += part->columns->reward_sum();
         std::unique_ptr<SegmentColumns> columns = std::move(part->columns);
@@ -246,24 +173,23 @@ void Episode::release() {
         numbers.segment_index = part->index;
         numbers.flags = part->flags;
         numbers.episode_length = part->episode_length;
-        counts_.episodes.fetch_add(ends);
-        if (ends && !lost_) {
+        counts_.episodes += ends;
+        const bool has_return = ends && !lost_;
+        if (has_return) {
             numbers.flags |= wire::flag::has_return;
             numbers.episode_return = reward_sum_;
             counts_.add_return(reward_sum_);
         }
+        // An evaluation is the last step of an episode; nothing else is sent.
         if (rules_.evaluates) {
-            // An evaluation is the last step of an episode; nothing else is sent.
-            if (!(numbers.flags & wire::flag::has_return)) {
-                rules_.pool.give_back(std::move(columns));
-                continue;
-            }
             columns->keep_last();
             numbers.flags |= wire::flag::evaluation;
         }
-        rules_.outbox.put(std::make_shared<const wire::PackedSegment>(columns->pack(numbers)));
+        if (has_return || !rules_.evaluates) {
+            rules_.outbox.put(std::make_shared<const wire::PackedSegment>(columns->pack(numbers)));
+            rules_.wake();
+        }
         rules_.pool.give_back(std::move(columns));
-        rules_.wake();
     }
 }
 

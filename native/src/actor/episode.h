@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,16 +27,21 @@ struct Part {
     std::uint64_t index = 0;
     std::uint8_t flags = 0;
     std::uint64_t episode_length = 0;
-    double deadline = 0.0;  // monotonic: until which rewards may come
+    double deadline = 0.0;  // monotonic: until which rewards may come; 0 if it was closed with all of them
     bool closed = false;
-    bool waits = false;  // it was closed without all of its rewards
-    bool left = false;   // it has gone to the outbox, or was dropped: its rewards can no longer be set
+    bool left = false;  // it has gone to the outbox, or was dropped: its rewards can no longer be set
+};
+
+/// What a policy saw at one step.
+struct Seen {
+    std::vector<std::uint8_t> observation;  // in the dtype of its space
+    std::vector<std::uint8_t> mask;         // empty: every action was allowed
+
+    const std::uint8_t* allowed() const noexcept { return mask.empty() ? nullptr : mask.data(); }
 };
 
 /// One requested action: what is recorded if the host adds it. Its buffers are reused.
-struct Step {
-    std::vector<std::uint8_t> observation;  // in the dtype of its space
-    std::vector<std::uint8_t> mask;         // empty: every action was allowed
+struct Step : Seen {
     std::int64_t index = 0;                 // of a Discrete action
     std::vector<float> raw;                 // of a Box: to train on
     std::vector<float> act;                 // of a Box: for the environment
@@ -54,7 +60,6 @@ struct Step {
     std::map<std::string, std::vector<std::uint8_t>> extra;
 
     const void* action() const noexcept { return raw.empty() ? static_cast<const void*>(&index) : raw.data(); }
-    const std::uint8_t* allowed() const noexcept { return mask.empty() ? nullptr : mask.data(); }
 };
 
 /// What the episodes of an agent share.
@@ -75,9 +80,17 @@ struct EpisodeCounts {
     std::atomic<std::uint64_t> episodes{0}, skipped{0}, unrecorded{0}, late_dropped{0}, without_rewards{0}, cleared{0};
     std::atomic<std::int64_t> waiting{0};  // segments that wait for rewards
 
-    void add_return(double value);
+    void add_return(double value) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        returns_.push_back(value);
+        if (returns_.size() > 100) returns_.pop_front();
+    }
     /// The mean of the last 100 returns; nothing before the first.
-    std::optional<double> mean_return() const;
+    std::optional<double> mean_return() const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (returns_.empty()) return std::nullopt;
+        return std::accumulate(returns_.begin(), returns_.end(), 0.0) / static_cast<double>(returns_.size());
+    }
 
 private:
     mutable std::mutex mutex_;
@@ -86,7 +99,8 @@ private:
 
 class Episode : public std::enable_shared_from_this<Episode> {
 public:
-    Episode(const EpisodeRules& rules, EpisodeCounts& counts, std::uint64_t id);
+    Episode(const EpisodeRules& rules, EpisodeCounts& counts, std::uint64_t id)
+        : rules_(rules), counts_(counts), id_(id), cap_(rules.max_steps ? rules.max_steps : UINT32_MAX), cap_left_(cap_) {}
 
     bool completed() const noexcept { return completed_; }
     std::uint64_t id() const noexcept { return id_; }
@@ -94,19 +108,20 @@ public:
     const EpisodeRules& rules() const noexcept { return rules_; }
     /// True if the host has said that the last added step ends the episode.
     bool done() const noexcept { return done_; }
-    void set_done(const Step& step) noexcept;
+    void set_done(const Step& step) noexcept { done_ = step.done && step.number + 1 == expected_; }
     /// True if a step has no reward.
     bool lacks_rewards() const;
-    /// The generation of the open segment; 0 if it is empty.
-    std::uint64_t generation() const noexcept { return open_ ? open_->columns->generation : 0; }
-    /// The open segment, for copies of its steps; null if it is empty.
+    /// The open segment, for copies of its steps; null if it has none.
     const std::shared_ptr<Part>& open() const noexcept { return open_; }
 
     /// Prepares the episode for a request: cuts the open segment if it is full or of another generation.
     /// True if a new segment would begin with the next step.
     bool prepare(std::uint64_t generation, const void* observation, const std::uint8_t* mask);
     /// Notes a requested step. Steps must be added in the order of their requests.
-    void note(Step& step);
+    void note(Step& step) {
+        step.number = next_number_++;
+        if (step.number == expected_ && open_) skipped_ = step;
+    }
 
     enum class Added { stored, already_stored, out_of_order, ended };
     /// Stores a step as the next row. `shape` and `segment_steps` describe a new segment.
@@ -123,27 +138,30 @@ public:
     void expire(double now);
 
 private:
+    // True if a step of this generation must begin a segment, although one is open.
+    bool must_cut(std::uint64_t generation) const noexcept {
+        return open_ && (open_->columns->full() || open_->columns->generation != generation);
+    }
     void cut(const void* observation, const std::uint8_t* mask, bool follows);
-    void skip_index() noexcept;
+    void lose_step(const Seen& next);
     void close(std::shared_ptr<Part> part);
     void release();
 
     const EpisodeRules& rules_;
     EpisodeCounts& counts_;
     const std::uint64_t id_;
-    std::shared_ptr<Part> open_;
+    const std::uint32_t cap_;
+    std::uint32_t cap_left_, steps_before_ = 0;
+    std::shared_ptr<Part> open_;  // it has at least one step
     bool follows_ = false;  // the next segment follows the last one
     std::uint64_t segment_index_ = 0, next_number_ = 0, expected_ = 0;
-    std::uint32_t steps_before_ = 0, cap_left_;
     bool completed_ = false, done_ = false;
-    // The first step that was requested and not added: the learner bootstraps there.
-    std::vector<std::uint8_t> skipped_observation_;
-    std::vector<std::uint8_t> skipped_mask_;
+    Seen skipped_;  // the first step that was requested and not added: the learner bootstraps there
+    std::atomic<bool> lost_{false};
 
     mutable std::mutex mutex_;
     std::deque<std::shared_ptr<Part>> waiting_;  // closed segments, oldest first
     double reward_sum_ = 0.0;                    // of the segments that went to the outbox
-    bool lost_ = false;
 };
 
 }  // namespace rl4sys::actor

@@ -1,7 +1,9 @@
 // The state that an I/O thread and host threads share. Host threads that act read atomics only.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <limits>
@@ -14,9 +16,16 @@
 #include "actor/columns.h"
 #include "policy/policy.h"
 #include "support/errors.h"
-#include "wire/value.h"
+#include "wire/codec.h"
 
 namespace rl4sys::actor {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Seconds of the monotonic clock.
+inline double monotonic() noexcept {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// The parameters of a session, from the learner's Welcome or from the policy cache.
 struct SessionParameters {
@@ -28,6 +37,13 @@ struct SessionParameters {
     std::uint64_t max_message_bytes = 0, max_segment_steps = 1;
     std::string inference, no_masks;
 };
+
+/// The parameters in a Welcome, or in a map with its fields.
+inline SessionParameters read_parameters(const wire::Received& said) {
+    return {said.integer("generation"), said.text("algorithm_name"), said.text("algorithm_type"), said.integer("rollout_length"),
+            said.lag("max_policy_lag"), said.text("on_lag"), said.integer("max_message_bytes"),
+            std::max<std::uint64_t>(1, said.integer("max_segment_steps")), said.text("inference"), said.text("no_masks")};
+}
 
 /// Why the session ended for good, for the exceptions of the API.
 struct SessionError {
@@ -57,8 +73,8 @@ public:
     /// The current policy for the comparison on each step. Its owner is `acting`.
     std::atomic<const policy::Policy*> current{nullptr};
     /// Monotonic time of the learner's last message, in seconds.
-    std::atomic<double> current_at{-std::numeric_limits<double>::infinity()};
-    std::atomic<double> starting_at{-std::numeric_limits<double>::infinity()};
+    std::atomic<double> current_at{-kNever};
+    std::atomic<double> starting_at{-kNever};
     std::atomic<std::uint64_t> want_steps{0};
     std::atomic<int> waiting{0}, flushing{0};
     std::atomic<bool> leaving{false};  // the agent closes: segments without credit in steps are sent too
@@ -84,8 +100,7 @@ public:
     CreditGate gate;
     std::string stage = "the learner to answer";
     bool joined = false;
-    std::uint64_t in_flight = 0;  // segments that the learner has not stored
-    std::uint64_t settled = 0;    // all of the first so many segments of the outbox are stored by the learner, or dropped
+    std::uint64_t settled = 0;  // all of the first so many segments of the outbox are stored by the learner, or dropped
 };
 
 }  // namespace rl4sys::actor

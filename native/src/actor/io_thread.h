@@ -1,32 +1,37 @@
 // The actor's I/O thread. Only this thread uses the sockets, the session and the policy cache (rl4sys_zmq/actor/io/thread.py).
 #pragma once
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <atomic>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
 
-#include "actor/host_link.h"
 #include "actor/outbox.h"
 #include "actor/policy_cache.h"
-#include "actor/settings.h"
-#include "actor/weight_subscriber.h"
-#include "delivery/session.h"
-#include "io/zmq.h"
-#include "support/random.h"
-#include "support/zstd.h"
 
 namespace rl4sys::actor {
 
 /// A file descriptor that ends the wait of the I/O thread. Any thread may call `set`, also in a signal handler.
 class Wakeup {
 public:
-    Wakeup();
+    Wakeup() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+        if (fd_ < 0) throw io::TransportError("cannot open a file descriptor; raise the limit of open files with ulimit -n");
+    }
     Wakeup(const Wakeup&) = delete;
-    ~Wakeup();
-    void set() noexcept;
-    void clear() noexcept;
+    ~Wakeup() { ::close(fd_); }
+    void set() noexcept {
+        const std::uint64_t one = 1;
+        if (!is_set_.exchange(true) && ::write(fd_, &one, sizeof one) < 0) return;  // it is readable already
+    }
+    void clear() noexcept {
+        // In this order: a later `set` writes again, and finds this thread not yet looking for work.
+        std::uint64_t count;
+        [[maybe_unused]] const auto read = ::read(fd_, &count, sizeof count);
+        is_set_.store(false);
+    }
     int fd() const noexcept { return fd_; }
 
 private:
@@ -35,11 +40,7 @@ private:
 };
 
 /// What `stats` reports of the session.
-struct SessionStatus {
-    delivery::State state = delivery::State::joining;
-    std::uint64_t in_flight = 0, unreceived = 0, accepted = 0, in_doubt = 0, durable = 0, incarnation = 0, origin = 0, generation = 0;
-    std::uint64_t sent_steps = 0, credit_steps = 0;
-    delivery::Verdicts verdicts{};
+struct SessionStatus : delivery::Figures {
     delivery::Counters counters;
     Outbox::Counts outbox;  // at the time of the call
 
@@ -52,14 +53,16 @@ public:
     /// `context` is a ZeroMQ context that outlives the thread.
     IoThread(const Settings& settings, Outbox& outbox, const io::ZmqFunctions& zmq, void* context, const support::ZstdFunctions& zstd);
     IoThread(const IoThread&) = delete;
-    ~IoThread();
+    ~IoThread() { stop(); }
 
     void start();
     /// Asks the thread to send Bye and to end, and waits for it. In a forked child, where the thread does not exist, does nothing.
     void stop() noexcept;
     /// Asks the thread to send Bye and to end. Any thread may call it.
-    void request_stop() noexcept;
-
+    void request_stop() noexcept {
+        stopping_.store(true);
+        wakeup_.set();
+    }
     void wake_now() noexcept { wakeup_.set(); }
     /// Wakes the thread, unless it is in a short sleep after which it reads the outbox anyway.
     void wake_unless_resting() noexcept {
@@ -73,12 +76,24 @@ public:
     }
     /// Takes the policy of the parent process, in a forked child, before `start`. Does nothing if the parent was changing it.
     void inherit(const IoThread& parent);
-    SessionStatus status() const;
+    SessionStatus status() const {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        return {status_, status_.counters, outbox_.counts()};
+    }
     /// All of it but the counters.
-    SessionStatus short_status() const;
+    SessionStatus short_status() const {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        return {status_, {}, outbox_.counts()};
+    }
     /// Keeps all locks while the process forks, so that the child can read.
-    void hold();
-    void let_go();
+    void hold() {
+        host.mutex.lock();
+        outbox_.hold();
+    }
+    void let_go() {
+        outbox_.let_go();
+        host.mutex.unlock();
+    }
 
     HostLink host;
 
@@ -89,18 +104,17 @@ private:
     void wait();
     void read_dealer();
     void read_events();
-    void perform(delivery::Actions actions);
+    void perform(delivery::Actions actions, const wire::Received* cause = nullptr);
     void on_joined(const wire::Received& welcome);
+    void refuse(SessionError::Kind kind, Refusal code, const std::string& text, const std::string& field);
     void send_due(double now);
     void drop_stale(delivery::PolicyVersion held);
     std::vector<wire::SharedSegment> take_batch();
     void publish();
     void set_error(SessionError error);
     void set_stage(const std::string& stage);
-    void log(LogLevel level, const std::string& text) const;
-    std::uint64_t ahead(double now, std::uint64_t steps) const noexcept;
-    void take_up_cache();
-    void save_cache(bool force);
+    // The credit to ask for beyond the need, soon after a message with `steps` steps.
+    std::uint64_t ahead(double now, std::uint64_t steps) const noexcept { return now - shipped_at_ < 0.5 ? steps : 0; }
 
     const Settings& settings_;
     Outbox& outbox_;
@@ -111,26 +125,18 @@ private:
     delivery::Counters counters_;
     delivery::ActorSession session_;
     WeightSubscriber subscriber_;
+    PolicyCache cache_;
     Wakeup wakeup_;
     std::thread thread_;
     int pid_ = 0;
     std::atomic<bool> stopping_{false};
     std::unique_ptr<io::Socket> dealer_;
-    const wire::Received* welcome_ = nullptr;  // while its actions are performed
     bool reconnect_ = false, had_session_ = false, busy_ = false;
     std::uint64_t seen_items_ = 0, first_version_ = 0, shipped_steps_ = 0;
-    double segments_at_, oldest_since_ = 0.0, shipped_at_, events_at_ = 0.0;
+    double oldest_since_ = 0.0, events_at_ = 0.0, segments_at_ = -kNever, shipped_at_ = -kNever;
     int version_errors_ = 0;
     std::string stage_ = "the learner to answer";
-    std::optional<PolicyCacheFile> cache_;
-    delivery::PolicyVersion cached_{0, 0};
-    double cache_at_ = 0.0;  // next save, at the earliest
-    bool cache_failed_ = false;
-
     SessionStatus status_;  // under host.mutex
 };
-
-/// Seconds of the monotonic clock.
-double monotonic() noexcept;
 
 }  // namespace rl4sys::actor

@@ -4,11 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 
 #include "hash/xxh3.h"
@@ -21,43 +23,84 @@ constexpr std::string_view kMagic = "R4PC";
 constexpr std::uint32_t kFormat = 1;
 constexpr std::size_t kFields = 32, kFixed = 40, kMaxHeader = 1 << 20;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
-constexpr double kAbandoned = 60.0;  // age of a temporary file, in seconds, whose writer must have ended
+constexpr double kInterval = 5.0, kAbandoned = 60.0;  // kAbandoned: age of a temporary file whose writer must have ended
+constexpr double kClockSlack = 60.0;                  // of a policy that was saved in the future
 
 [[noreturn]] void invalid(const std::string& why) { throw std::runtime_error(why); }
 
 double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-std::string_view flat_bytes(const weights::Snapshot& snapshot) {
-    return support::bytes_of(snapshot.flat.data(), snapshot.flat.size() * sizeof(float));
+wire::Received fields_of(const wire::Map& map) {
+    wire::Received out;
+    out.header = map;
+    return out;
 }
 
-std::string_view major(std::string_view version) { return version.substr(0, version.find('.')); }
-
-template <class T>
-const T& need(const wire::Map& map, const char* key) {
-    const wire::Value* value = map.find(key);
-    const T* out = value ? value->get<T>() : nullptr;
-    if (!out) invalid("its header has unexpected keys or types");
-    return *out;
+std::uint64_t checksum_of(std::string_view bytes) {
+    hash::Xxh3 hasher;
+    hasher.update(bytes.substr(0, kFields));
+    hasher.update(bytes.substr(kFixed));
+    return hasher.digest();
 }
 
-std::uint64_t whole(const wire::Map& map, const char* key) {
-    const wire::Value* value = map.find(key);
-    if (value && value->get<std::uint64_t>()) return *value->get<std::uint64_t>();
-    if (value && value->get<std::int64_t>() && *value->get<std::int64_t>() >= 0)
-        return static_cast<std::uint64_t>(*value->get<std::int64_t>());
-    invalid("its header has unexpected keys or types");
+// The bytes of a file; nothing if there is none.
+std::optional<std::string> read_file(const std::string& path) {
+    std::error_code error;
+    const std::uintmax_t size = std::filesystem::file_size(path, error);
+    if (error == std::errc::no_such_file_or_directory) return std::nullopt;
+    if (error) invalid(error.message());
+    if (size > kMaxBytes) invalid("its size is out of range");
+    std::ifstream file(path, std::ios::binary);
+    if (!file) invalid(std::strerror(errno));
+    std::string bytes(size, '\0');
+    file.read(bytes.data(), static_cast<std::streamsize>(size));
+    bytes.resize(static_cast<std::size_t>(file.gcount()));
+    return bytes;
 }
 
-// A descriptor that closes itself.
-struct File {
-    explicit File(int number) : fd(number) {}
-    File(const File&) = delete;
-    ~File() {
-        if (fd >= 0) ::close(fd);
+// Replaces a file, so that it has the old bytes or the new ones after a crash at any moment.
+void write_file(const std::string& path, std::string_view bytes) {
+    namespace fs = std::filesystem;
+    const std::string temporary = path + ".tmp";
+    const fs::path folder = fs::absolute(path).parent_path();
+    if (fs::create_directories(folder)) fs::permissions(folder, fs::perms::owner_all);
+    struct stat old {};
+    if (::lstat(temporary.c_str(), &old) == 0 && std::fabs(unix_time() - static_cast<double>(old.st_mtime)) > kAbandoned)
+        ::unlink(temporary.c_str());
+    const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0) invalid(std::strerror(errno));
+    for (ssize_t count; !bytes.empty() && (count = ::write(file, bytes.data(), bytes.size())) > 0;)
+        bytes.remove_prefix(static_cast<std::size_t>(count));
+    const bool written = bytes.empty() && ::fsync(file) == 0 && ::rename(temporary.c_str(), path.c_str()) == 0;
+    const std::string why = std::strerror(errno);
+    ::close(file);
+    if (!written) {
+        ::unlink(temporary.c_str());
+        invalid(why);
     }
-    int fd;
-};
+    const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0) return;
+    ::fsync(directory);
+    ::close(directory);
+}
+
+std::string encode(const wire::Map& document, const weights::Snapshot& snapshot, const wire::Map& extras) {
+    std::string header;
+    wire::pack(header, wire::Map{{{"library", RL4SYS_VERSION}, {"saved_unix_s", unix_time()}, {"spec", document},
+                                  {"generation", snapshot.generation}, {"version", snapshot.version}, {"digest", snapshot.digest},
+                                  {"extras", extras}}});
+    std::string out(kMagic);
+    support::append(out, kFormat);
+    support::append(out, std::uint64_t{header.size()});
+    support::append(out, std::uint64_t{snapshot.flat.size()});
+    support::append(out, std::uint64_t{snapshot.others.size()});  // in 4 bytes; 4 more of the spec's blob, which no layers have
+    support::append(out, std::uint64_t{0});
+    out += header;
+    out += support::bytes_of(snapshot.flat.data(), snapshot.flat.size() * sizeof(float));
+    out += snapshot.others;
+    support::store(out.data() + kFields, checksum_of(out));
+    return out;
+}
 
 }  // namespace
 
@@ -72,118 +115,94 @@ CachedPolicy read_cached_policy(std::string_view bytes) {
     const std::uint64_t rest = bytes.size() - kFixed;
     if (header_size > kMaxHeader || elements > rest / 4 || header_size + 4 * elements + others + blob != rest)
         invalid("the lengths in it do not match the size of the file");
-    hash::Xxh3 hasher;
-    hasher.update(bytes.substr(0, kFields));
-    hasher.update(bytes.substr(kFixed));
-    if (hasher.digest() != support::load64(bytes.data() + kFields)) invalid("its checksum does not match");
+    if (checksum_of(bytes) != support::load64(bytes.data() + kFields)) invalid("its checksum does not match");
     const wire::Value header = wire::unpack(bytes.substr(kFixed, header_size));
     const auto* form = header.get<wire::Map>();
     if (!form || form->items.size() != 7) invalid("its header has unexpected keys or types");
-    const auto& library = need<std::string>(*form, "library");
+    const wire::Received said = fields_of(*form);
+    const auto major = [](const std::string& version) { return version.substr(0, version.find('.')); };
+    const std::string& library = said.text("library");
     if (major(library) != major(RL4SYS_VERSION)) invalid("version " + library + " of the library wrote it");
-    CachedPolicy out;
-    out.saved_unix_s = need<double>(*form, "saved_unix_s");
-    out.document = need<wire::Map>(*form, "spec");
-    out.extras = need<wire::Map>(*form, "extras");
-    out.spec = policy::read_spec(out.document);
-    out.snapshot.generation = whole(*form, "generation");
-    out.snapshot.version = whole(*form, "version");
-    out.snapshot.digest = whole(*form, "digest");
-    out.snapshot.flat.resize(elements);
+    CachedPolicy out{said.map("spec"), policy::read_spec(said.map("spec")), {}, said.map("extras"), said.number("saved_unix_s")};
+    out.snapshot = {said.integer("generation"), said.integer("version"), said.integer("digest"), std::vector<float>(elements),
+                    std::string(bytes.substr(kFixed + header_size + 4 * elements, others))};
     if (elements) std::memcpy(out.snapshot.flat.data(), bytes.data() + kFixed + header_size, 4 * elements);
-    out.snapshot.others = bytes.substr(kFixed + header_size + 4 * elements, others);
     const weights::TensorSizes tensors(out.spec.tensors);
     tensors.verify_others(out.snapshot.others);
-    bool finite = true;
-    for (const float x : out.snapshot.flat) finite = finite && std::isfinite(x);
-    if (tensors.elements != elements || weights::digest_of(out.snapshot.flat, out.snapshot.others) != out.snapshot.digest ||
-        !finite)
+    const std::vector<float>& flat = out.snapshot.flat;
+    const bool finite = std::all_of(flat.begin(), flat.end(), [](float x) { return std::isfinite(x); });
+    if (tensors.elements != elements || weights::digest_of(flat, out.snapshot.others) != out.snapshot.digest || !finite)
         invalid("its weights do not match its policy");
     return out;
 }
 
-std::optional<CachedPolicy> PolicyCacheFile::load(std::string& problem) {
-    const File file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (file.fd < 0 && errno == ENOENT) return std::nullopt;
+void PolicyCache::take_up() {
+    const std::string& path = settings_.policy_cache;
+    std::string problem = "the cached policy in " + path + " can't be used: ";
     bool aside = false;
     try {
-        struct stat about {};
-        if (file.fd < 0 || ::fstat(file.fd, &about) != 0) invalid(std::strerror(errno));
-        if (about.st_size < 0 || static_cast<std::uint64_t>(about.st_size) > kMaxBytes) invalid("its size is out of range");
-        std::string bytes(static_cast<std::size_t>(about.st_size), '\0');
-        std::size_t got = 0;
-        for (ssize_t count; got < bytes.size() && (count = ::read(file.fd, bytes.data() + got, bytes.size() - got)) > 0;)
-            got += static_cast<std::size_t>(count);
-        bytes.resize(got);
+        const std::optional<std::string> bytes = path.empty() ? std::nullopt : read_file(path);
+        if (!bytes) return;
         aside = true;
-        CachedPolicy out = read_cached_policy(bytes);
+        CachedPolicy cached = read_cached_policy(*bytes);
+        aside = false;
         ++counters_["policy_cache.loads"];
-        return out;
+        problem = "the policy in " + path + " is not used: ";
+        use(std::move(cached));
     } catch (const std::exception& error) {
-        problem = "the cached policy in " + path_ + " can't be used: " + error.what();
         ++counters_["policy_cache.refused"];
-        if (aside) ::rename(path_.c_str(), (path_ + ".refused").c_str());
-        return std::nullopt;
+        if (aside) ::rename(path.c_str(), (path + ".refused").c_str());
+        settings_.report(LogLevel::warning, problem + error.what());
     }
 }
 
-bool PolicyCacheFile::save(const wire::Map& document, const weights::Snapshot& snapshot, const wire::Map& extras,
-                           std::string& problem) {
-    const std::string temporary = path_ + ".tmp";
-    try {
-        wire::Map form;
-        form.set("library", RL4SYS_VERSION);
-        form.set("saved_unix_s", unix_time());
-        form.set("spec", document);
-        form.set("generation", snapshot.generation);
-        form.set("version", snapshot.version);
-        form.set("digest", snapshot.digest);
-        form.set("extras", extras);
-        std::string header;
-        wire::pack(header, form);
-        std::string fixed(kMagic);
-        support::append(fixed, kFormat);
-        support::append(fixed, std::uint64_t{header.size()});
-        support::append(fixed, std::uint64_t{snapshot.flat.size()});
-        support::append(fixed, static_cast<std::uint32_t>(snapshot.others.size()));
-        support::append(fixed, std::uint32_t{0});
-        hash::Xxh3 hasher;
-        for (const std::string_view part :
-             {std::string_view(fixed), std::string_view(header), flat_bytes(snapshot), std::string_view(snapshot.others)})
-            hasher.update(part);
-        support::append(fixed, hasher.digest());
+void PolicyCache::use(CachedPolicy cached) {
+    const delivery::Hello& own = settings_.hello;
+    const wire::Received extras = fields_of(cached.extras), said = fields_of(extras.map("session_parameters"));
+    if (extras.text("client_id") != own.client_id) invalid("it belongs to client '" + extras.text("client_id") + "'");
+    for (const auto& [form, theirs] : {std::pair(&own.observation_space, &cached.spec.observations),
+                                       std::pair(&own.action_space, &cached.spec.actions)})
+        if (!form->items.empty() && !(policy::read_space(*form) == *theirs)) invalid("its spaces are not this actor's");
+    if (said.header.items.empty()) invalid("it has no session parameters");
+    saved_ = {cached.snapshot.generation, cached.snapshot.version};
+    subscriber_.take_up(std::make_shared<const policy::PolicySpec>(std::move(cached.spec)),
+                        std::make_shared<const weights::Snapshot>(std::move(cached.snapshot)), std::move(cached.document));
+    const double age = unix_time() - cached.saved_unix_s;
+    if (age > -kClockSlack) host_.current_at.store(monotonic() - std::max(0.0, age));
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    host_.parameters = read_parameters(said);
+}
 
-        const std::filesystem::path folder = std::filesystem::absolute(path_).parent_path();
-        if (!std::filesystem::exists(folder)) {
-            std::filesystem::create_directories(folder);
-            std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
-        }
-        struct stat old {};
-        if (::lstat(temporary.c_str(), &old) == 0 && std::fabs(unix_time() - static_cast<double>(old.st_mtime)) > kAbandoned)
-            ::unlink(temporary.c_str());
-        const File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-        if (file.fd < 0) invalid(std::strerror(errno));
-        bool whole_file = true;
-        for (const std::string_view part :
-             {std::string_view(fixed), std::string_view(header), flat_bytes(snapshot), std::string_view(snapshot.others)})
-            for (std::size_t at = 0; whole_file && at < part.size();) {
-                const ssize_t count = ::write(file.fd, part.data() + at, part.size() - at);
-                whole_file = count > 0;
-                at += whole_file ? static_cast<std::size_t>(count) : 0;
-            }
-        if (!whole_file || ::fsync(file.fd) != 0 || ::rename(temporary.c_str(), path_.c_str()) != 0) {
-            const std::string why = std::strerror(errno);
-            ::unlink(temporary.c_str());
-            invalid(why);
-        }
-        const File directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-        if (directory.fd >= 0) ::fsync(directory.fd);
+void PolicyCache::save(bool force) {
+    const double now = monotonic();
+    if (settings_.policy_cache.empty() || (!force && now < next_)) return;
+    std::unique_lock<std::mutex> lock(host_.mutex);
+    const auto policy = host_.acting.policy;
+    const auto parameters = host_.parameters;
+    const auto document = host_.document;
+    lock.unlock();
+    if (!policy || !parameters || policy->shared_spec() != subscriber_.spec()) return;
+    const delivery::PolicyVersion version{policy->snapshot().generation, policy->snapshot().version};
+    if (version == saved_) return;
+    next_ = now + kInterval;
+    const auto& its = *parameters;
+    const wire::Map said{{
+        {"generation", its.generation}, {"algorithm_name", its.algorithm_name}, {"algorithm_type", its.algorithm_type},
+        {"rollout_length", its.rollout_length}, {"max_policy_lag", its.max_policy_lag}, {"on_lag", its.on_lag},
+        {"max_message_bytes", its.max_message_bytes}, {"max_segment_steps", its.max_segment_steps}, {"inference", its.inference},
+        {"no_masks", its.no_masks},
+    }};
+    const wire::Map extras{{{"client_id", settings_.hello.client_id}, {"session_parameters", said}}};
+    try {
+        write_file(settings_.policy_cache, encode(*document, policy->snapshot(), extras));
         ++counters_["policy_cache.saves"];
-        return true;
+        saved_ = version;
+        warned_ = false;
     } catch (const std::exception& error) {
         ++counters_["policy_cache.save_errors"];
-        problem = "the policy can't be saved in " + path_ + ": " + error.what();
-        return false;
+        if (!warned_)
+            settings_.report(LogLevel::warning, "the policy can't be saved in " + settings_.policy_cache + ": " + error.what());
+        warned_ = true;
     }
 }
 

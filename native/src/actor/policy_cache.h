@@ -2,14 +2,11 @@
 // Python actor's (rl4sys_zmq/actor/io/policy_cache.py).
 #pragma once
 
-#include <optional>
-#include <string>
 #include <string_view>
 
-#include "delivery/session.h"
-#include "policy/spec.h"
-#include "weights/update.h"
-#include "wire/value.h"
+#include "actor/host_link.h"
+#include "actor/settings.h"
+#include "actor/weight_subscriber.h"
 
 namespace rl4sys::actor {
 
@@ -25,19 +22,29 @@ struct CachedPolicy {
 /// Reads the bytes of a policy cache. Throws std::runtime_error with the reason.
 CachedPolicy read_cached_policy(std::string_view bytes);
 
-/// A file with one policy. Several processes can use it: a reader always gets one whole version.
-class PolicyCacheFile {
+/// The policy cache of one actor, if its settings name a file. Several processes can use the file: a reader always gets one
+/// whole version.
+class PolicyCache {
 public:
-    PolicyCacheFile(std::string path, delivery::Counters& counters) : path_(std::move(path)), counters_(counters) {}
+    PolicyCache(const Settings& settings, HostLink& host, WeightSubscriber& subscriber, delivery::Counters& counters)
+        : settings_(settings), host_(host), subscriber_(subscriber), counters_(counters) {}
 
-    /// The saved policy; nothing if there is none. An invalid file is renamed; `problem` says why.
-    std::optional<CachedPolicy> load(std::string& problem);
-    /// Replaces the contents. `problem` says why it failed; the last file is then still there.
-    bool save(const wire::Map& document, const weights::Snapshot& snapshot, const wire::Map& extras, std::string& problem);
+    /// Starts with the policy and the session parameters of an earlier start. The I/O thread does not run yet. An invalid file is
+    /// renamed.
+    void take_up();
+    /// Saves the current policy and the session parameters. `force` skips the limit on how often the file is written.
+    void save(bool force);
 
 private:
-    std::string path_;
+    void use(CachedPolicy cached);
+
+    const Settings& settings_;
+    HostLink& host_;
+    WeightSubscriber& subscriber_;
     delivery::Counters& counters_;
+    delivery::PolicyVersion saved_{0, 0};
+    double next_ = 0.0;  // save, at the earliest
+    bool warned_ = false;
 };
 
 }  // namespace rl4sys::actor

@@ -39,6 +39,10 @@ struct Settings {
     bool learners_relays = true;            // false: the configuration names no relays, whatever the learner says
     LogSink log;
     std::function<void(Notice)> notice;     // called by the I/O thread. It must not call the library
+
+    void report(LogLevel level, const std::string& text) const {
+        if (log) log(level, hello.client_id + ": " + text);
+    }
 };
 
 }  // namespace rl4sys::actor

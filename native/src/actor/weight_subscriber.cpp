@@ -8,11 +8,9 @@ namespace {
 using wire::Kind;
 using wire::Received;
 
-constexpr int kHwm = 64;
-constexpr std::int64_t kMaxFrameBytes = std::int64_t{256} << 20;
-constexpr std::size_t kMaxWeightBytes = (std::size_t{256} << 20) - 5;  // what fits into a frame, with the trailer
+constexpr std::size_t kMaxWeightBytes = io::kMaxFrameBytes - 5;  // what fits into a frame, with the trailer
 constexpr std::size_t kPreviousKept = 2, kMaxFrames = 32;
-constexpr double kPublisherSilence = 5.0, kFetchRetry = 1.0;
+constexpr double kFetchRetry = 1.0;
 constexpr char kWeightsTopic = 'W', kBeaconTopic = 'B';
 
 // The address of the learner's PUB socket, with the host of the learner in the place of "*".
@@ -25,84 +23,48 @@ std::string seen_from(const std::string& pub, const std::string& learner) {
 
 // True for tcp://HOST:PORT, ipc://PATH and inproc://NAME.
 bool is_address(const std::string& text) {
-    const std::size_t scheme = text.find("://");
+    const std::size_t scheme = text.find("://"), colon = text.rfind(':');
     if (scheme == std::string::npos || scheme + 3 == text.size()) return false;
-    const std::string name = text.substr(0, scheme);
+    const std::string name = text.substr(0, scheme), port = text.substr(colon + 1);
     if (name != "tcp") return name == "ipc" || name == "inproc";
-    const std::size_t colon = text.rfind(':');
-    const std::string port = text.substr(colon + 1);
     if (colon <= scheme + 3 || port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != std::string::npos) return false;
-    const int number = std::stoi(port);
-    return number >= 1 && number <= 65'535;
+    return std::stoi(port) >= 1 && std::stoi(port) <= 65'535;
 }
 
 }  // namespace
 
-WeightSubscriber::WeightSubscriber(const Settings& settings, HostLink& host, delivery::Counters& counters, support::Random& random,
-                                   support::Zstd& zstd, std::function<void(delivery::PolicyVersion)> fetch)
-    : settings_(settings),
-      host_(host),
-      counters_(counters),
-      random_(random),
-      zstd_(zstd),
-      send_fetch_(std::move(fetch)),
-      silence_{kPublisherSilence} {}
-
-delivery::PolicyVersion WeightSubscriber::held() const noexcept {
-    const std::lock_guard<std::mutex> lock(host_.mutex);
-    if (!host_.acting.policy) return {0, 0};
-    const weights::Snapshot& snapshot = host_.acting.policy->snapshot();
-    return {snapshot.generation, snapshot.version};
-}
-
-std::uint64_t WeightSubscriber::held_digest() const noexcept {
-    const std::lock_guard<std::mutex> lock(host_.mutex);
-    return host_.acting.policy ? host_.acting.policy->snapshot().digest : 0;
-}
-
-double WeightSubscriber::next_deadline() const noexcept {
-    const double never = std::numeric_limits<double>::infinity();
-    return std::min(fetch_at_ != 0.0 ? fetch_at_ : never, sub_ ? silence_.deadline() : never);
-}
-
-void WeightSubscriber::take_up(std::shared_ptr<const policy::PolicySpec> spec, std::shared_ptr<const weights::Snapshot> snapshot, wire::Map document) {
+void WeightSubscriber::describe(std::shared_ptr<const policy::PolicySpec> spec, wire::Map document) {
     spec_ = std::move(spec);
-    set_document(std::move(document));
     shape_ = std::make_shared<const SegmentShape>(*spec_);
     tensors_.emplace(spec_->tensors);
-    swap(std::move(snapshot));
+    const std::lock_guard<std::mutex> lock(host_.mutex);
+    host_.document = std::make_shared<const wire::Map>(std::move(document));
+    ++host_.documents;
 }
 
-void WeightSubscriber::join(const io::ZmqFunctions& zmq, void* context, const Received& welcome, double now) {
+void WeightSubscriber::join(const Received& welcome, double now) {
     auto spec = std::make_shared<const policy::PolicySpec>(policy::read_spec(welcome.map("spec")));
     if (settings_.learners_relays && !welcome.list("relays").empty() && welcome.bytes("tag_key").size() == 32)
         throw policy::Unsupported("the compiled form takes no weights from relays");
+    const auto refuse = [](Refusal code, const std::string& text, const char* field) {
+        throw SessionError{SessionError::Kind::refused, code, text, field};
+    };
     if (spec_ && !(spec_->observations == spec->observations && spec_->actions == spec->actions))
-        throw WelcomeRefused{Refusal::mismatch, "it now has other spaces than in the last session", "observation_space"};
+        refuse(Refusal::mismatch, "it now has other spaces than in the last session", "observation_space");
     if (spec_ && spec_->state_size != spec->state_size)
-        throw WelcomeRefused{Refusal::mismatch, "its policy now has other extra columns than in the last session", "spec"};
+        refuse(Refusal::mismatch, "its policy now has other extra columns than in the last session", "spec");
     const std::size_t bytes = 4 * spec->weights + weights::TensorSizes(spec->tensors).other_bytes;
     if (bytes > kMaxWeightBytes)
-        throw WelcomeRefused{Refusal::too_large, "its policy has " + std::to_string(bytes) + " bytes of weights; this actor accepts at most " +
-                                                     std::to_string(kMaxWeightBytes), "spec"};
+        refuse(Refusal::too_large, "its policy has " + std::to_string(bytes) + " bytes of weights; this actor accepts at most " +
+                                       std::to_string(kMaxWeightBytes), "spec");
     std::string pub = seen_from(welcome.text("pub"), settings_.address);
     if (!is_address(pub)) throw ProtocolError(Refusal::spec, "'" + pub.substr(0, 80) + "' is not an address");
-    spec_ = std::move(spec);
-    shape_ = std::make_shared<const SegmentShape>(*spec_);
-    tensors_.emplace(spec_->tensors);
-    set_document(welcome.map("spec"));
+    describe(std::move(spec), welcome.map("spec"));
     policy_id_ = welcome.bytes("policy_id");
     topic_ = welcome.bytes("topic");
     pub_ = std::move(pub);
     generation_ = welcome.integer("generation");
-    subscribe(zmq, context, now);
-}
-
-void WeightSubscriber::set_document(wire::Map document) {
-    document_ = std::move(document);
-    const std::lock_guard<std::mutex> lock(host_.mutex);
-    host_.document = std::make_shared<const wire::Map>(document_);
-    ++host_.documents;
+    subscribe(now);
 }
 
 void WeightSubscriber::note_alarms(const Received& beacon) {
@@ -112,11 +74,10 @@ void WeightSubscriber::note_alarms(const Received& beacon) {
         if (const auto* count = value.get<std::int64_t>(); count && *count > 0) host_.alarms[name] = static_cast<std::uint64_t>(*count);
 }
 
-void WeightSubscriber::subscribe(const io::ZmqFunctions& zmq, void* context, double now) {
+void WeightSubscriber::subscribe(double now) {
     sub_.reset();
     silence_.restart(now);
-    sub_ = std::make_unique<io::Socket>(zmq, context, io::Socket::Role::sub, pub_, 0, kHwm, kMaxFrameBytes,
-                                        settings_.keys ? &*settings_.keys : nullptr);
+    sub_ = std::make_unique<io::Socket>(zmq_, context_, io::Socket::Role::sub, pub_, settings_.keys);
     sub_->subscribe(kBeaconTopic + topic_);
     sub_->subscribe(kWeightsTopic + topic_);
     // In this order, no update is missed.
@@ -158,10 +119,10 @@ void WeightSubscriber::on_fetched(const Received& reply, double now) {
     for (std::size_t n = 0; n < reply.body.size(); n += 2) on_update(reply.body[n], reply.body[n + 1], now);
 }
 
-void WeightSubscriber::tick(const io::ZmqFunctions& zmq, void* context, double now) {
+void WeightSubscriber::tick(double now) {
     if (sub_ && silence_.expired(now)) {
         ++counters_["redials.weights"];
-        subscribe(zmq, context, now);
+        subscribe(now);
     } else if (fetch_at_ != 0.0 && now >= fetch_at_) {
         fetch(whole_, now);
     }
@@ -201,11 +162,12 @@ void WeightSubscriber::on_beacon(const Received& beacon, double now) {
     const std::uint64_t generation = beacon.integer("generation"), version = beacon.integer("version");
     // With another generation, the session over the ROUTER will report it.
     if (fetch_at_ != 0.0 || generation != generation_ || is_rejected(generation, version)) return;
-    const auto [held_generation, held_version] = held();
-    if (!newest() || held_generation != generation || version > held_version) {
+    const auto policy = acting();
+    const weights::Snapshot* const has = policy ? &policy->snapshot() : nullptr;
+    if (!newest() || !has || has->generation != generation || version > has->version) {
         ++counters_["resyncs.beacon"];
         fetch(false, now);
-    } else if (version == held_version && beacon.integer("digest") != held_digest()) {
+    } else if (version == has->version && beacon.integer("digest") != has->digest) {
         ++counters_["resyncs.digest"];
         fetch(true, now);
     }
@@ -233,11 +195,6 @@ bool WeightSubscriber::roll_back(const policy::Policy* bad) {
     previous_.pop_back();
     host_.current.store(host_.acting.policy.get(), std::memory_order_release);
     return true;
-}
-
-bool WeightSubscriber::is_rejected(std::uint64_t generation, std::uint64_t version) const {
-    const std::lock_guard<std::mutex> lock(host_.mutex);
-    return rejected_.count({generation, version}) > 0;
 }
 
 }  // namespace rl4sys::actor

@@ -1,6 +1,8 @@
 // The timers of a session: rl4sys_zmq/liveness.py and delivery/resend_timer.py. All times are in seconds.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -18,7 +20,9 @@ constexpr double kResendFirst = 0.5, kResendMost = 10.0;
 inline double jittered(double pause, support::Random& random) noexcept { return pause * (0.8 + (1.2 - 0.8) * random.uniform()); }
 
 /// The pause after `attempts` retries: doubled each time, up to `most`.
-double backoff(double first, double most, int attempts) noexcept;
+inline double backoff(double first, double most, int attempts) noexcept {
+    return std::min(std::ldexp(first, std::min(attempts, 64)), most);
+}
 
 /// A timer that expires unless it is restarted in time.
 struct SilenceTimer {
@@ -37,17 +41,49 @@ public:
     double at = 0.0;  // of the next resend; 0 if the timer is stopped
 
     bool expired(double now) const noexcept { return at != 0.0 && now >= at; }
-    void stop() noexcept;
+    void stop() noexcept {
+        at = 0.0;
+        measured_.reset();
+    }
     /// Stops the timer, and does not double the next pause: the session starts again.
-    void reset() noexcept;
-    void sent(double now, std::uint64_t seq) noexcept;
-    void resent(double now) noexcept;
+    void reset() noexcept {
+        stop();
+        resends_ = 0;
+        refused_ = false;
+    }
+    void sent(double now, std::uint64_t seq) noexcept {
+        if (!measured_) measured_ = {seq, now};
+        if (at == 0.0) start(now);
+    }
+    void resent(double now) noexcept {
+        measured_.reset();
+        resends_ += expired(now);
+        start(now);
+    }
     void refused() noexcept { refused_ = true; }
-    void acknowledged(double now, std::uint64_t received, bool waiting) noexcept;
+    void acknowledged(double now, std::uint64_t received, bool waiting) noexcept {
+        if (measured_ && measured_->first < received) {
+            estimate(now - measured_->second);
+            measured_.reset();
+            resends_ = 0;
+        }
+        if (refused_) resends_ = 0;
+        refused_ = false;
+        if (waiting)
+            start(now);
+        else
+            stop();
+    }
 
 private:
-    void start(double now) noexcept;
-    void estimate(double took) noexcept;
+    // The weights of a new measurement: RFC 6298, section 2.
+    void estimate(double took) noexcept {
+        const bool first = mean_ == 0.0;
+        deviation_ = first ? took / 2 : deviation_ + (std::fabs(mean_ - took) - deviation_) / 4;
+        mean_ = first ? took : mean_ + (took - mean_) / 8;
+        pause_ = std::max(kResendFirst, mean_ + 4 * deviation_);
+    }
+    void start(double now) noexcept { at = now + jittered(backoff(pause_, kResendMost, resends_), random_); }
 
     support::Random& random_;
     double mean_ = 0.0, deviation_ = 0.0, pause_ = kResendFirst;

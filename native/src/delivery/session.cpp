@@ -16,65 +16,31 @@ constexpr int kRandomBits = 24;  // of an incarnation
 constexpr const char* kFieldRights = "keys";  // the actor lacks a right: the session is refused, not only one message
 constexpr const char* kFieldRate = "rate";    // a rate limit was exceeded: the same message is accepted later
 
-constexpr std::size_t kRefusedVerdict = 5;  // its place in verdict_names
+bool is_session_lost(Refusal code) noexcept { return code == Refusal::no_session || code == Refusal::closing; }
 
 bool is_temporary(Refusal code) noexcept {
-    switch (code) {
-        case Refusal::starting:
-        case Refusal::no_session:
-        case Refusal::closing:
-        case Refusal::conflict:
-        case Refusal::gap:
-        case Refusal::checksum: return true;
-        default: return false;
-    }
+    return is_session_lost(code) || code == Refusal::starting || code == Refusal::conflict || code == Refusal::gap ||
+           code == Refusal::checksum;
 }
-
-bool is_session_lost(Refusal code) noexcept { return code == Refusal::no_session || code == Refusal::closing; }
 
 }  // namespace
 
 const std::array<const char*, kVerdicts> verdict_names = {"trained",    "stale",   "quarantined", "evaluated",
                                                           "overridden", "refused", "duplicate"};
 
-ActorSession::ActorSession(Hello hello, Counters& counters, support::Random& random, support::Zstd* zstd)
-    : received(hello.first_seq),
-      durable(hello.first_seq),
-      journal_id(hello.journal_id),
-      hello_(std::move(hello)),
-      counters_(counters),
-      random_(random),
-      zstd_(zstd),
-      resend_timer_(random),
-      next_seq_(hello_.first_seq),
-      heartbeat_{kHeartbeat},
-      silence_{kSilence} {}
-
-Actions ActorSession::open(double now, PolicyVersion held) {
-    silence_.restart(now);
-    return join(now, held);
-}
-
-bool ActorSession::can_take() const noexcept { return state == State::joined && taken_bytes_ < credit_bytes_ && has_room(0, 0); }
-
-bool ActorSession::has_room(std::uint64_t items, std::uint64_t steps) const noexcept {
-    const bool credit = leaving || sent_steps + steps < credit_steps;
-    return credit && next_seq_ + items < credit_items_;
-}
-
 Actions ActorSession::take(double now, std::vector<wire::SharedSegment> segments, std::uint64_t ahead_steps) {
     const std::size_t first = window_.size();
     for (wire::SharedSegment& segment : segments) {
-        sent_steps += segment->steps;
         const std::uint64_t steps = segment->steps, bytes = segment->bytes;
         window_.push_back({next_seq_++, std::move(segment), taken_steps_, taken_bytes_});
+        sent_steps += steps;
         taken_steps_ += steps;
         taken_bytes_ += bytes;
     }
     want_steps_ = std::max(want_steps_, sent_steps + ahead_steps);
     resend_timer_.sent(now, window_.back().seq);
     Actions out;
-    submit(now, first, window_.size() - first, std::numeric_limits<std::uint64_t>::max(), out);
+    submit(now, first, segments.size(), std::numeric_limits<std::uint64_t>::max(), out);
     return out;
 }
 
@@ -83,30 +49,26 @@ Actions ActorSession::want(double now, std::uint64_t steps) {
     const bool more = steps > want_steps_;
     want_steps_ = steps;
     credit_steps = std::min(credit_steps, steps);
-    Actions out;
-    if (more && steps > credit_steps) out.push_back(heartbeat(now));
-    return out;
+    if (!more || steps == credit_steps) return {};
+    return {heartbeat(now)};
 }
 
 Actions ActorSession::tick(double now, PolicyVersion held) {
-    Actions out;
-    if (state == State::closed) return out;
+    if (state == State::closed) return {};
     silence_.after = kMissedMessages * (state == State::refused ? kRefusedRetry : heartbeat_.after);
     if (silence_.expired(now)) {
         if (state == State::joined) {
             ++counters_["sessions_lost.silence"];
             state = State::joining;
         }
-        out.emplace_back(Reconnect{now - silence_.started});
+        const double silence = now - silence_.started;
         silence_.restart(now);
-    } else if (state != State::joined) {
-        if (now >= next_hello_) out = join(now, held);
-    } else if (resend_timer_.expired(now)) {
-        out = resend(now);
-    } else if (heartbeat_.expired(now)) {
-        out.push_back(heartbeat(now));
+        return {Reconnect{silence}};
     }
-    return out;
+    if (state != State::joined) return now >= next_hello_ ? join(now, held) : Actions{};
+    if (resend_timer_.expired(now)) return resend(now);
+    if (heartbeat_.expired(now)) return {heartbeat(now)};
+    return {};
 }
 
 double ActorSession::next_deadline() const noexcept {
@@ -118,29 +80,16 @@ double ActorSession::next_deadline() const noexcept {
 Actions ActorSession::on_message(double now, const Received& message) {
     silence_.restart(now);
     if (state == State::closed) return {};
-    switch (message.kind) {
-        case Kind::welcome: return on_welcome(now, message);
-        case Kind::ack: on_ack(now, message); return {};
-        case Kind::refused: return on_refused(now, message);
-        default: return {};
-    }
-}
-
-void ActorSession::reject(double now) noexcept {
-    state = State::refused;
-    next_hello_ = now + kRefusedRetry;
+    if (message.kind == Kind::welcome) return on_welcome(now, message);
+    if (message.kind == Kind::refused) return on_refused(now, message);
+    if (message.kind == Kind::ack) on_ack(now, message);
+    return {};
 }
 
 Actions ActorSession::close(double now) {
-    Actions out;
-    if (state == State::joined) out.push_back(send(now, Kind::bye, {}));
+    const bool joined = state == State::joined;
     state = State::closed;
-    return out;
-}
-
-std::uint64_t ActorSession::accepted() const noexcept {
-    const std::uint64_t refused = refused_of_origin();
-    return earlier_accepted_ + (received > refused ? received - refused : 0);
+    return joined ? Actions{send(now, Kind::bye, {})} : Actions{};
 }
 
 Verdicts ActorSession::verdicts() const noexcept {
@@ -152,29 +101,16 @@ Verdicts ActorSession::verdicts() const noexcept {
 Actions ActorSession::join(double now, PolicyVersion held) {
     if (state != State::refused) state = State::joining;
     next_hello_ = now + jittered(state == State::refused ? kRefusedRetry : kHelloRetry, random_);
-    Map header;
-    header.set("client_id", hello_.client_id);
-    header.set("actor_id", hello_.actor_id);
-    header.set("incarnation", hello_.incarnation);
-    header.set("first_seq", first_held());
-    header.set("held_generation", held.first);
-    header.set("held_version", held.second);
-    header.set("algorithm_name", hello_.algorithm_name);
-    header.set("algorithm_parameters", hello_.algorithm_parameters);
-    header.set("algorithm_type", hello_.algorithm_type);
-    header.set("observation_space", hello_.observation_space);
-    header.set("action_space", hello_.action_space);
-    header.set("submits", hello_.submits);
-    header.set("library", hello_.library);
-    header.set("origin", hello_.origin);
-    header.set("journal_id", journal_id);
-    header.set("spooled", false);
-    header.set("weights", hello_.weights);
-    header.set("previously_welcomed", previously_welcomed_);
-    header.set("relay", hello_.relay);
-    Actions out;
-    out.push_back(send(now, Kind::hello, header));
-    return out;
+    const Hello& own = hello_;
+    const Map header{{
+        {"client_id", own.client_id}, {"actor_id", own.actor_id}, {"incarnation", own.incarnation}, {"first_seq", first_held()},
+        {"held_generation", held.first}, {"held_version", held.second}, {"algorithm_name", own.algorithm_name},
+        {"algorithm_parameters", own.algorithm_parameters}, {"algorithm_type", own.algorithm_type},
+        {"observation_space", own.observation_space}, {"action_space", own.action_space}, {"submits", own.submits},
+        {"library", own.library}, {"origin", own.origin}, {"journal_id", journal_id}, {"spooled", false},
+        {"weights", own.weights}, {"previously_welcomed", previously_welcomed_}, {"relay", own.relay},
+    }};
+    return {send(now, Kind::hello, header)};
 }
 
 Actions ActorSession::on_welcome(double now, const Received& welcome) {
@@ -202,13 +138,10 @@ Actions ActorSession::on_welcome(double now, const Received& welcome) {
     credit_items_ = next_seq_;
     credit_bytes_ = 0;
     credit_steps = 0;
-    sent_steps = welcome.integer("accepted_steps") + steps_from(received);
+    sent_steps = welcome.integer("accepted_steps") + sent_from(received).first;
     want_steps_ = min_version = 0;
     resend_timer_.reset();
-    Actions out;
-    out.emplace_back(Joined{});
-    for (Action& action : resend(now)) out.push_back(std::move(action));
-    return out;
+    return resend(now, {Joined{}});
 }
 
 void ActorSession::on_ack(double now, const Received& ack) {
@@ -227,11 +160,12 @@ void ActorSession::on_ack(double now, const Received& ack) {
         resend_timer_.acknowledged(now, received, received < next_seq_);
     }
     durable = its_durable;
+    const auto [steps, bytes] = sent_from(its_received);
     // Else the ack is outdated, or was sent before a gap.
-    if (its_received >= received) sent_steps = ack.integer("accepted_steps") + steps_from(its_received);
+    if (its_received >= received) sent_steps = ack.integer("accepted_steps") + steps;
     credit_steps = std::min(ack.integer("credit_steps"), std::max(want_steps_, sent_steps));
     credit_items_ = ack.integer("credit_items");
-    credit_bytes_ = taken_bytes_ - bytes_from(its_received) + ack.integer("credit_bytes");
+    credit_bytes_ = taken_bytes_ - bytes + ack.integer("credit_bytes");
     min_version = ack.integer("min_version");
     const bool newer = its_generation != verdicts_of_;  // after a rollback to a checkpoint, the counts can be lower
     verdicts_of_ = its_generation;
@@ -239,9 +173,9 @@ void ActorSession::on_ack(double now, const Received& ack) {
     for (std::size_t n = 0; n < kVerdicts; ++n) {
         const wire::Value* value = counts.find(verdict_names[n]);
         if (value && !value->is_integer()) continue;
+        const auto* small = value ? value->get<std::int64_t>() : nullptr;
         const auto* large = value ? value->get<std::uint64_t>() : nullptr;
-        const auto* count = value ? value->get<std::int64_t>() : nullptr;
-        const std::uint64_t known = large ? *large : count && *count > 0 ? static_cast<std::uint64_t>(*count) : 0;
+        const std::uint64_t known = large ? *large : small && *small > 0 ? static_cast<std::uint64_t>(*small) : 0;
         if (newer || known > verdicts_[n]) verdicts_[n] = known;
     }
     release();
@@ -249,8 +183,7 @@ void ActorSession::on_ack(double now, const Received& ack) {
 
 void ActorSession::lose_session(double now) {
     ++counters_["sessions_lost.learner"];
-    state = State::joining;
-    next_hello_ = now;
+    rejoin(now);
 }
 
 Actions ActorSession::on_refused(double now, const Received& refused) {
@@ -270,19 +203,12 @@ Actions ActorSession::on_refused(double now, const Received& refused) {
     }
     if (code == Refusal::expired) return journal_id ? renew(now) : Actions{};  // a repeated reply does nothing
     if (code == Refusal::fenced && refused.integer("incarnation")) return raise(now, refused.integer("incarnation"));
-    Actions out;
     if (is_temporary(code) || field == kFieldRate) {
-        if (is_session_lost(code) && state == State::refused) {
-            state = State::joining;  // the reason for the permanent refusal is gone
-            next_hello_ = now;
-        }
-        out.emplace_back(RefusedForNow{code, field, reason});
-        return out;
+        if (is_session_lost(code) && state == State::refused) rejoin(now);  // the reason for the permanent refusal is gone
+        return {RefusedForNow{code, field, reason}};
     }
-    state = State::refused;
-    next_hello_ = now + kRefusedRetry;
-    out.emplace_back(RefusedForGood{code, field, reason});
-    return out;
+    reject(now);
+    return {RefusedForGood{code, field, reason}};
 }
 
 // Takes an incarnation above `known`, which the learner has on record. The segments keep their sequence numbers.
@@ -293,11 +219,8 @@ Actions ActorSession::raise(double now, std::uint64_t known) {
     const std::uint64_t first = previously_welcomed_ ? origin() : 0;
     hello_.incarnation = known + 1 + random_.bits(kRandomBits);
     hello_.origin = first;
-    state = State::joining;
-    next_hello_ = now;
-    Actions out;
-    out.emplace_back(ReplaceSockets{hello_.incarnation});
-    return out;
+    rejoin(now);
+    return {ReplaceSockets{hello_.incarnation}};
 }
 
 // Starts the numbering again with the next incarnation: the learner has discarded its record of the old one.
@@ -308,9 +231,9 @@ Actions ActorSession::renew(double now) {
     ++counters_["expired"];
     window_.clear();
     const std::uint64_t refused = refused_of_origin();
-    earlier_accepted_ += settled > refused ? settled - refused : 0;
+    earlier_accepted_ += excess(settled, refused);
     count_as_earlier();
-    earlier_[kRefusedVerdict] -= refused > settled ? refused - settled : 0;  // these are counted as in doubt
+    earlier_[kRefusedVerdict] -= excess(refused, settled);  // these are counted as in doubt
     earlier_refused_ = earlier_[kRefusedVerdict];
     next_seq_ = received = durable = 0;
     taken_steps_ = taken_bytes_ = 0;
@@ -320,13 +243,7 @@ Actions ActorSession::renew(double now) {
     journal_id = 0;
     previously_welcomed_ = false;
     next_hello_ = now;
-    Actions out;
-    out.emplace_back(StreamRestarted{doubtful});
-    return out;
-}
-
-std::uint64_t ActorSession::refused_of_origin() const noexcept {
-    return earlier_[kRefusedVerdict] + verdicts_[kRefusedVerdict] - earlier_refused_;
+    return {StreamRestarted{doubtful}};
 }
 
 void ActorSession::count_as_earlier() noexcept {
@@ -342,8 +259,7 @@ Actions ActorSession::on_gap(double now, std::uint64_t expected) {
         ++counters_["ignored.gap"];
     } else if (expected < first_held()) {  // the segments before the window are gone; only a Hello reports that
         ++counters_["sessions_lost.gap"];
-        state = State::joining;
-        next_hello_ = now + jittered(kHelloRetry, random_);
+        rejoin(now + jittered(kHelloRetry, random_));
     } else if (expected != gap_at_) {
         gap_at_ = received = expected;
         return resend(now);
@@ -357,25 +273,23 @@ void ActorSession::submit(double now, std::size_t first, std::size_t most, std::
         std::vector<wire::SharedSegment> batch;
         std::uint64_t bytes = 0;
         const std::uint64_t seq = window_[first].seq;
-        while (first < window_.size() && batch.size() < most) {
+        for (; first < window_.size() && batch.size() < most; ++first) {
             const wire::SharedSegment& segment = window_[first].segment;
             if (!batch.empty() && bytes + segment->bytes > most_bytes) break;
             batch.push_back(segment);
             bytes += segment->bytes;
-            ++first;
         }
         heartbeat_.restart(now);
         out.emplace_back(Send{wire::join_submit(seq, want_steps_, batch, zstd_)});
     }
 }
 
-Actions ActorSession::resend(double now) {
-    std::size_t first = 0;
-    while (first < window_.size() && window_[first].seq < received) ++first;
-    Actions out;
+// Adds the messages to `out`.
+Actions ActorSession::resend(double now, Actions out) {
+    const std::size_t before = out.size(), first = excess(received, first_held());
     submit(now, first, kMaxBatchItems, kMaxBatchBytes, out);
-    counters_["resent_messages"] += out.size();
-    if (out.empty())
+    counters_["resent_messages"] += out.size() - before;
+    if (out.size() == before)
         resend_timer_.stop();
     else
         resend_timer_.resent(now);
@@ -387,30 +301,11 @@ Action ActorSession::send(double now, Kind kind, const Map& header) {
     return Send{{kind, wire::encode(kind, header), {}}};
 }
 
-Action ActorSession::heartbeat(double now) {
-    Map header;
-    header.set("want_steps", want_steps_);
-    return send(now, Kind::heartbeat, header);
-}
-
-void ActorSession::release() noexcept {
-    while (!window_.empty() && window_.front().seq < durable) window_.pop_front();
-}
-
-const ActorSession::InFlight* ActorSession::held_from(std::uint64_t seq) const noexcept {
-    if (window_.empty() || seq >= next_seq_) return nullptr;
-    const std::uint64_t first = window_.front().seq;
-    return &window_[seq > first ? seq - first : 0];
-}
-
-std::uint64_t ActorSession::steps_from(std::uint64_t seq) const noexcept {
-    const InFlight* first = held_from(seq);
-    return first ? taken_steps_ - first->before_steps : 0;
-}
-
-std::uint64_t ActorSession::bytes_from(std::uint64_t seq) const noexcept {
-    const InFlight* first = held_from(seq);
-    return first ? taken_bytes_ - first->before_bytes : 0;
+// The steps and the bytes of the segments in the window from `seq` on.
+std::pair<std::uint64_t, std::uint64_t> ActorSession::sent_from(std::uint64_t seq) const noexcept {
+    if (window_.empty() || seq >= next_seq_) return {0, 0};
+    const InFlight& first = window_[excess(seq, window_.front().seq)];
+    return {taken_steps_ - first.before_steps, taken_bytes_ - first.before_bytes};
 }
 
 }  // namespace rl4sys::delivery

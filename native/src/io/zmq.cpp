@@ -30,31 +30,28 @@ void release(void*, void* hint) { delete static_cast<std::shared_ptr<const std::
 }  // namespace
 
 Message::~Message() {
-    for (const auto& part : parts_) zmq_->msg_close(part.get());
+    for (ZmqMessage& part : parts_) zmq_.msg_close(part);
 }
 
-Socket::Socket(const ZmqFunctions& zmq, void* context, Role role, const std::string& address, int send_hwm, int receive_hwm,
-               std::int64_t max_frame_bytes, const CurveKeys* keys)
-    : zmq_(zmq), context_(context), socket_(zmq.socket(context, role == Role::dealer ? kDealer : kSub)) {
+Socket::Socket(const ZmqFunctions& zmq, void* context, Role role, const std::string& address,
+               const std::optional<CurveKeys>& keys)
+    : zmq_(zmq), socket_(zmq.socket(context, role == Role::dealer ? kDealer : kSub)) {
     if (!socket_) throw TransportError(std::string("cannot create a socket: ") + zmq_.error_text(zmq_.error()) + "; raise the limit of open files with ulimit -n");
     try {
-        set(kLinger, 0);
-        set(kHandshakeIvl, 3000);
-        set(kTcpKeepalive, 1);
-        set(kTcpKeepaliveIdle, 30);
-        set(kTcpKeepaliveInterval, 10);
-        set(kTcpKeepaliveCount, 3);
-        set(kConnectTimeout, 3000);
-        set(kReconnectIvl, between(50, 500));
-        set(kReconnectIvlMax, between(2000, 4000));
-        if (role == Role::dealer) set(kSendHwm, send_hwm);
-        set(kReceiveHwm, receive_hwm);
-        set(kMaxMsgSize, max_frame_bytes);
-        if (address.find('[') != std::string::npos) set(kIpv6, 1);
+        const std::pair<int, int> options[] = {
+            {kLinger, 0}, {kHandshakeIvl, 3000}, {kTcpKeepalive, 1}, {kTcpKeepaliveIdle, 30}, {kTcpKeepaliveInterval, 10},
+            {kTcpKeepaliveCount, 3}, {kConnectTimeout, 3000}, {kReconnectIvl, between(50, 500)},
+            {kReconnectIvlMax, between(2000, 4000)}, {kIpv6, address.find('[') != std::string::npos},
+            {kSendHwm, 8192}, {kReceiveHwm, 64},  // more than the learner permits, so that the socket drops none
+        };
+        for (const auto& [option, value] : options)
+            set(option, &value, sizeof value, "cannot set option " + std::to_string(option));
+        set(kMaxMsgSize, &kMaxFrameBytes, sizeof kMaxFrameBytes, "cannot set option " + std::to_string(kMaxMsgSize));
         if (keys && address.rfind("inproc://", 0) != 0) {
-            set(kCurvePublicKey, keys->own_public);
-            set(kCurveSecretKey, keys->own_secret);
-            set(kCurveServerKey, keys->server_public);
+            // A Z85 key may come as text with its terminating zero.
+            set(kCurvePublicKey, keys->own_public.c_str(), keys->own_public.size() + 1, "a key is not valid");
+            set(kCurveSecretKey, keys->own_secret.c_str(), keys->own_secret.size() + 1, "a key is not valid");
+            set(kCurveServerKey, keys->server_public.c_str(), keys->server_public.size() + 1, "a key is not valid");
         }
         if (role == Role::dealer) {
             static std::atomic<std::uint64_t> next{0};
@@ -68,13 +65,12 @@ Socket::Socket(const ZmqFunctions& zmq, void* context, Role role, const std::str
         }
         if (zmq_.connect(socket_, address.c_str()) != 0) fail("cannot connect to " + address);
     } catch (...) {
-        if (monitor_) zmq_.close(monitor_);
-        zmq_.close(socket_);
+        close();
         throw;
     }
 }
 
-Socket::~Socket() {
+void Socket::close() noexcept {
     if (monitor_) {
         zmq_.socket_monitor(socket_, nullptr, 0);
         zmq_.close(monitor_);
@@ -82,25 +78,13 @@ Socket::~Socket() {
     zmq_.close(socket_);
 }
 
-void Socket::fail(const std::string& what) { throw TransportError(what + ": " + zmq_.error_text(zmq_.error())); }
+void Socket::fail(const std::string& problem) { throw TransportError(problem + ": " + zmq_.error_text(zmq_.error())); }
 
-void Socket::set(int option, int value) {
-    if (zmq_.setsockopt(socket_, option, &value, sizeof value) != 0) fail("cannot set option " + std::to_string(option));
+void Socket::set(int option, const void* value, std::size_t size, const std::string& problem) {
+    if (zmq_.setsockopt(socket_, option, value, size) != 0) fail(problem);
 }
 
-void Socket::set(int option, std::int64_t value) {
-    if (zmq_.setsockopt(socket_, option, &value, sizeof value) != 0) fail("cannot set option " + std::to_string(option));
-}
-
-void Socket::set(int option, std::string_view value) {
-    // A Z85 key may come as text with its terminating zero.
-    const std::string text(value);
-    if (zmq_.setsockopt(socket_, option, text.c_str(), text.size() + 1) != 0) fail("a key is not valid");
-}
-
-void Socket::subscribe(std::string_view topic) {
-    if (zmq_.setsockopt(socket_, kSubscribe, topic.data(), topic.size()) != 0) fail("cannot subscribe");
-}
+void Socket::subscribe(const std::string& topic) { set(kSubscribe, topic.data(), topic.size(), "cannot subscribe"); }
 
 bool Socket::send(const wire::Outgoing& message) {
     const std::size_t last = message.body.size();
@@ -108,69 +92,57 @@ bool Socket::send(const wire::Outgoing& message) {
         const std::string& frame = n ? *message.body[n - 1] : message.first;
         ZmqMessage part;
         if (n && frame.size() > kCopied) {
-            auto* held = new std::shared_ptr<const std::string>(message.body[n - 1]);
-            if (zmq_.msg_init_data(&part, const_cast<char*>(frame.data()), frame.size(), release, held) != 0) {
-                delete held;
-                throw std::bad_alloc();
-            }
+            auto held = std::make_unique<std::shared_ptr<const std::string>>(message.body[n - 1]);
+            auto* const data = const_cast<char*>(frame.data());
+            if (zmq_.msg_init_data(part, data, frame.size(), release, held.get()) != 0) throw std::bad_alloc();
+            held.release();
         } else {
-            if (zmq_.msg_init_size(&part, frame.size()) != 0) throw std::bad_alloc();
-            std::memcpy(zmq_.msg_data(&part), frame.data(), frame.size());
+            if (zmq_.msg_init_size(part, frame.size()) != 0) throw std::bad_alloc();
+            std::memcpy(zmq_.msg_data(part), frame.data(), frame.size());
         }
         // A queue that is not full takes all frames of a message, so only the first can be refused.
         int sent;
-        do sent = zmq_.msg_send(&part, socket_, kDontWait | (n < last ? kSendMore : 0));
+        do sent = zmq_.msg_send(part, socket_, kDontWait | (n < last ? kSendMore : 0));
         while (sent < 0 && zmq_.error() == EINTR);
         if (sent < 0) {
-            zmq_.msg_close(&part);
+            zmq_.msg_close(part);
             return false;
         }
     }
     return true;
 }
 
+// Receives a frame. False if none is waiting.
+bool Socket::read(ZmqMessage& part, void* from) noexcept {
+    zmq_.msg_init(part);
+    int size;
+    do size = zmq_.msg_recv(part, from, kDontWait);
+    while (size < 0 && zmq_.error() == EINTR);
+    if (size < 0) zmq_.msg_close(part);
+    return size >= 0;
+}
+
 std::optional<Message> Socket::receive(std::size_t most) {
-    Message out(zmq_);
-    bool more = true, whole = true;
-    while (more) {
-        auto part = std::make_unique<ZmqMessage>();
-        zmq_.msg_init(part.get());
-        int size;
-        do size = zmq_.msg_recv(part.get(), socket_, kDontWait);
-        while (size < 0 && zmq_.error() == EINTR);
-        if (size < 0) {
-            zmq_.msg_close(part.get());
+    std::optional<Message> out(std::in_place, zmq_);
+    do
+        if (!read(out->parts_.emplace_back(), socket_)) {
+            out->parts_.pop_back();
             return std::nullopt;
         }
-        more = zmq_.msg_more(part.get());
-        whole = whole && out.parts_.size() < most;
-        if (whole)
-            out.parts_.push_back(std::move(part));
-        else
-            zmq_.msg_close(part.get());
-    }
-    if (whole)
-        for (const auto& part : out.parts_)
-            out.frames_.emplace_back(static_cast<const char*>(zmq_.msg_data(part.get())), zmq_.msg_size(part.get()));
-    return std::optional<Message>(std::move(out));
+    while (zmq_.msg_more(out->parts_.back()));
+    if (out->parts_.size() <= most)
+        for (ZmqMessage& part : out->parts_)
+            out->frames_.emplace_back(static_cast<const char*>(zmq_.msg_data(part)), zmq_.msg_size(part));
+    return out;
 }
 
 std::vector<Socket::Event> Socket::events() {
     std::vector<Event> out;
-    while (monitor_) {
+    for (ZmqMessage part; monitor_ && read(part, monitor_); zmq_.msg_close(part)) {
         // Two frames: a number of 16 bits and a value of 32, then the address.
-        ZmqMessage part;
-        zmq_.msg_init(&part);
-        if (zmq_.msg_recv(&part, monitor_, kDontWait) < 0) {
-            zmq_.msg_close(&part);
-            break;
-        }
-        const bool first = zmq_.msg_more(&part);
-        if (first && zmq_.msg_size(&part) == 6) {
-            const auto* at = static_cast<const char*>(zmq_.msg_data(&part));
-            out.push_back({support::load<std::uint16_t>(at), support::load<std::uint32_t>(at + 2)});
-        }
-        zmq_.msg_close(&part);
+        if (!zmq_.msg_more(part) || zmq_.msg_size(part) != 6) continue;
+        const auto* at = static_cast<const char*>(zmq_.msg_data(part));
+        out.push_back({support::load<std::uint16_t>(at), support::load<std::uint32_t>(at + 2)});
     }
     return out;
 }

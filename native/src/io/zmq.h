@@ -4,19 +4,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "wire/segments.h"
+
+struct zmq_msg_t;
+struct zmq_pollitem_t;
 
 namespace rl4sys::io {
 
 /// `zmq_msg_t` of zmq.h: 64 bytes whose content belongs to libzmq.
 struct alignas(void*) ZmqMessage {
+    operator zmq_msg_t*() noexcept { return reinterpret_cast<zmq_msg_t*>(opaque); }
+
     unsigned char opaque[64];
 };
 
@@ -36,19 +41,21 @@ struct ZmqFunctions {
     int (*setsockopt)(void*, int, const void*, std::size_t);
     int (*connect)(void*, const char*);
     int (*socket_monitor)(void*, const char*, int);
-    int (*msg_init)(ZmqMessage*);
-    int (*msg_init_size)(ZmqMessage*, std::size_t);
-    int (*msg_init_data)(ZmqMessage*, void*, std::size_t, void (*)(void*, void*), void*);
-    void* (*msg_data)(ZmqMessage*);
-    std::size_t (*msg_size)(const ZmqMessage*);
-    int (*msg_more)(const ZmqMessage*);
-    int (*msg_close)(ZmqMessage*);
-    int (*msg_send)(ZmqMessage*, void*, int);
-    int (*msg_recv)(ZmqMessage*, void*, int);
-    int (*poll)(ZmqPollItem*, int, long);
+    int (*msg_init)(zmq_msg_t*);
+    int (*msg_init_size)(zmq_msg_t*, std::size_t);
+    int (*msg_init_data)(zmq_msg_t*, void*, std::size_t, void (*)(void*, void*), void*);
+    void* (*msg_data)(zmq_msg_t*);
+    std::size_t (*msg_size)(const zmq_msg_t*);
+    int (*msg_more)(const zmq_msg_t*);
+    int (*msg_close)(zmq_msg_t*);
+    int (*msg_send)(zmq_msg_t*, void*, int);
+    int (*msg_recv)(zmq_msg_t*, void*, int);
+    int (*poll)(zmq_pollitem_t*, int, long);
     int (*error)();
     const char* (*error_text)(int);
 };
+
+constexpr std::int64_t kMaxFrameBytes = std::int64_t{256} << 20;
 
 /// A socket that cannot be created or connected.
 class TransportError : public std::runtime_error {
@@ -59,17 +66,16 @@ public:
 /// The frames of a received message. They stay valid as long as this object.
 class Message {
 public:
-    explicit Message(const ZmqFunctions& zmq) : zmq_(&zmq) {}
-    Message(Message&& other) noexcept : zmq_(other.zmq_), parts_(std::move(other.parts_)), frames_(std::move(other.frames_)) {}
-    Message& operator=(Message&&) = delete;
+    explicit Message(const ZmqFunctions& zmq) : zmq_(zmq) {}
+    Message(Message&&) = default;
     ~Message();
 
     const wire::Frames& frames() const noexcept { return frames_; }
 
 private:
     friend class Socket;
-    const ZmqFunctions* zmq_;
-    std::vector<std::unique_ptr<ZmqMessage>> parts_;
+    const ZmqFunctions& zmq_;
+    std::deque<ZmqMessage> parts_;  // they stay where they are: short frames lie in them
     wire::Frames frames_;
 };
 
@@ -83,14 +89,13 @@ class Socket {
 public:
     enum class Role { dealer, sub };
 
-    /// `hwm` limits the queued messages. Keys have no effect on inproc. Throws TransportError.
-    Socket(const ZmqFunctions& zmq, void* context, Role role, const std::string& address, int send_hwm, int receive_hwm,
-           std::int64_t max_frame_bytes, const CurveKeys* keys);
+    /// Keys have no effect on inproc. Throws TransportError.
+    Socket(const ZmqFunctions& zmq, void* context, Role role, const std::string& address, const std::optional<CurveKeys>& keys);
     Socket(const Socket&) = delete;
-    ~Socket();
+    ~Socket() { close(); }
 
     void* raw() const noexcept { return socket_; }
-    void subscribe(std::string_view topic);
+    void subscribe(const std::string& topic);
     /// Returns false if the queue is full. Large frames are not copied.
     bool send(const wire::Outgoing& message);
     /// The next message, if one is waiting. One with more than `most` frames is read to its end, and comes without frames.
@@ -104,14 +109,13 @@ public:
     std::vector<Event> events();
 
 private:
-    void set(int option, int value);
-    void set(int option, std::string_view value);
-    void set(int option, std::int64_t value);
-    [[noreturn]] void fail(const std::string& what);
+    void close() noexcept;
+    void set(int option, const void* value, std::size_t size, const std::string& problem);
+    [[noreturn]] void fail(const std::string& problem);
+    bool read(ZmqMessage& part, void* from) noexcept;
 
     const ZmqFunctions& zmq_;
-    void* context_;
-    void* socket_;
+    void* const socket_;
     void* monitor_ = nullptr;
 };
 

@@ -2,24 +2,21 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
 #include <fstream>
 
 namespace rl4sys::libraries {
 namespace {
 
-template <class F>
-bool bind(void* library, const char* name, F& out) noexcept {
-    out = reinterpret_cast<F>(dlsym(library, name));
-    return out != nullptr;
-}
-
-bool load_zstd(support::ZstdFunctions& out) noexcept {
-    void* const library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
-    return library && bind(library, "ZSTD_createCCtx", out.create_cctx) && bind(library, "ZSTD_freeCCtx", out.free_cctx) &&
-           bind(library, "ZSTD_createDCtx", out.create_dctx) && bind(library, "ZSTD_freeDCtx", out.free_dctx) &&
-           bind(library, "ZSTD_CCtx_setParameter", out.set_cctx) && bind(library, "ZSTD_DCtx_setParameter", out.set_dctx) &&
-           bind(library, "ZSTD_compress2", out.compress2) && bind(library, "ZSTD_decompressDCtx", out.decompress) &&
-           bind(library, "ZSTD_compressBound", out.bound) && bind(library, "ZSTD_isError", out.is_error);
+// Fills a struct of function pointers, all of which the library must have. `names` are theirs, in the order of the struct.
+template <class T, std::size_t N>
+bool bind(void* library, T& functions, const char* const (&names)[N]) noexcept {
+    static_assert(sizeof(T) == N * sizeof(void*));
+    void* found[N];
+    for (std::size_t n = 0; n < N; ++n)
+        if (!library || !(found[n] = dlsym(library, names[n]))) return false;
+    std::memcpy(&functions, found, sizeof found);
+    return true;
 }
 
 // The path of pyzmq's extension, which leads to its libzmq: the process can have others. Linux lists the mapped files.
@@ -33,26 +30,14 @@ std::string path_of_pyzmq() {
     return {};
 }
 
-bool load_zmq(io::ZmqFunctions& out) {
-    const std::string path = path_of_pyzmq();
-    if (path.empty()) return false;
-    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    return library && bind(library, "zmq_ctx_new", out.ctx_new) && bind(library, "zmq_ctx_set", out.ctx_set) &&
-           bind(library, "zmq_ctx_term", out.ctx_term) && bind(library, "zmq_socket", out.socket) && bind(library, "zmq_close", out.close) &&
-           bind(library, "zmq_setsockopt", out.setsockopt) && bind(library, "zmq_connect", out.connect) &&
-           bind(library, "zmq_socket_monitor", out.socket_monitor) && bind(library, "zmq_msg_init", out.msg_init) &&
-           bind(library, "zmq_msg_init_size", out.msg_init_size) && bind(library, "zmq_msg_init_data", out.msg_init_data) &&
-           bind(library, "zmq_msg_data", out.msg_data) && bind(library, "zmq_msg_size", out.msg_size) &&
-           bind(library, "zmq_msg_more", out.msg_more) && bind(library, "zmq_msg_close", out.msg_close) &&
-           bind(library, "zmq_msg_send", out.msg_send) && bind(library, "zmq_msg_recv", out.msg_recv) && bind(library, "zmq_poll", out.poll) &&
-           bind(library, "zmq_errno", out.error) && bind(library, "zmq_strerror", out.error_text);
-}
-
 }  // namespace
 
 const support::ZstdFunctions* find_zstd() noexcept {
     static support::ZstdFunctions functions;
-    static const bool found = load_zstd(functions);
+    static const bool found = bind(dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL), functions, {
+        "ZSTD_createCCtx", "ZSTD_freeCCtx", "ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_CCtx_setParameter",
+        "ZSTD_DCtx_setParameter", "ZSTD_compress2", "ZSTD_decompressDCtx", "ZSTD_compressBound", "ZSTD_isError",
+    });
     return found ? &functions : nullptr;
 }
 
@@ -60,7 +45,12 @@ const io::ZmqFunctions* find_zmq() noexcept {
     static io::ZmqFunctions functions;
     static const bool found = [] {
         try {
-            return load_zmq(functions);
+            const std::string path = path_of_pyzmq();
+            return !path.empty() && bind(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD), functions, {
+                "zmq_ctx_new", "zmq_ctx_set", "zmq_ctx_term", "zmq_socket", "zmq_close", "zmq_setsockopt", "zmq_connect",
+                "zmq_socket_monitor", "zmq_msg_init", "zmq_msg_init_size", "zmq_msg_init_data", "zmq_msg_data", "zmq_msg_size",
+                "zmq_msg_more", "zmq_msg_close", "zmq_msg_send", "zmq_msg_recv", "zmq_poll", "zmq_errno", "zmq_strerror",
+            });
         } catch (...) {
             return false;
         }

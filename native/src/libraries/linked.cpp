@@ -6,10 +6,7 @@
 namespace rl4sys::libraries {
 namespace {
 
-zmq_msg_t* own(io::ZmqMessage* message) noexcept { return reinterpret_cast<zmq_msg_t*>(message); }
-const zmq_msg_t* own(const io::ZmqMessage* message) noexcept { return reinterpret_cast<const zmq_msg_t*>(message); }
-
-static_assert(sizeof(io::ZmqMessage) == sizeof(zmq_msg_t) && alignof(io::ZmqMessage) >= alignof(void*));
+static_assert(sizeof(io::ZmqMessage) == sizeof(zmq_msg_t));
 static_assert(sizeof(io::ZmqPollItem) == sizeof(zmq_pollitem_t));
 
 constexpr support::ZstdFunctions kZstd = {
@@ -34,28 +31,9 @@ constexpr support::ZstdFunctions kZstd = {
 };
 
 constexpr io::ZmqFunctions kZmq = {
-    zmq_ctx_new,
-    zmq_ctx_set,
-    zmq_ctx_term,
-    zmq_socket,
-    zmq_close,
-    zmq_setsockopt,
-    zmq_connect,
-    zmq_socket_monitor,
-    [](io::ZmqMessage* message) { return zmq_msg_init(own(message)); },
-    [](io::ZmqMessage* message, std::size_t size) { return zmq_msg_init_size(own(message), size); },
-    [](io::ZmqMessage* message, void* data, std::size_t size, void (*release)(void*, void*), void* hint) {
-        return zmq_msg_init_data(own(message), data, size, release, hint);
-    },
-    [](io::ZmqMessage* message) { return zmq_msg_data(own(message)); },
-    [](const io::ZmqMessage* message) { return zmq_msg_size(own(message)); },
-    [](const io::ZmqMessage* message) { return zmq_msg_more(own(message)); },
-    [](io::ZmqMessage* message) { return zmq_msg_close(own(message)); },
-    [](io::ZmqMessage* message, void* socket, int flags) { return zmq_msg_send(own(message), socket, flags); },
-    [](io::ZmqMessage* message, void* socket, int flags) { return zmq_msg_recv(own(message), socket, flags); },
-    [](io::ZmqPollItem* items, int count, long timeout) { return zmq_poll(reinterpret_cast<zmq_pollitem_t*>(items), count, timeout); },
-    zmq_errno,
-    zmq_strerror,
+    zmq_ctx_new, zmq_ctx_set, zmq_ctx_term, zmq_socket, zmq_close, zmq_setsockopt, zmq_connect, zmq_socket_monitor,
+    zmq_msg_init, zmq_msg_init_size, zmq_msg_init_data, zmq_msg_data, zmq_msg_size, zmq_msg_more, zmq_msg_close, zmq_msg_send,
+    zmq_msg_recv, zmq_poll, zmq_errno, zmq_strerror,
 };
 
 }  // namespace

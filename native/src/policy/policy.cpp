@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
-#include <new>
 
 namespace rl4sys::policy {
 namespace {
@@ -13,15 +10,6 @@ namespace {
 constexpr float kObservationClip = 10.0f;  // OBS_CLIP in layers/normalise.py
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kPi = 3.141592653589793, kLog2 = 0.6931471805599453, kHalfLog2Pi = 0.9189385332046727;
-
-// The matrix of a dense layer is [outputs, inputs]; the kernels want a row of padded outputs for each input.
-void transpose(const float* from, std::size_t outputs, std::size_t inputs, std::size_t stride, float* to) {
-    constexpr std::size_t kTile = 16;  // both sides of a tile stay in the cache
-    for (std::size_t top = 0; top < outputs; top += kTile)
-        for (std::size_t left = 0; left < inputs; left += kTile)
-            for (std::size_t i = left; i < std::min(left + kTile, inputs); ++i)
-                for (std::size_t o = top; o < std::min(top + kTile, outputs); ++o) to[i * stride + o] = from[o * inputs + i];
-}
 
 bool looks_up(const PolicySpec& spec) { return spec.observations.discrete && spec.layers[0].kind == LayerKind::dense; }
 
@@ -32,41 +20,26 @@ float limited(float x) {
 
 }  // namespace
 
-void Floats::Free::operator()(float* p) const noexcept { std::free(p); }
-
-Floats::Floats(std::size_t count) : size_(padded(count)) {
-    if (!size_) size_ = kLanes;
-    data_.reset(static_cast<float*>(std::aligned_alloc(64, size_ * sizeof(float))));
-    if (!data_) throw std::bad_alloc();
-    std::memset(data_.get(), 0, size_ * sizeof(float));
-}
-
-Sampler::Sampler(const std::vector<std::uint32_t>& seed, double own_place) : place(own_place), random_(seed) {}
-
+// Box and Muller (1958), from as many pairs of uniform numbers as are needed.
 const float* Sampler::normals(std::size_t count) {
-    if (used_ + count > pool_.size()) refill(std::max<std::size_t>(1024, count));
+    if (used_ + count > pool_.size()) {
+        pool_.resize(std::max<std::size_t>(1024, count));
+        const std::size_t pairs = (pool_.size() + 1) / 2;
+        chances_.resize(2 * pairs);
+        for (double& chance : chances_) chance = static_cast<double>(random_.bits(64) >> 11) * 0x1p-53;
+        for (std::size_t i = 0; i < pool_.size(); ++i) {
+            const std::size_t pair = i % pairs;
+            const double radius = std::sqrt(-2.0 * std::log1p(-chances_[pair])), turn = 2.0 * kPi * chances_[pairs + pair];
+            pool_[i] = static_cast<float>(radius * (i < pairs ? std::cos(turn) : std::sin(turn)));
+        }
+        used_ = 0;
+    }
     used_ += count;
     return pool_.data() + used_ - count;
 }
 
-// Box and Muller (1958), from as many pairs of uniform numbers as are needed.
-void Sampler::refill(std::size_t count) {
-    const std::size_t pairs = (count + 1) / 2;
-    chances_.resize(2 * pairs);
-    for (double& chance : chances_) chance = static_cast<double>(random_.bits(64) >> 11) * 0x1p-53;
-    pool_.resize(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::size_t pair = i % pairs;
-        const double radius = std::sqrt(-2.0 * std::log1p(-chances_[pair])), turn = 2.0 * kPi * chances_[pairs + pair];
-        pool_[i] = static_cast<float>(radius * (i < pairs ? std::cos(turn) : std::sin(turn)));
-    }
-    used_ = 0;
-}
-
 Scratch::Scratch(const PolicySpec& spec)
-    : gates_(1),
-      joined_(1),
-      raw_(spec.actions.discrete ? 0 : spec.actions.size()),
+    : raw_(spec.actions.discrete ? 0 : spec.actions.size()),
       act_(raw_.size()),
       allowed_(spec.actions.discrete ? spec.actions.size() : 0),
       cumulative_(allowed_.size()) {
@@ -88,10 +61,20 @@ Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const wei
         Weights own;
         const float* at = flat + layer.tensor;
         const std::size_t inputs = layer.inputs, units = layer.outputs, wide = padded(units);
+        // Writes a matrix [units, columns] to rows of outputs, one for each column, as the kernels want it. By tiles, so that
+        // both sides stay in the cache.
+        const auto transpose = [&](const float* from, std::size_t columns, float scale, std::size_t stride, float* to) {
+            constexpr std::size_t kTile = 16;
+            for (std::size_t top = 0; top < units; top += kTile)
+                for (std::size_t left = 0; left < columns; left += kTile)
+                    for (std::size_t i = left; i < std::min(left + kTile, columns); ++i)
+                        for (std::size_t u = top; u < std::min(top + kTile, units); ++u)
+                            to[i * stride + u] = scale * from[u * columns + i];
+        };
         if (layer.kind == LayerKind::dense) {
             own.rows = Floats(inputs * wide);
             own.bias = Floats(units);
-            transpose(at, units, inputs, wide, own.rows.data());
+            transpose(at, inputs, 1.0f, wide, own.rows.data());
             std::copy_n(at + units * inputs, units, own.bias.data());
         } else if (layer.kind == LayerKind::normalise) {
             own.rows = Floats(inputs);
@@ -103,6 +86,7 @@ Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const wei
             // sigmoid(a) = (1 + tanh(a / 2)) / 2 (layers/gru.py).
             own.rows = Floats((inputs + units) * 4 * wide);
             own.bias = Floats(4 * wide);
+            float* const state_rows = own.rows.data() + inputs * 4 * wide;
             const float* from_input = at;
             const float* from_state = from_input + 3 * units * inputs;
             const float* input_bias = from_state + 3 * units * units;
@@ -110,14 +94,11 @@ Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const wei
             for (std::size_t gate = 0; gate < 3; ++gate) {
                 const float scale = gate < 2 ? 0.5f : 1.0f;
                 const std::size_t state_column = gate < 2 ? gate * wide : 3 * wide;
+                transpose(from_input + gate * units * inputs, inputs, scale, 4 * wide, own.rows.data() + gate * wide);
+                transpose(from_state + gate * units * units, units, 0.5f, 4 * wide, state_rows + state_column);
                 for (std::size_t u = 0; u < units; ++u) {
-                    const std::size_t row = gate * units + u;
-                    for (std::size_t i = 0; i < inputs; ++i)
-                        own.rows.data()[i * 4 * wide + gate * wide + u] = scale * from_input[row * inputs + i];
-                    for (std::size_t i = 0; i < units; ++i)
-                        own.rows.data()[(inputs + i) * 4 * wide + state_column + u] = 0.5f * from_state[row * units + i];
-                    own.bias.data()[gate * wide + u] += scale * input_bias[row];
-                    own.bias.data()[state_column + u] += 0.5f * state_bias[row];
+                    own.bias.data()[gate * wide + u] += scale * input_bias[gate * units + u];
+                    own.bias.data()[state_column + u] += 0.5f * state_bias[gate * units + u];
                 }
             }
         }
@@ -140,14 +121,15 @@ Policy::Policy(std::shared_ptr<const PolicySpec> spec, std::shared_ptr<const wei
     } else if (head.kind == HeadKind::q_values) {
         epsilon_ = std::min(std::max(static_cast<double>(flat[head.tensor]), 0.0), 1.0);
     }
+    narrow_ = actions.dtype == "<f4";
     for (std::size_t i = 0; !actions.discrete && i < size; ++i) {
         // A Box of float32 is mapped in float32 (policies/action_bounds.py).
-        const bool narrow = actions.dtype == "<f4";
-        const double low = narrow ? static_cast<float>(actions.low[i]) : actions.low[i];
-        const double high = narrow ? static_cast<float>(actions.high[i]) : actions.high[i];
-        const double half = high / 2 - low / 2, centre = high / 2 + low / 2;
-        half_.push_back(narrow ? static_cast<double>(static_cast<float>(half)) : half);
-        centre_.push_back(narrow ? static_cast<double>(static_cast<float>(centre)) : centre);
+        const auto in_dtype = [this](double x) { return narrow_ ? static_cast<double>(static_cast<float>(x)) : x; };
+        const double low = in_dtype(actions.low[i]), high = in_dtype(actions.high[i]);
+        low_.push_back(low);
+        high_.push_back(high);
+        half_.push_back(in_dtype(high / 2 - low / 2));
+        centre_.push_back(in_dtype(high / 2 + low / 2));
         if (head.kind == HeadKind::squashed_gaussian)
             log_volume_ += std::log(std::max(half_[i], static_cast<double>(std::numeric_limits<float>::min())));
     }
@@ -206,19 +188,19 @@ const float* Policy::forward(const float* features, std::int64_t index, float* s
 Choice Policy::act(const float* features, std::int64_t index, const std::uint8_t* mask, bool explore, float* state, Sampler& sampler,
                    Scratch& scratch) const noexcept {
     const float* outputs = forward(features, index, state, scratch);
-    switch (spec_->head.kind) {
-        case HeadKind::categorical: return categorical(outputs, mask, explore, sampler, scratch);
-        case HeadKind::gaussian: return gaussian(outputs, explore, sampler, scratch);
-        case HeadKind::squashed_gaussian: return squashed(outputs, explore, sampler, scratch);
-        case HeadKind::q_values: return greedy(outputs, mask, explore, sampler, scratch);
+    if (!spec_->actions.discrete) {
+        const float* noise = explore ? sampler.normals(spec_->actions.size()) : nullptr;
+        return spec_->head.kind == HeadKind::gaussian ? gaussian(outputs, noise, scratch) : squashed(outputs, noise, scratch);
     }
-    return {};
-}
-
-Choice Policy::categorical(const float* outputs, const std::uint8_t* mask, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
     std::size_t count = 0;
     for (std::size_t i = 0; i < spec_->outputs; ++i)
         if (!mask || mask[i]) scratch.allowed_[count++] = static_cast<std::int32_t>(i);
+    return spec_->head.kind == HeadKind::categorical ? categorical(outputs, count, explore, sampler, scratch)
+                                                     : greedy(outputs, count, explore, sampler, scratch);
+}
+
+Choice Policy::categorical(const float* outputs, std::size_t count, bool explore, Sampler& sampler,
+                           Scratch& scratch) const noexcept {
     const std::int32_t* allowed = scratch.allowed_.data();
     // As Python's max(): a first NaN stays the largest.
     double top = outputs[allowed[0]];
@@ -245,16 +227,11 @@ Choice Policy::categorical(const float* outputs, const std::uint8_t* mask, bool 
     } else {
         while (chosen + 1 < count && (usable ? outputs[allowed[chosen]] : limited(outputs[allowed[chosen]])) != top) ++chosen;
     }
-    Choice out;
-    out.index = spec_->actions.start + allowed[chosen];
-    out.log_prob = usable ? outputs[allowed[chosen]] - top - std::log(total) : kNan;
-    return out;
+    const double log_prob = usable ? outputs[allowed[chosen]] - top - std::log(total) : kNan;
+    return {spec_->actions.start + allowed[chosen], nullptr, nullptr, log_prob};
 }
 
-Choice Policy::greedy(const float* outputs, const std::uint8_t* mask, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < spec_->outputs; ++i)
-        if (!mask || mask[i]) scratch.allowed_[count++] = static_cast<std::int32_t>(i);
+Choice Policy::greedy(const float* outputs, std::size_t count, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
     // As numpy's argmax: the first largest value, and NaN is the largest.
     std::size_t best = 0;
     for (std::size_t i = 1; i < count; ++i) {
@@ -266,61 +243,24 @@ Choice Policy::greedy(const float* outputs, const std::uint8_t* mask, bool explo
     std::size_t chosen = best;
     if (explore && sampler.uniform() < epsilon) chosen = static_cast<std::size_t>(sampler.uniform() * static_cast<double>(count));
     const double probability = epsilon / static_cast<double>(count) + (chosen == best ? 1.0 - epsilon : 0.0);
-    Choice out;
-    out.index = spec_->actions.start + scratch.allowed_[chosen];
-    out.log_prob = std::isfinite(outputs[scratch.allowed_[best]]) ? std::log(probability) : kNan;
-    return out;
+    const double log_prob = std::isfinite(outputs[scratch.allowed_[best]]) ? std::log(probability) : kNan;
+    return {spec_->actions.start + scratch.allowed_[chosen], nullptr, nullptr, log_prob};
 }
 
-// Maps raw actions to the environment's, in the precision of the space's dtype.
-void Policy::bound(Scratch& scratch, bool squash) const noexcept {
-    const Space& actions = spec_->actions;
-    const bool narrow = actions.dtype == "<f4";
-    for (std::size_t i = 0; i < scratch.raw_.size(); ++i) {
-        double act = scratch.raw_[i];
-        if (squash) {
-            act = narrow ? static_cast<float>(static_cast<float>(std::tanh(act)) * static_cast<float>(half_[i])) +
-                               static_cast<float>(centre_[i])
-                         : std::tanh(act) * half_[i] + centre_[i];
-        }
-        const double low = narrow ? static_cast<float>(actions.low[i]) : actions.low[i];
-        const double high = narrow ? static_cast<float>(actions.high[i]) : actions.high[i];
-        if (act < low) act = low;
-        if (act > high) act = high;
-        scratch.act_[i] = act;
+Choice Policy::gaussian(const float* outputs, const float* noise, Scratch& scratch) const noexcept {
+    float squares = 0.0f;
+    for (std::size_t i = 0; i < spec_->outputs; ++i) {
+        scratch.raw_[i] = noise ? std_[i] * noise[i] + outputs[i] : outputs[i];
+        // From the rounded sample, so that the learner gets the same number from the stored action. NaN if a mean is not finite.
+        const float z = (scratch.raw_[i] - outputs[i]) * inverse_std_[i];
+        squares += z * z;
     }
+    return bounded(scratch, spec_->head.squash, constant_ - 0.5 * static_cast<double>(squares));
 }
 
-Choice Policy::gaussian(const float* outputs, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
-    const std::size_t size = spec_->outputs;
-    Choice out;
-    out.log_prob = constant_;
-    if (explore) {
-        const float* noise = sampler.normals(size);
-        float squares = 0.0f;
-        for (std::size_t i = 0; i < size; ++i) {
-            scratch.raw_[i] = std_[i] * noise[i] + outputs[i];
-            // From the rounded sample, so that the learner gets the same number from the stored action.
-            const float z = (scratch.raw_[i] - outputs[i]) * inverse_std_[i];
-            squares += z * z;
-        }
-        out.log_prob -= 0.5 * static_cast<double>(squares);
-    } else {
-        for (std::size_t i = 0; i < size; ++i) {
-            scratch.raw_[i] = outputs[i];
-            out.log_prob += 0.0 * static_cast<double>(outputs[i]);  // NaN if a mean is not finite
-        }
-    }
-    bound(scratch, spec_->head.squash);
-    out.raw = scratch.raw_.data();
-    out.act = scratch.act_.data();
-    return out;
-}
-
-Choice Policy::squashed(const float* outputs, bool explore, Sampler& sampler, Scratch& scratch) const noexcept {
+Choice Policy::squashed(const float* outputs, const float* noise, Scratch& scratch) const noexcept {
     const std::size_t size = spec_->actions.size();
     const Head& head = spec_->head;
-    const float* noise = explore ? sampler.normals(size) : nullptr;
     double density = -static_cast<double>(size) * (kHalfLog2Pi + 2.0 * kLog2);
     for (std::size_t i = 0; i < size; ++i) {
         const double log_std = std::min(std::max(static_cast<double>(outputs[size + i]), head.log_std_min), head.log_std_max);
@@ -330,18 +270,23 @@ Choice Policy::squashed(const float* outputs, bool explore, Sampler& sampler, Sc
         density += 2.0 * (far + std::log1p(std::exp(-2.0 * far))) - log_std - 0.5 * drawn * drawn;
         scratch.raw_[i] = static_cast<float>(centre_[i] + half_[i] * std::tanh(sample));
     }
-    bound(scratch, false);
-    Choice out;
-    out.raw = scratch.raw_.data();
-    out.act = scratch.act_.data();
-    out.log_prob = density - log_volume_;
-    return out;
+    return bounded(scratch, false, density - log_volume_);
 }
 
-std::size_t Policy::bytes() const noexcept {
-    std::size_t out = 0;
-    for (const Weights& own : weights_) out += (own.rows.size() + own.bias.size()) * sizeof(float);
-    return out;
+// Maps the raw actions to the environment's, in the precision of the space's dtype.
+Choice Policy::bounded(Scratch& scratch, bool squash, double log_prob) const noexcept {
+    for (std::size_t i = 0; i < scratch.raw_.size(); ++i) {
+        double act = scratch.raw_[i];
+        if (squash && narrow_)
+            act = static_cast<float>(static_cast<float>(std::tanh(act)) * static_cast<float>(half_[i])) +
+                  static_cast<float>(centre_[i]);
+        else if (squash)
+            act = std::tanh(act) * half_[i] + centre_[i];
+        if (act < low_[i]) act = low_[i];
+        if (act > high_[i]) act = high_[i];
+        scratch.act_[i] = act;
+    }
+    return {0, scratch.raw_.data(), scratch.act_.data(), log_prob};
 }
 
 }  // namespace rl4sys::policy

@@ -1,9 +1,9 @@
 // A policy version that chooses actions, and the buffers and random numbers of one thread that uses it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "policy/spec.h"
@@ -14,25 +14,23 @@ namespace rl4sys::policy {
 /// An array of floats, aligned for the kernels, that starts as zeros.
 class Floats {
 public:
-    Floats() = default;
-    explicit Floats(std::size_t count);
+    explicit Floats(std::size_t count = 0) : groups_(padded(std::max<std::size_t>(1, count)) / kLanes) {}
 
-    float* data() noexcept { return data_.get(); }
-    const float* data() const noexcept { return data_.get(); }
-    std::size_t size() const noexcept { return size_; }
+    float* data() noexcept { return reinterpret_cast<float*>(groups_.data()); }
+    const float* data() const noexcept { return reinterpret_cast<const float*>(groups_.data()); }
+    std::size_t size() const noexcept { return groups_.size() * kLanes; }
 
 private:
-    struct Free {
-        void operator()(float* p) const noexcept;
+    struct alignas(64) Group {
+        float values[kLanes];
     };
-    std::unique_ptr<float[], Free> data_;
-    std::size_t size_ = 0;
+    std::vector<Group> groups_;
 };
 
 /// The random numbers of one thread, with the interface and the sequence of rl4sys_zmq/policies/sampler.py.
 class Sampler {
 public:
-    Sampler(const std::vector<std::uint32_t>& seed, double place);
+    Sampler(const std::vector<std::uint32_t>& seed, double own_place) : place(own_place), random_(seed) {}
 
     double uniform() noexcept { return random_.uniform(); }
     std::uint64_t bits64() noexcept { return random_.bits(64); }
@@ -42,8 +40,6 @@ public:
     const double place;  // of this actor among all, in [0, 1)
 
 private:
-    void refill(std::size_t count);
-
     support::Random random_;
     std::vector<float> pool_;
     std::vector<double> chances_;
@@ -91,25 +87,23 @@ public:
     /// The outputs of the network, in a buffer of `scratch`.
     const float* forward(const float* features, std::int64_t index, float* state, Scratch& scratch) const noexcept;
 
-    /// The fewest bytes of memory that hold the copies of the weights.
-    std::size_t bytes() const noexcept;
-
 private:
     struct Weights {
         Floats rows, bias;  // of a dense layer or a gru: rows of outputs, one for each input
     };
 
-    Choice categorical(const float* outputs, const std::uint8_t* mask, bool explore, Sampler& sampler, Scratch& scratch) const noexcept;
-    Choice gaussian(const float* outputs, bool explore, Sampler& sampler, Scratch& scratch) const noexcept;
-    Choice squashed(const float* outputs, bool explore, Sampler& sampler, Scratch& scratch) const noexcept;
-    Choice greedy(const float* outputs, const std::uint8_t* mask, bool explore, Sampler& sampler, Scratch& scratch) const noexcept;
-    void bound(Scratch& scratch, bool squash) const noexcept;
+    Choice categorical(const float* outputs, std::size_t count, bool explore, Sampler& sampler, Scratch& scratch) const noexcept;
+    Choice greedy(const float* outputs, std::size_t count, bool explore, Sampler& sampler, Scratch& scratch) const noexcept;
+    Choice gaussian(const float* outputs, const float* noise, Scratch& scratch) const noexcept;
+    Choice squashed(const float* outputs, const float* noise, Scratch& scratch) const noexcept;
+    Choice bounded(Scratch& scratch, bool squash, double log_prob) const noexcept;
 
     std::shared_ptr<const PolicySpec> spec_;
     std::shared_ptr<const weights::Snapshot> snapshot_;
     std::vector<Weights> weights_;
     std::vector<float> std_, inverse_std_;  // of a Gaussian head
-    std::vector<double> centre_, half_;     // of bounded actions
+    std::vector<double> low_, high_, centre_, half_;  // of the actions of a Box, in the precision of its dtype
+    bool narrow_ = false;                   // the dtype is float32
     double constant_ = 0.0, epsilon_ = 0.0, log_volume_ = 0.0;
 };
 

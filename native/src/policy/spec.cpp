@@ -35,10 +35,9 @@ double number(const Value& value, const std::string& name) {
     if (const auto* x = value.get<double>()) return *x;
     if (const auto* n = value.get<std::int64_t>()) return static_cast<double>(*n);
     if (const auto* n = value.get<std::uint64_t>()) return static_cast<double>(*n);
-    if (const auto* text = value.get<std::string>()) {
-        if (*text == "inf") return kInfinity;
-        if (*text == "-inf") return -kInfinity;
-    }
+    const auto* text = value.get<std::string>();
+    if (text && *text == "inf") return kInfinity;
+    if (text && *text == "-inf") return -kInfinity;
     invalid(name + " is not a number");
 }
 
@@ -64,27 +63,33 @@ std::vector<std::uint64_t> sizes(const Value* value, const std::string& name) {
     return out;
 }
 
-// The numpy string of a dtype name, such as "<f4" for "float32".
+// The entry of a table of names; null for an unknown name.
+template <class T, std::size_t N>
+const T* find_name(const std::pair<const char*, T> (&table)[N], const std::string& name) {
+    for (const auto& [known, entry] : table)
+        if (name == known) return &entry;
+    return nullptr;
+}
+
+// The numpy string of a dtype name.
 std::string dtype_of(const std::string& name) {
-    static const std::map<std::string, std::string> kNames = {
+    constexpr std::pair<const char*, const char*> kNames[] = {
         {"bool", "|b1"},  {"int8", "|i1"},   {"int16", "<i2"},  {"int32", "<i4"},   {"int64", "<i8"},   {"uint8", "|u1"},
         {"uint16", "<u2"}, {"uint32", "<u4"}, {"uint64", "<u8"}, {"float16", "<f2"}, {"float32", "<f4"}, {"float64", "<f8"},
     };
-    const auto found = kNames.find(name);
-    if (found == kNames.end()) invalid("unknown dtype " + name.substr(0, 40));
-    return found->second;
+    const char* const* found = find_name(kNames, name);
+    if (!found) invalid("unknown dtype " + name.substr(0, 40));
+    return *found;
 }
 
 std::vector<double> bounds(const Map& form, const char* key, double missing, std::size_t size) {
     const Value* value = form.find(key);
-    if (!value) return std::vector<double>(size, missing);
-    if (const List* list = value->get<List>()) {
-        if (list->size() != size) invalid(std::string(key) + " has another length than the box");
-        std::vector<double> out;
-        for (const Value& item : *list) out.push_back(number(item, key));
-        return out;
-    }
-    return std::vector<double>(size, number(*value, key));
+    const List* list = value ? value->get<List>() : nullptr;
+    if (!list) return std::vector<double>(size, value ? number(*value, key) : missing);
+    if (list->size() != size) invalid(std::string(key) + " has another length than the box");
+    std::vector<double> out;
+    for (const Value& item : *list) out.push_back(number(item, key));
+    return out;
 }
 
 void check_keys(const Map& form, std::initializer_list<std::string_view> known, const std::string& what) {
@@ -99,77 +104,57 @@ std::int64_t whole(const Value* value, std::int64_t missing, const std::string& 
     return *n;
 }
 
-Function function_of(const std::string& name) {
-    constexpr std::pair<const char*, Function> kFunctions[] = {
-        {"tanh", Function::tanh}, {"relu", Function::relu}, {"elu", Function::elu},          {"silu", Function::silu},
-        {"gelu", Function::gelu}, {"identity", Function::identity}, {"leaky_relu", Function::leaky_relu},
-    };
-    for (const auto& [known, function] : kFunctions)
-        if (name == known) return function;
-    invalid("unknown activation " + name.substr(0, 40));
-}
-
-std::size_t units_of(const Map& form) {
-    const std::int64_t units = whole(form.find("units"), 0, "units");
-    if (units < 1 || static_cast<std::uint64_t>(units) > kMaxElements) invalid("a layer has no valid number of units");
-    return static_cast<std::size_t>(units);
-}
-
-// Compares the tensors of a layer with those of the spec, in order.
-class TensorCursor {
-public:
-    explicit TensorCursor(const std::vector<Tensor>& tensors) : tensors_(tensors) {}
-
-    std::size_t offset() const noexcept { return offset_; }
-
-    void expect(const std::string& name, std::vector<std::uint64_t> shape, bool exact = false) {
-        if (at_ == tensors_.size()) invalid("the tensors do not match the layers");
-        const Tensor& own = tensors_[at_++];
-        if (own.name != name || own.shape != shape || !own.is_float32() || own.exact != exact)
-            invalid("the tensors do not match the layers: " + own.name.substr(0, 40) + ", expected " + name);
-        offset_ += own.size();
+// The tensors that the layers and the head need, in order.
+struct Needed {
+    void add(const std::string& name, std::vector<std::uint64_t> shape, bool exact = false) {
+        tensors.push_back({name, std::move(shape), "<f4", exact});
+        elements += tensors.back().size();
     }
 
-    void end() const {
-        if (at_ != tensors_.size()) invalid("the tensors do not match the layers");
-    }
-
-private:
-    const std::vector<Tensor>& tensors_;
-    std::size_t at_ = 0, offset_ = 0;
+    std::vector<Tensor> tensors;
+    std::size_t elements = 0;
 };
 
-Layer read_layer(const Value& item, std::size_t inputs, std::size_t features, TensorCursor& tensors, std::map<std::string, int>& numbers) {
+using Numbers = std::map<std::string, int>;  // of the layers so far, by group
+
+Layer read_layer(const Value& item, std::size_t inputs, std::size_t features, Needed& needed, Numbers& numbers) {
     const Map* form = item.get<Map>();
     if (!form) invalid("a layer is not a map");
     const auto& kind = need<std::string>(*form, "kind", "a name");
-    Layer out{LayerKind::dense, inputs, inputs, Function::identity, tensors.offset()};
-    const auto prefix = [&](const char* group) { return std::string(group) + "." + std::to_string(numbers[group]++) + "."; };
-    if (kind == "dense") {
-        check_keys(*form, {"kind", "units"}, "a dense layer");
-        out.outputs = units_of(*form);
-        const std::string name = prefix("layers");
-        tensors.expect(name + "weight", {out.outputs, inputs});
-        tensors.expect(name + "bias", {out.outputs});
+    Layer out{LayerKind::dense, inputs, inputs, Function::identity, needed.elements};
+    if (kind == "dense" || kind == "gru") {
+        check_keys(*form, {"kind", "units"}, kind == "dense" ? "a dense layer" : "a gru");
+        const std::int64_t units = whole(form->find("units"), 0, "units");
+        if (units < 1 || static_cast<std::uint64_t>(units) > kMaxElements) invalid("a layer has no valid number of units");
+        out.outputs = static_cast<std::size_t>(units);
+        const std::string group = kind == "dense" ? "layers" : kind, name = group + "." + std::to_string(numbers[group]++) + ".";
+        if (kind == "dense") {
+            needed.add(name + "weight", {out.outputs, inputs});
+            needed.add(name + "bias", {out.outputs});
+        } else {
+            out.kind = LayerKind::gru;
+            needed.add(name + "weight_ih", {3 * out.outputs, inputs});
+            needed.add(name + "weight_hh", {3 * out.outputs, out.outputs});
+            needed.add(name + "bias_ih", {3 * out.outputs});
+            needed.add(name + "bias_hh", {3 * out.outputs});
+        }
     } else if (kind == "activation") {
+        constexpr std::pair<const char*, Function> kFunctions[] = {
+            {"tanh", Function::tanh}, {"relu", Function::relu}, {"elu", Function::elu}, {"silu", Function::silu},
+            {"gelu", Function::gelu}, {"identity", Function::identity}, {"leaky_relu", Function::leaky_relu},
+        };
         check_keys(*form, {"kind", "function"}, "an activation");
+        const auto& name = need<std::string>(*form, "function", "a name");
+        const Function* function = find_name(kFunctions, name);
+        if (!function) invalid("unknown activation " + name.substr(0, 40));
         out.kind = LayerKind::activation;
-        out.function = function_of(need<std::string>(*form, "function", "a name"));
+        out.function = *function;
     } else if (kind == "normalise") {
         check_keys(*form, {"kind"}, "a normalisation");
-        out.kind = LayerKind::normalise;
         if (inputs != features) invalid("a normalisation is not the first layer");
-        tensors.expect("obs_mean", {inputs}, true);
-        tensors.expect("obs_scale", {inputs}, true);
-    } else if (kind == "gru") {
-        check_keys(*form, {"kind", "units"}, "a gru");
-        out.kind = LayerKind::gru;
-        out.outputs = units_of(*form);
-        const std::string name = prefix("gru");
-        tensors.expect(name + "weight_ih", {3 * out.outputs, inputs});
-        tensors.expect(name + "weight_hh", {3 * out.outputs, out.outputs});
-        tensors.expect(name + "bias_ih", {3 * out.outputs});
-        tensors.expect(name + "bias_hh", {3 * out.outputs});
+        out.kind = LayerKind::normalise;
+        needed.add("obs_mean", {inputs}, true);
+        needed.add("obs_scale", {inputs}, true);
     } else {
         throw Unsupported("the compiled form has no layer of kind '" + kind.substr(0, 40) + "'");
     }
@@ -178,20 +163,15 @@ Layer read_layer(const Value& item, std::size_t inputs, std::size_t features, Te
 
 Head read_head(const Map& document, const Space& actions, std::size_t& outputs) {
     const auto& name = need<std::string>(document, "head", "a name");
+    constexpr std::pair<const char*, HeadKind> kHeads[] = {
+        {"categorical", HeadKind::categorical}, {"gaussian", HeadKind::gaussian},
+        {"squashed_gaussian", HeadKind::squashed_gaussian}, {"q_values", HeadKind::q_values},
+    };
+    const HeadKind* kind = find_name(kHeads, name);
+    if (!kind) throw Unsupported("the compiled form has no head '" + name.substr(0, 40) + "'");
     Head out;
-    outputs = actions.size();
-    if (name == "categorical") {
-        out.kind = HeadKind::categorical;
-    } else if (name == "gaussian") {
-        out.kind = HeadKind::gaussian;
-    } else if (name == "squashed_gaussian") {
-        out.kind = HeadKind::squashed_gaussian;
-        outputs *= 2;
-    } else if (name == "q_values") {
-        out.kind = HeadKind::q_values;
-    } else {
-        throw Unsupported("the compiled form has no head '" + name.substr(0, 40) + "'");
-    }
+    out.kind = *kind;
+    outputs = actions.size() * (out.kind == HeadKind::squashed_gaussian ? 2 : 1);
     if (actions.discrete != (out.kind == HeadKind::categorical || out.kind == HeadKind::q_values))
         invalid("a head " + name + " cannot act in this space");
     if (const Value* squash = document.find("squash")) {
@@ -201,22 +181,20 @@ Head read_head(const Map& document, const Space& actions, std::size_t& outputs) 
     }
     check_keys(document, {"layers_version", "layers", "head", "squash", "log_std_min", "log_std_max", "atoms", "v_min", "v_max", "epsilon_ladder"},
                "the policy");
-    const auto within = [&](const char* key, double least, double most, double& value) {
+    const auto within = [&](const char* key, double least, double most, double missing) {
         const Value* given = document.find(key);
-        if (!given) return;
-        value = number(*given, key);
+        const double value = given ? number(*given, key) : missing;
         if (!(least <= value && value <= most)) invalid(std::string(key) + " is out of range");
+        return value;
     };
-    within("log_std_min", -20.0, 2.0, out.log_std_min);
-    within("log_std_max", -20.0, 2.0, out.log_std_max);
-    within("epsilon_ladder", 0.0, 100.0, out.epsilon_ladder);
+    out.log_std_min = within("log_std_min", -20.0, 2.0, out.log_std_min);
+    out.log_std_max = within("log_std_max", -20.0, 2.0, out.log_std_max);
+    out.epsilon_ladder = within("epsilon_ladder", 0.0, 100.0, out.epsilon_ladder);
     if ((out.squash || out.kind == HeadKind::squashed_gaussian) && !actions.bounded()) invalid("the head needs bounded actions");
     return out;
 }
 
 }  // namespace
-
-std::size_t Space::size() const noexcept { return discrete ? static_cast<std::size_t>(n) : low.size(); }
 
 bool Space::bounded() const noexcept {
     const auto finite = [](double x) { return std::isfinite(x); };
@@ -231,27 +209,26 @@ bool Space::operator==(const Space& other) const noexcept {
 Space read_space(const Map& form) {
     const auto& type = need<std::string>(form, "type", "the kind of a space");
     Space out;
-    if (type == "Box") {
+    out.discrete = type == "Discrete";
+    out.dtype = out.discrete ? "<i8" : "<f4";
+    if (!out.discrete && type != "Box") throw Unsupported("the compiled form has no space " + type.substr(0, 40));
+    if (form.find("dtype")) out.dtype = dtype_of(need<std::string>(form, "dtype", "a name"));
+    if (out.discrete) {
+        check_keys(form, {"type", "n", "start", "dtype"}, "a Discrete");
+        out.n = whole(form.find("n"), 0, "n");
+        out.start = whole(form.find("start"), 0, "start");
+        if (out.n < 1 || static_cast<std::uint64_t>(out.n) > kMaxElements) invalid("a discrete space needs n >= 1");
+    } else {
         check_keys(form, {"type", "shape", "dtype", "low", "high"}, "a Box");
         out.shape = sizes(form.find("shape"), "shape");
-        out.dtype = form.find("dtype") ? dtype_of(need<std::string>(form, "dtype", "a name")) : "<f4";
-        const std::size_t size = static_cast<std::size_t>(product(out.shape));
+        const auto size = static_cast<std::size_t>(product(out.shape));
         out.low = bounds(form, "low", -kInfinity, size);
         out.high = bounds(form, "high", kInfinity, size);
         for (std::size_t i = 0; i < size; ++i)
             if (!(out.low[i] <= out.high[i])) invalid("a box needs low <= high");
-        if (out.dtype != "<f4" && out.dtype != "<f8") throw Unsupported("the compiled form has no Box of dtype " + out.dtype);
-    } else if (type == "Discrete") {
-        check_keys(form, {"type", "n", "start", "dtype"}, "a Discrete");
-        out.discrete = true;
-        out.n = whole(form.find("n"), 0, "n");
-        out.start = whole(form.find("start"), 0, "start");
-        out.dtype = form.find("dtype") ? dtype_of(need<std::string>(form, "dtype", "a name")) : "<i8";
-        if (out.n < 1 || static_cast<std::uint64_t>(out.n) > kMaxElements) invalid("a discrete space needs n >= 1");
-        if (out.dtype != "<i8") throw Unsupported("the compiled form has no Discrete of dtype " + out.dtype);
-    } else {
-        throw Unsupported("the compiled form has no space " + type.substr(0, 40));
     }
+    if (out.discrete ? out.dtype != "<i8" : out.dtype != "<f4" && out.dtype != "<f8")
+        throw Unsupported("the compiled form has no " + type + " of dtype " + out.dtype);
     return out;
 }
 
@@ -262,21 +239,13 @@ std::vector<Tensor> read_tensors(const List& form) {
     for (const Value& item : form) {
         const List* list = item.get<List>();
         if (!list || list->size() < 2 || list->size() > 4 || !(*list)[0].get<std::string>()) invalid("a tensor is not a list");
-        Tensor tensor;
-        tensor.name = *(*list)[0].get<std::string>();
-        tensor.shape = sizes(&(*list)[1], "the shape of a tensor");
-        if (list->size() > 2) {
-            const auto* dtype = (*list)[2].get<std::string>();
-            if (!dtype) invalid("the dtype of a tensor is not a name");
-            tensor.dtype = dtype_of(*dtype);
-        }
-        if (list->size() > 3) {
-            const bool* exact = (*list)[3].get<bool>();
-            if (!exact) invalid("`exact` of a tensor is not true or false");
-            tensor.exact = *exact;
-        }
-        if (!names.insert(tensor.name).second) invalid("two tensors have the same name");
-        out.push_back(std::move(tensor));
+        const Value dtype = list->size() > 2 ? (*list)[2] : "float32", exact = list->size() > 3 ? (*list)[3] : false;
+        const auto& name = *(*list)[0].get<std::string>();
+        if (!dtype.get<std::string>()) invalid("the dtype of a tensor is not a name");
+        if (!exact.get<bool>()) invalid("`exact` of a tensor is not true or false");
+        const auto shape = sizes(&(*list)[1], "the shape of a tensor");
+        out.push_back({name, shape, dtype_of(*dtype.get<std::string>()), *exact.get<bool>()});
+        if (!names.insert(out.back().name).second) invalid("two tensors have the same name");
     }
     return out;
 }
@@ -293,12 +262,12 @@ PolicySpec read_spec(const Map& form) {
     if (whole(document.find("layers_version"), 0, "layers_version") != kLayersVersion) invalid("another version of layers");
     const auto& layers = need<List>(document, "layers", "a list");
     if (layers.empty() || layers.size() > kMaxLayers) invalid(std::to_string(layers.size()) + " layers");
-    TensorCursor tensors(out.tensors);
-    std::map<std::string, int> numbers;
+    Needed needed;
+    Numbers numbers;
     out.features = out.observations.size();
     std::size_t width = out.features;
     for (const Value& item : layers) {
-        out.layers.push_back(read_layer(item, width, out.features, tensors, numbers));
+        out.layers.push_back(read_layer(item, width, out.features, needed, numbers));
         width = out.layers.back().outputs;
         if (out.layers.back().kind == LayerKind::gru) {
             if (out.state_size) invalid("a network has several recurrent layers");
@@ -307,11 +276,16 @@ PolicySpec read_spec(const Map& form) {
     }
     out.head = read_head(document, out.actions, out.outputs);
     if (width != out.outputs) invalid("the layers have another number of outputs than the head needs");
-    out.head.tensor = tensors.offset();
-    if (out.head.kind == HeadKind::gaussian) tensors.expect("log_std", {out.outputs});
-    if (out.head.kind == HeadKind::q_values) tensors.expect("epsilon", {1}, true);
-    tensors.end();
-    out.weights = tensors.offset();
+    out.head.tensor = needed.elements;
+    if (out.head.kind == HeadKind::gaussian) needed.add("log_std", {out.outputs});
+    if (out.head.kind == HeadKind::q_values) needed.add("epsilon", {1}, true);
+    out.weights = needed.elements;
+    if (needed.tensors.size() != out.tensors.size()) invalid("the tensors do not match the layers");
+    for (std::size_t n = 0; n < out.tensors.size(); ++n) {
+        const Tensor &own = out.tensors[n], &other = needed.tensors[n];
+        if (own.name != other.name || own.shape != other.shape || !own.is_float32() || own.exact != other.exact)
+            invalid("the tensors do not match the layers: " + own.name.substr(0, 40) + ", expected " + other.name);
+    }
     const auto& columns = need<List>(form, "columns", "a list");
     if (columns.size() != (out.state_size ? 1u : 0u)) invalid("the extra columns do not match the recurrent state");
     return out;

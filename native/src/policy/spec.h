@@ -26,7 +26,7 @@ struct Space {
     std::vector<double> low, high;     // of a Box: for each element
     std::int64_t n = 0, start = 0;     // of a Discrete
 
-    std::size_t size() const noexcept;
+    std::size_t size() const noexcept { return discrete ? static_cast<std::size_t>(n) : low.size(); }
     bool bounded() const noexcept;
     bool operator==(const Space& other) const noexcept;
 };

@@ -4,7 +4,6 @@
 #include <functional>
 #include <sstream>
 #include <string>
-#include <utility>
 
 #include "export.h"
 
@@ -22,25 +21,15 @@ public:
     explicit Logger(const std::string& name, LogLevel level = LogLevel::INFO, LogSink sink = {});
 
     template <typename... Args>
-    void debug(const std::string& message, Args&&... context) {
-        write(LogLevel::DEBUG, message, std::forward<Args>(context)...);
-    }
+    void debug(const std::string& message, const Args&... context) { write(LogLevel::DEBUG, message, context...); }
     template <typename... Args>
-    void info(const std::string& message, Args&&... context) {
-        write(LogLevel::INFO, message, std::forward<Args>(context)...);
-    }
+    void info(const std::string& message, const Args&... context) { write(LogLevel::INFO, message, context...); }
     template <typename... Args>
-    void warning(const std::string& message, Args&&... context) {
-        write(LogLevel::WARNING, message, std::forward<Args>(context)...);
-    }
+    void warning(const std::string& message, const Args&... context) { write(LogLevel::WARNING, message, context...); }
     template <typename... Args>
-    void error(const std::string& message, Args&&... context) {
-        write(LogLevel::ERROR, message, std::forward<Args>(context)...);
-    }
+    void error(const std::string& message, const Args&... context) { write(LogLevel::ERROR, message, context...); }
     template <typename... Args>
-    void critical(const std::string& message, Args&&... context) {
-        write(LogLevel::CRITICAL, message, std::forward<Args>(context)...);
-    }
+    void critical(const std::string& message, const Args&... context) { write(LogLevel::CRITICAL, message, context...); }
 
     void setLevel(LogLevel level) noexcept { level_ = level; }
     LogLevel getLevel() const noexcept { return level_; }
@@ -50,7 +39,7 @@ public:
 private:
     // `context` is a list of names and values.
     template <typename... Args>
-    void write(LogLevel level, const std::string& message, Args&&... context) {
+    void write(LogLevel level, const std::string& message, const Args&... context) {
         if (level < level_) return;
         std::ostringstream line;
         line << message;

@@ -31,6 +31,11 @@ constexpr std::size_t kManyLate = 1024;  // episodes that wait for rewards, abov
 constexpr std::uint64_t kDefaultSegment = 128;
 constexpr std::uint64_t kStride = 0x9E3779B97F4A7C15;  // between the ids of episodes
 
+std::uint64_t random_bits() {
+    const std::vector<std::uint32_t> words = support::system_seed(2);
+    return std::uint64_t{words[0]} << 32 | words[1];
+}
+
 std::string random_name() {
     std::string out;
     for (const std::uint32_t word : support::system_seed(4))
@@ -41,9 +46,8 @@ std::string random_name() {
 // The Unix time in nanoseconds with 24 random low bits (delivery/incarnation.py).
 std::uint64_t first_incarnation() {
     const std::chrono::nanoseconds now = std::chrono::system_clock::now().time_since_epoch();
-    const std::uint64_t random = support::system_seed(1)[0] & 0xFFFFFF;
-    const auto time = std::min<std::int64_t>(std::max<std::int64_t>(now.count(), 0), (std::int64_t{1} << 62) - 1);
-    return static_cast<std::uint64_t>(time) >> 24 << 24 | (random ? random : 1);
+    return static_cast<std::uint64_t>(std::max<std::int64_t>(now.count(), 0)) >> 24 << 24 |
+           (support::system_seed(1)[0] % 0xFFFFFF + 1);
 }
 
 std::string short_number(double value) {
@@ -52,9 +56,10 @@ std::string short_number(double value) {
     return text;
 }
 
-std::uint64_t next_serial() noexcept {
-    static std::atomic<std::uint64_t> next{1};
-    return next.fetch_add(1);
+void check_size(Code code, const char* what, std::size_t size, std::size_t wanted) {
+    if (size != wanted)
+        throw Failure(
+            code, std::string("the ") + what + " has " + std::to_string(size) + " elements; expected " + std::to_string(wanted));
 }
 
 void act(Step& step, std::int64_t index) {
@@ -76,18 +81,16 @@ void act_idle(Step& step, const Space& actions) {
 
 }  // namespace
 
-Spaces Options::spaces_of(const policy::Policy* policy) const {
+Spaces spaces_of(const Options& options, const policy::Policy* policy) {
     if (policy) return {policy->spec().observations, policy->spec().actions};
-    if (!observations || !actions) throw Failure(Code::unavailable, "there is no policy, and the configuration has not both spaces");
-    return {*observations, *actions};
+    if (!options.observations || !options.actions)
+        throw Failure(Code::unavailable, "there is no policy, and the configuration has not both spaces");
+    return {*options.observations, *options.actions};
 }
 
 void read_observation(const Space& space, const float* observation, std::size_t size, std::vector<std::uint8_t>& out) {
-    const std::size_t wanted = space.discrete ? 1 : space.size();
     if (!observation) throw Failure(Code::observation, "the observation is null");
-    if (size != wanted)
-        throw Failure(Code::observation,
-                      "the observation has " + std::to_string(size) + " elements; expected " + std::to_string(wanted));
+    check_size(Code::observation, "observation", size, space.discrete ? 1 : space.size());
     for (std::size_t i = 0; i < size; ++i)
         if (!std::isfinite(observation[i]))
             throw Failure(Code::observation, "observation element " + std::to_string(i) + " is not finite");
@@ -102,7 +105,8 @@ void read_observation(const Space& space, const float* observation, std::size_t 
     } else if (space.dtype == "<f4") {
         std::memcpy(out.data(), observation, out.size());
     } else {
-        for (std::size_t i = 0; i < size; ++i) support::store(out.data() + i * sizeof(double), static_cast<double>(observation[i]));
+        for (std::size_t i = 0; i < size; ++i)
+            support::store(out.data() + i * sizeof(double), static_cast<double>(observation[i]));
     }
 }
 
@@ -156,7 +160,7 @@ ForkMark::~ForkMark() { munmap(page_, 4096); }
 Parts::Parts(const Options& given, std::vector<std::uint32_t> seed_words, const void* agent)
     : options(given),
       seed(std::move(seed_words)),
-      serial(next_serial()),
+      serial(random_bits()),
       owner(agent),
       context(libraries::linked_zmq().ctx_new()),
       outbox(options.settings.queue_items, options.settings.queue_bytes, !options.waits),
@@ -227,18 +231,14 @@ void Parts::expire() {
 }
 
 Agent::Agent(const cppclient::AgentConfig& given, Fallback baseline, cppclient::LogSink sink)
-    : config(given),
-      options_(options_of(given)),
-      baseline_(std::move(baseline)),
-      sink_(std::move(sink)) {
-    const std::vector<std::uint32_t> words = support::system_seed(2);
-    next_episode_.store(std::uint64_t{words[0]} << 32 | words[1]);
-    actor::Settings& settings = options_.settings;
-    if (sink_ && !options_.log_level) options_.log_level = cppclient::LogLevel::INFO;
-    if (options_.log_level) settings.log = [this](actor::LogLevel level, const std::string& text) { log(level, text); };
-    if (settings.hello.actor_id.empty()) settings.hello.actor_id = random_name();
-    settings.hello.incarnation = first_incarnation();
-    parts_ = std::make_shared<Parts>(options_, settings.seed ? *settings.seed : support::system_seed(4), this);
+    : config(given), baseline_(std::move(baseline)), next_episode_(random_bits()) {
+    Options options = config::options_of(given);
+    if (options.log_level || sink)
+        logger_.emplace("rl4sys", options.log_level.value_or(cppclient::LogLevel::INFO), std::move(sink));
+    if (logger_) options.settings.log = [this](actor::LogLevel level, const std::string& text) { log(level, text); };
+    if (options.settings.hello.actor_id.empty()) options.settings.hello.actor_id = random_name();
+    options.settings.hello.incarnation = first_incarnation();
+    parts_ = std::make_shared<Parts>(options, options.settings.seed ? *options.settings.seed : support::system_seed(4), this);
     parts_->io.start();
     used_.store(parts_.get(), std::memory_order_release);
     try {
@@ -256,8 +256,7 @@ Agent::~Agent() {
 }
 
 void Agent::log(actor::LogLevel level, const std::string& text) const {
-    const auto its = static_cast<cppclient::LogLevel>(level);
-    if (options_.log_level && its >= *options_.log_level) write_line(sink_, its, "rl4sys", text);
+    if (logger_) logger_->log(static_cast<cppclient::LogLevel>(level), text);
 }
 
 Failure Agent::unavailable(const std::string& stage, double timeout_s) const {
@@ -265,11 +264,12 @@ Failure Agent::unavailable(const std::string& stage, double timeout_s) const {
     const std::string limit = " within " + short_number(std::max(0.0, timeout_s)) + " s (waiting for " +
                               (stage.empty() || !host.joined ? host.stage : stage) + ")";
     if (!host.joined)
-        return Failure(Code::unavailable, "no learner at " + options_.settings.address + limit +
+        return Failure(Code::unavailable, "no learner at " + parts_->options.settings.address + limit +
                                               "; start it, or correct the address; `rl4sys-learner doctor` tests each step");
-    return Failure(Code::unavailable,
-                   "the learner at " + options_.settings.address + " answers, but did not continue" + limit +
-                       (stage.empty() ? "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does" : ""));
+    return Failure(
+        Code::unavailable,
+        "the learner at " + parts_->options.settings.address + " answers, but did not continue" + limit +
+            (stage.empty() ? "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does" : ""));
 }
 
 void Agent::fail_session(const actor::SessionError& error) const {
@@ -302,9 +302,9 @@ void Agent::wait(const Ready& ready, double timeout_s, const std::string& stage,
 }
 
 void Agent::connect() {
-    const double timeout = options_.settings.connect_timeout_s, began = actor::monotonic();
-    const bool can_start =
-        !options_.waits && (baseline_ || options_.fallback_random) && options_.observations && options_.actions;
+    const double timeout = parts_->options.settings.connect_timeout_s, began = actor::monotonic();
+    const bool can_start = !parts_->options.waits && (baseline_ || parts_->options.fallback_random) &&
+                           parts_->options.observations && parts_->options.actions;
     const auto has_policy = [](const actor::HostLink& host) { return host.acting.policy && host.parameters; };
     const double limit = began + (!can_start && timeout > 0.0 ? kClientStart : 0.0);
     double until = began + timeout;
@@ -316,9 +316,9 @@ void Agent::connect() {
             if (failure.code != Code::unavailable || (later <= until && !can_start)) throw;
             if (later <= until) {
                 absence_ = failure.what();
-                return log(actor::LogLevel::warning, config.client_id + ": " + absence_ +
-                                                         "; until the first policy arrives, the actor acts by " +
-                                                         (baseline_ ? "its baseline" : "random actions") + ", and records no steps");
+                return log(actor::LogLevel::warning,
+                           config.client_id + ": " + absence_ + "; until the first policy arrives, the actor acts by " +
+                               (baseline_ ? "its baseline" : "random actions") + ", and records no steps");
             }
             until = later;
         }
@@ -336,7 +336,7 @@ Parts& Agent::use() {
 // In a forked child, the agent becomes another actor, with the parent's policy. The parent's parts stay in memory untouched.
 void Agent::become_child() {
     if (parts_->closed.load()) throw Failure(Code::closed, "this agent is closed");
-    Options options = options_;
+    Options options = parts_->options;
     options.settings.hello.actor_id = random_name();
     options.settings.hello.incarnation = first_incarnation();
     options.settings.policy_cache.clear();
@@ -346,7 +346,6 @@ void Agent::become_child() {
     child->counters["forks"] = 1;
     child->io.inherit(parts_->io);
     new std::shared_ptr<Parts>(parts_);
-    options_ = std::move(options);
     parts_ = std::move(child);
     parts_->io.start();
     used_.store(parts_.get(), std::memory_order_release);
@@ -406,9 +405,8 @@ void Agent::read_mask(const Space& space, const float* mask, std::size_t size, s
     out.clear();
     if (!mask || !size) return;
     if (!space.discrete) throw Failure(Code::mask, "the action space is continuous; a mask needs a discrete one");
-    if (size != space.size())
-        throw Failure(Code::mask, "the mask has " + std::to_string(size) + " elements; expected " + std::to_string(space.size()));
-    if (options_.settings.explore) {
+    check_size(Code::mask, "mask", size, space.size());
+    if (parts_->options.settings.explore) {
         const std::lock_guard<std::mutex> lock(parts_->io.host.mutex);
         const auto& parameters = parts_->io.host.parameters;
         if (parameters && !parameters->no_masks.empty()) throw Failure(Code::mask, parameters->no_masks);
@@ -424,7 +422,7 @@ void Agent::read_mask(const Space& space, const float* mask, std::size_t size, s
 
 // Counts invalid input, whose exception is being handled, or throws that on.
 void Agent::forgive(Code code) const {
-    if (!options_.drops_bad_input) throw;
+    if (!parts_->options.drops_bad_input) throw;
     parts_->count(code == Code::mask ? "bad_input.MaskError" : "bad_input.ObservationError");
 }
 
@@ -435,7 +433,7 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     if (trajectory) {
         const Run& run = *trajectory->state_;
         if (run.parts && run.parts.get() != &parts) {
-            if (run.parts->owner != this) throw Failure(Code::action, "this trajectory belongs to another agent");
+            own(*trajectory);
             trajectory = nullptr;  // it stays with the parent process
         } else if (run.episode && run.episode->done() && !run.completed) {
             end(*trajectory, nullptr, false, nullptr, 0, nullptr, 0);
@@ -445,7 +443,7 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     const policy::Policy* const newest = parts.io.host.current.load(std::memory_order_acquire);
     const bool changes = newest && !(trajectory && trajectory->state_->acting.policy.get() == newest);
     actor::ActingPolicy acting = changes ? current() : actor::ActingPolicy();
-    const Spaces spaces = options_.spaces_of(changes ? acting.policy.get() : newest);
+    const Spaces spaces = spaces_of(parts.options, changes ? acting.policy.get() : newest);
 
     if (!action.step_ || action.step_.use_count() > 1) action.step_ = std::make_shared<Step>();
     Step& step = *action.step_;
@@ -475,7 +473,7 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     if (!run.episode) begin(run);
     if (acting.policy) {
         const bool keeps =
-            options_.swap_episode && run.acting.policy &&
+            parts.options.swap_episode && run.acting.policy &&
             run.acting.policy->snapshot().generation == acting.policy->snapshot().generation &&
             !parts.io.was_rolled_back(run.acting.policy->snapshot().generation, run.acting.policy->snapshot().version);
         if (!keeps) run.acting = std::move(acting);
@@ -485,7 +483,7 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
         if (run.recurrent.size() != states) run.recurrent.assign(states, 0.0f);
         const bool starts =
             run.episode->prepare(run.acting.policy->snapshot().generation, step.observation.data(), step.allowed());
-        if (starts && options_.waits) admit(run);
+        if (starts && parts.options.waits) admit(run);
     }
     HostThread& thread = parts.thread();
     if (!bad) {
@@ -494,9 +492,9 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
         step.index = thread.last_index;
         step.act = thread.last_act;
     } else {
-        act_idle(step, options_.spaces_of(run.acting.policy.get()).actions);
+        act_idle(step, spaces_of(parts.options, run.acting.policy.get()).actions);
     }
-    if (options_.drops_bad_input && step.recorded) {
+    if (parts.options.drops_bad_input && step.recorded) {
         thread.acted = true;
         thread.last_index = step.index;
         thread.last_act = step.act;
@@ -509,7 +507,7 @@ void Agent::begin(Run& run) {
     run.parts = parts_;
     run.episode = std::shared_ptr<Episode>(new Episode(parts_->rules, parts_->counts, next_episode_.fetch_add(kStride)),
                                            [parts = parts_](Episode* episode) { delete episode; });
-    const actor::Settings& settings = options_.settings;
+    const actor::Settings& settings = parts_->options.settings;
     std::uint64_t steps = settings.segment_steps, longest = kDefaultSegment;
     {
         const std::lock_guard<std::mutex> lock(parts_->io.host.mutex);
@@ -540,9 +538,9 @@ void Agent::admit(Run& run) {
         const std::lock_guard<std::mutex> lock(host.mutex);
         if (ready(host)) return;
     }
-    wait(ready, options_.settings.wait_timeout_s, "", &host.waiting);
+    wait(ready, parts_->options.settings.wait_timeout_s, "", &host.waiting);
     actor::ActingPolicy acting = current();
-    if (!options_.swap_episode || run.acting.policy->snapshot().generation != acting.policy->snapshot().generation)
+    if (!parts_->options.swap_episode || run.acting.policy->snapshot().generation != acting.policy->snapshot().generation)
         run.acting = std::move(acting);
 }
 
@@ -553,10 +551,11 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
     if (run.acting.policy) {
         step.generation = run.acting.policy->snapshot().generation;
         step.version = run.acting.policy->snapshot().version;
-        if (options_.on_stale != Options::Stale::keep && options_.settings.policy_max_age_s) {
-            const double age = actor::monotonic() - parts.io.host.current_at.load(), most = *options_.settings.policy_max_age_s;
+        if (parts.options.on_stale != Options::Stale::keep && parts.options.settings.policy_max_age_s) {
+            const double age = actor::monotonic() - parts.io.host.current_at.load(),
+                         most = *parts.options.settings.policy_max_age_s;
             stale = age > most;
-            if (stale && options_.on_stale == Options::Stale::raise)
+            if (stale && parts.options.on_stale == Options::Stale::raise)
                 throw Failure(Code::stale, "the learner has been silent for " + short_number(age) + " s; policy_max_age_s is " +
                                                short_number(most));
         }
@@ -578,7 +577,7 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
             if (choose_by_policy(run, thread, observation, step)) return;
         }
     }
-    const Space& actions = options_.spaces_of(run.acting.policy.get()).actions;
+    const Space& actions = spaces_of(parts.options, run.acting.policy.get()).actions;
     if (baseline_ || stale) return act_by_baseline(step, actions, observation, size);
     if (run.acting.policy) return act_idle(step, actions);
     parts.count("random_actions");
@@ -596,7 +595,7 @@ bool Agent::choose_by_policy(const Run& run, HostThread& thread, const float* ob
     step.state = step.after = run.recurrent;
     const std::int64_t index =
         spec.observations.discrete ? static_cast<std::int64_t>(observation[0]) - spec.observations.start : 0;
-    const policy::Choice choice = policy.act(observation, index, step.allowed(), options_.settings.explore,
+    const policy::Choice choice = policy.act(observation, index, step.allowed(), parts_->options.settings.explore,
                                              step.after.empty() ? nullptr : step.after.data(), thread.sampler, *thread.scratch);
     if (!std::isfinite(choice.log_prob)) return false;
     step.recorded = true;
@@ -622,7 +621,8 @@ void Agent::act_by_baseline(Step& step, const Space& actions, const float* obser
     }
     for (const float x : chosen) usable = usable && std::isfinite(x);
     if (actions.discrete)
-        usable = usable && chosen[0] >= static_cast<float>(actions.start) && chosen[0] < static_cast<float>(actions.start + actions.n);
+        usable =
+            usable && chosen[0] >= static_cast<float>(actions.start) && chosen[0] < static_cast<float>(actions.start + actions.n);
     if (!usable)
         parts_->count("baseline_errors");
     else if (actions.discrete)
@@ -631,11 +631,15 @@ void Agent::act_by_baseline(Step& step, const Space& actions, const float* obser
         step.act = std::move(chosen);
 }
 
+// The content of a trajectory of this agent.
+Agent::Run& Agent::own(RL4SysTrajectory& trajectory) const {
+    const std::shared_ptr<Parts>& parts = trajectory.state_->parts;
+    if (!parts || parts->owner != this) throw Failure(Code::action, "the trajectory is not from requestForAction of this agent");
+    return *trajectory.state_;
+}
+
 void Agent::add(RL4SysTrajectory& trajectory, const RL4SysAction& action) {
-    const Run& run = *trajectory.state_;
-    if (run.parts && run.parts->owner != this) throw Failure(Code::action, "this trajectory belongs to another agent");
-    if (!action.step_ || !action.step_->episode || !run.parts)
-        throw Failure(Code::action, "the action and the trajectory must come from requestForAction of this agent");
+    own(trajectory);
     trajectory.addAction(action);
 }
 
@@ -652,11 +656,11 @@ void Agent::add_to(Run& run, Step& step) {
     } else if (lenient) {
         run.parts->counts.late_dropped.fetch_add(1);
     } else {
-        throw Failure(
-            Code::action,
-            result == Episode::Added::ended
-                ? "an action was added after the end of its trajectory; this trajectory has ended; requestForAction starts another"
-                : "an action was added after a later one; add actions in the order in which they were requested");
+        throw Failure(Code::action,
+                      result == Episode::Added::ended
+                          ? "an action was added after the end of its trajectory; this trajectory has ended; requestForAction "
+                            "starts another"
+                          : "an action was added after a later one; add actions in the order in which they were requested");
     }
 }
 
@@ -670,18 +674,16 @@ void Agent::end_run(Run& run, bool truncated, const void* final_observation, con
 
 void Agent::end(RL4SysTrajectory& trajectory, RL4SysAction* last, bool truncated, const float* final_observation,
                 std::size_t size, const float* final_mask, std::size_t mask_size) {
-    Run& run = *trajectory.state_;
-    if (!run.parts || run.parts->owner != this)
-        throw Failure(Code::action, "there is no trajectory to end: expected one from requestForAction of this agent");
+    Run& run = own(trajectory);
     if (run.completed || run.parts->mark.is_child()) return;
     std::vector<std::uint8_t> final_bytes, allowed;
-    if (truncated && options_.stores) {
+    if (truncated && parts_->options.stores) {
         const actor::ActingPolicy acting = run.acting.policy ? run.acting : current();
-        const Spaces spaces = options_.spaces_of(acting.policy.get());
+        const Spaces spaces = spaces_of(parts_->options, acting.policy.get());
         try {
             if (size)
                 read_observation(spaces.observations, final_observation, size, final_bytes);
-            else if (options_.settings.explore)
+            else if (parts_->options.settings.explore)
                 throw Failure(Code::observation, "truncated needs finalObs, the observation after the last action");
             read_mask(spaces.actions, final_mask, mask_size, allowed);
         } catch (const Failure& failure) {

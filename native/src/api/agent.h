@@ -13,10 +13,12 @@
 
 #include "actor/episode.h"
 #include "actor/io_thread.h"
-#include "api/options.h"
+#include "config/options.h"
 #include "policy/policy.h"
 
 namespace rl4sys::api {
+
+using config::Options;
 
 /// Why a call failed. The numbers are those of rl4sys.h.
 enum class Code { config = 1, unavailable, refused, observation, mask, action, reward, stale, closed, buffer, internal };
@@ -45,12 +47,16 @@ int guarded(const Call& call) noexcept {
     }
 }
 
-/// Writes a log line to a sink, or to stderr without one.
-void write_line(const cppclient::LogSink& sink, cppclient::LogLevel level, const std::string& name, const std::string& text);
-
 /// Writes `size` elements of an action. `mask` is null if all actions are allowed. False or an exception: no action.
 using Fallback = std::function<bool(const float* observation, std::size_t observation_size, const float* mask,
                                     std::size_t mask_size, float* action, std::size_t size)>;
+
+struct Spaces {
+    const policy::Space &observations, &actions;
+};
+
+/// The spaces of a policy, or without one those of the configuration. Throws Failure if there are none.
+Spaces spaces_of(const Options& options, const policy::Policy* policy);
 
 /// Converts an observation to the bytes of its space. Throws Failure.
 void read_observation(const policy::Space& space, const float* observation, std::size_t size, std::vector<std::uint8_t>& out);
@@ -162,6 +168,7 @@ private:
     void connect();
     Parts& use();
     void become_child();
+    Run& own(cppclient::RL4SysTrajectory& trajectory) const;
     void begin(Run& run);
     void admit(Run& run);
     template <class Ready>
@@ -175,14 +182,13 @@ private:
     void act_by_baseline(actor::Step& step, const policy::Space& actions, const float* observation, std::size_t size);
     void log(actor::LogLevel level, const std::string& text) const;
 
-    Options options_;
     Fallback baseline_;
-    cppclient::LogSink sink_;
+    std::optional<cppclient::Logger> logger_;
     std::atomic<Parts*> used_{nullptr};
     std::shared_ptr<Parts> parts_;
     std::mutex forking_;
     std::string absence_;
-    std::atomic<std::uint64_t> next_episode_{0};
+    std::atomic<std::uint64_t> next_episode_;
 };
 
 }  // namespace rl4sys::api

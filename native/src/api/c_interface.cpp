@@ -41,7 +41,8 @@ cppclient::RL4SysTrajectory& begun(rl4sys_trajectory* trajectory) {
 
 template <class Step>
 auto& chosen(Step* step) {
-    if (const int code = need(step, "step").failed) throw Failure(static_cast<Code>(code), "step: it has no action, because there was no request, or it failed");
+    if (const int code = need(step, "step").failed)
+        throw Failure(static_cast<Code>(code), "step: it has no action, because there was no request, or it failed");
     return step->own;
 }
 
@@ -116,7 +117,8 @@ int rl4sys_act_floats(const rl4sys_step* step, float* out, size_t size, size_t* 
         const std::vector<float>& act = chosen(step).actFloats();
         if (count) *count = act.size();
         if (act.size() > size)
-            throw Failure(Code::buffer, "out: the action has " + std::to_string(act.size()) + " elements; size is " + std::to_string(size));
+            throw Failure(Code::buffer,
+                          "out: the action has " + std::to_string(act.size()) + " elements; size is " + std::to_string(size));
         if (!act.empty()) std::memcpy(&need(out, "out"), act.data(), sizeof(float) * act.size());
     });
 }
@@ -135,8 +137,9 @@ int rl4sys_reward(rl4sys_step* step, double reward) {
 int rl4sys_end(rl4sys_agent* agent, rl4sys_trajectory* trajectory, rl4sys_step* step, int truncated,
                const float* final_observation, size_t observation_size) {
     return guarded([&] {
-        need(agent, "agent").end(begun(trajectory), step ? &step->own : nullptr, truncated != 0, final_observation,
-                                 final_observation ? observation_size : 0, nullptr, 0);
+        need(agent, "agent")
+            .end(begun(trajectory), step ? &step->own : nullptr, truncated != 0, final_observation,
+                 final_observation ? observation_size : 0, nullptr, 0);
     });
 }
 
@@ -159,8 +162,8 @@ int rl4sys_stats(const rl4sys_agent* agent, char* out, size_t size, size_t* leng
         const std::string text = need(agent, "agent").stats();
         if (length) *length = text.size();
         if (text.size() + 1 > size)
-            throw Failure(Code::buffer, "out: the text has " + std::to_string(text.size() + 1) + " bytes; size is " +
-                                            std::to_string(size));
+            throw Failure(Code::buffer,
+                          "out: the text has " + std::to_string(text.size() + 1) + " bytes; size is " + std::to_string(size));
         std::memcpy(&need(out, "out"), text.c_str(), text.size() + 1);
     });
 }

@@ -5,20 +5,7 @@
 #include "rl4sys/config_loader.h"
 #include "rl4sys/rl4sys_agent.h"
 
-namespace rl4sys {
-
-void api::write_line(const cppclient::LogSink& sink, cppclient::LogLevel level, const std::string& name,
-                     const std::string& text) {
-    if (sink) return sink(level, name, text);
-    constexpr const char* kNames[] = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"};
-    char at[32] = "";
-    std::tm parts{};
-    const std::time_t now = std::time(nullptr);
-    if (localtime_r(&now, &parts)) std::strftime(at, sizeof at, "%Y-%m-%d %H:%M:%S", &parts);
-    std::fprintf(stderr, "%s %s %s: %s\n", at, kNames[static_cast<int>(level)], name.c_str(), text.c_str());
-}
-
-namespace cppclient {
+namespace rl4sys::cppclient {
 namespace {
 
 using api::Code;
@@ -51,7 +38,15 @@ RL4SysTrajectory& need(const std::shared_ptr<RL4SysTrajectory>& trajectory) {
 
 Logger::Logger(const std::string& name, LogLevel level, LogSink sink) : name_(name), level_(level), sink_(std::move(sink)) {}
 
-void Logger::emit(LogLevel level, const std::string& line) const { api::write_line(sink_, level, name_, line); }
+void Logger::emit(LogLevel level, const std::string& line) const {
+    if (sink_) return sink_(level, name_, line);
+    constexpr const char* kNames[] = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"};
+    char at[32] = "";
+    std::tm parts{};
+    const std::time_t now = std::time(nullptr);
+    if (localtime_r(&now, &parts)) std::strftime(at, sizeof at, "%Y-%m-%d %H:%M:%S", &parts);
+    std::fprintf(stderr, "%s %s %s: %s\n", at, kNames[static_cast<int>(level)], name_.c_str(), line.c_str());
+}
 
 RL4SysAgent::RL4SysAgent(const std::string& configFilePath, bool debug) : RL4SysAgent(load(configFilePath, debug)) {}
 
@@ -87,7 +82,8 @@ bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajecto
 bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction, bool truncated,
                                       const std::vector<float>& finalObs, const std::vector<float>& finalMask) {
     return !guarded([&] {
-        agent_->end(need(trajectory), &lastAction, truncated, finalObs.data(), finalObs.size(), finalMask.data(), finalMask.size());
+        agent_->end(need(trajectory), &lastAction, truncated, finalObs.data(), finalObs.size(), finalMask.data(),
+                    finalMask.size());
     });
 }
 
@@ -110,5 +106,4 @@ const AgentConfig& RL4SysAgent::getConfig() const noexcept { return agent_->conf
 std::string RL4SysAgent::stats() const { return agent_->stats(); }
 std::string RL4SysAgent::getLastError() const { return api::last_error(); }
 
-}  // namespace cppclient
-}  // namespace rl4sys
+}  // namespace rl4sys::cppclient

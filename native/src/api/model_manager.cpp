@@ -9,7 +9,7 @@ namespace rl4sys::cppclient {
 struct ModelManager::State {
     State(const AgentConfig& config, std::shared_ptr<Logger> log)
         : logger(std::move(log)),
-          options(api::options_of(config)),
+          options(config::options_of(config)),
           sampler(options.settings.seed.value_or(support::system_seed(4)), 0.0) {}
 
     std::shared_ptr<Logger> logger;
@@ -47,7 +47,7 @@ bool ModelManager::setModel(const std::vector<uint8_t>& modelState, int32_t vers
 
 RL4SysAction ModelManager::generateAction(const std::vector<float>& observation, int32_t version) {
     State& its = *state_;
-    const auto [observations, actions] = its.options.spaces_of(its.policy.get());
+    const auto [observations, actions] = api::spaces_of(its.options, its.policy.get());
     actor::Step step;
     api::read_observation(observations, observation.data(), observation.size(), step.observation);
     if (its.policy) {

@@ -1,9 +1,8 @@
-#include "rl4sys/rl4sys_types.h"
-
 #include <cstring>
 #include <limits>
 
 #include "api/agent.h"
+#include "rl4sys/rl4sys_types.h"
 
 namespace rl4sys::cppclient {
 namespace {
@@ -78,8 +77,7 @@ void RL4SysAction::setObservation(const std::vector<uint8_t>& bytes) {
 
 void RL4SysAction::setAction(const std::vector<uint8_t>& bytes) {
     actor::Step& step = own();
-    if (step.added && step.episode)
-        throw Failure(Code::action, "this action is stored already; set it before addToTrajectory");
+    if (step.added && step.episode) throw Failure(Code::action, "this action is stored already; set it before addToTrajectory");
     if (step.episode && bytes == getAction()) return;
     step.bytes = bytes;
     step.recorded = !step.episode;

@@ -2,6 +2,7 @@
 #include "rl4sys/config_loader.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -36,10 +37,9 @@ using Member = std::variant<std::monostate, std::string AgentConfig::*, bool Age
 
 /// One key of a file. Without a member, its value is checked only, or read elsewhere.
 struct Row {
-    std::string key;
+    std::vector<std::string> names;
     Member member;
     Check check;
-    std::vector<std::string> synonyms = {};
 };
 
 std::string shown(const json& value) {
@@ -64,8 +64,7 @@ json checked_value(const Row& row, const std::string& key, const json& given) {
 bool is_printable(const json& value, std::ptrdiff_t most) {
     if (!value.is_string() || value == "") return false;
     const auto& text = value.get_ref<const std::string&>();
-    const auto control = [](unsigned char c) { return c < 32 || c == 127; };
-    return std::none_of(text.begin(), text.end(), control) &&
+    return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c == 127; }) &&
            std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }) <= most;
 }
 
@@ -73,17 +72,38 @@ bool is_name(const json& value) {
     constexpr std::string_view kEnds = ". ";
     if (!is_printable(value, 200)) return false;
     const auto& text = value.get_ref<const std::string&>();
-    return text.find_first_of("/\\:") == text.npos && kEnds.find(text.front()) == kEnds.npos && kEnds.find(text.back()) == kEnds.npos;
+    return text.find_first_of("/\\:") == text.npos && kEnds.find(text.front()) == kEnds.npos &&
+           kEnds.find(text.back()) == kEnds.npos;
 }
 
-Check flag() {
-    return {"true or false", [](json& v) { return v.is_boolean(); }};
+bool is_algorithm(json& value) {
+    if (!is_printable(value, 256)) return false;
+    value = config::algorithm_key(value.get<std::string>());
+    return true;
 }
 
-Check name() { return {"1 to 200 printable characters without / \\ :, not starting or ending with a dot or space", is_name}; }
+bool is_address(json& value) { return value.is_string() && !config::uri_of(value.get<std::string>()).empty(); }
 
-Check path() {
-    return {"a path", [](json& v) { return v.is_string() && v != ""; }};
+bool is_compression(json& value) {
+    if (value == "off" || value == "zstd") value = value == "zstd";
+    return value.is_boolean();
+}
+
+bool is_space(json& value) { return value.is_object() && (config::space_of(value), true); }
+
+bool are_weights(json& value) {
+    const json valid = {{"wire_dtype", {nullptr, "fp32", "bf16", "grid"}}, {"level", {nullptr, 0, 1, "auto"}}};
+    if (!value.is_object()) return false;
+    json out = json::object();
+    for (const auto& [key, item] : value.items()) {
+        if (!valid.contains(key)) throw ConfigurationError("weights." + key + ": no such key; the valid ones are level, wire_dtype");
+        const json& choices = valid[key];
+        if (std::find(choices.begin(), choices.end(), item) == choices.end() || item.is_number_float())
+            throw ConfigurationError("weights." + key + ": expected one of " + choices.dump() + ", not " + shown(item));
+        if (!item.is_null()) out[key] = item;
+    }
+    value = std::move(out);
+    return true;
 }
 
 Check integer(std::int64_t low, std::int64_t high = kMaxCount) {
@@ -94,7 +114,8 @@ Check integer(std::int64_t low, std::int64_t high = kMaxCount) {
 // `above`: `low` itself is not valid.
 Check number(double low, double high = kLongest, bool above = false) {
     char text[80];
-    std::snprintf(text, sizeof text, above ? "a number above %.12g and at most %.12g" : "a number from %.12g to %.12g", low, high);
+    std::snprintf(text, sizeof text, above ? "a number above %.12g and at most %.12g" : "a number from %.12g to %.12g", low,
+                  high);
     return {text, [=](json& v) { return v.is_number() && low <= v && v <= high && !(above && v == low); }};
 }
 
@@ -104,65 +125,16 @@ Check one_of(std::initializer_list<const char*> choices) {
     return {wanted, [all = std::set<json>(choices.begin(), choices.end())](json& v) { return all.count(v) > 0; }};
 }
 
-Check log_level() {
-    Check out = one_of({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"});
-    out.fits = [same = out.fits](json& v) {
-        if (!v.is_string()) return false;
-        for (char& c : v.get_ref<std::string&>()) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 32 : c);
-        return same(v);
-    };
-    return out;
-}
-
-Check compression() {
-    return {"'off' or 'zstd'", [](json& v) {
-                if (v == "off" || v == "zstd") v = v == "zstd";
-                return v.is_boolean();
+Check upper(Check check) {
+    return {check.wanted, [fits = check.fits](json& v) {
+                if (v.is_string())
+                    for (char& c : v.get_ref<std::string&>()) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+                return fits(v);
             }};
-}
-
-Check algorithm() {
-    return {"text of 1 to 256 printable characters", [](json& v) {
-                if (!is_printable(v, 256)) return false;
-                v = config::algorithm_key(v.get<std::string>());
-                return true;
-            }};
-}
-
-Check address() {
-    return {"an address (host:port with a port from 1 to 65535, tcp://host:port or ipc://path)",
-            [](json& v) { return v.is_string() && !config::uri_of(v.get<std::string>()).empty(); }};
-}
-
-Check space() {
-    return {"a mapping", [](json& v) { return v.is_object() && (config::space_of(v), true); }};
 }
 
 Check or_null(Check check) {
     return {check.wanted + ", or null", [fits = check.fits](json& v) { return v.is_null() || fits(v); }};
-}
-
-Check mapping() {
-    return {"a mapping", [](json& v) { return v.is_object(); }};
-}
-
-Check weights() {
-    return {"a mapping", [](json& v) {
-                const Row rows[] = {{"wire_dtype", {}, or_null(one_of({"fp32", "bf16", "grid"}))},
-                                    {"level", {}, {"an integer from 0 to 1, or 'auto', or null", [](json& level) {
-                                                       return level.is_null() || level == "auto" || integer(0, 1).fits(level);
-                                                   }}}};
-                if (!v.is_object()) return false;
-                json out = json::object();
-                for (const auto& [key, value] : v.items()) {
-                    const auto row = std::find_if(std::begin(rows), std::end(rows), [&, k = &key](const Row& r) { return r.key == *k; });
-                    if (row == std::end(rows))
-                        throw ConfigurationError("weights." + key + ": no such key; the valid ones are level, wire_dtype");
-                    if (!checked_value(*row, "weights." + key, value).is_null()) out[key] = value;
-                }
-                v = std::move(out);
-                return true;
-            }};
 }
 
 // For what only the Python actor has.
@@ -172,58 +144,66 @@ Check only(std::initializer_list<json> usual, const char* instead) {
 
 const std::vector<Row>& rows() {
     using C = AgentConfig;
+    static const Check flag{"true or false", [](json& v) { return v.is_boolean(); }},
+        mapping{"a mapping", [](json& v) { return v.is_object(); }},
+        path{"a path", [](json& v) { return v.is_string() && v != ""; }},
+        name{"1 to 200 printable characters without / \\ :, not starting or ending with a dot or space", is_name};
     static const std::vector<Row> out = {
-        {"client_id", &C::client_id, name()},
-        {"algorithm_name", &C::algorithm_name, or_null(algorithm()), {"algorithm"}},
-        {"type", &C::algorithm_type, or_null(one_of({"onpolicy", "offpolicy"})), {"algorithm_type"}},
-        {"algorithm_parameters", {}, mapping()},
-        {"train_server_address", &C::train_server_address, address(), {"server_address"}},
-        {"observation_space", &C::observation_space, or_null(space())},
-        {"action_space", &C::action_space, or_null(space())},
-        {"act_limit", &C::act_limit, or_null(number(0, 1e30, true))},
-        {"input_size", {}, or_null(integer(1, 1 << 24))},
-        {"act_dim", {}, or_null(integer(1, 1 << 24))},
-        {"continuous", {}, or_null(flag())},
-        {"actor_id", &C::actor_id, or_null(name())},
-        {"debug", &C::debug, flag()},
-        {"log_level", &C::log_level, or_null(log_level())},
-        {"connection_timeout_seconds", &C::connection_timeout_seconds, number(0), {"connect_timeout_s", "timeout"}},
-        {"request_timeout_seconds", &C::request_timeout_seconds, number(0)},
-        {"fallback", &C::fallback, one_of({"raise", "random"})},
-        {"send_frequency", &C::send_frequency, integer(1, 8192)},
-        {"linger_ms", &C::linger_ms, integer(0, 3'600'000)},
-        {"enable_compression", &C::enable_compression, compression(), {"compression"}},
-        {"max_traj_length", &C::max_traj_length, integer(1)},
-        {"rollout_length", &C::rollout_length, or_null(integer(1, 1 << 20))},
-        {"overflow", &C::overflow, one_of({"drop_oldest", "wait"})},
-        {"wait_timeout_s", &C::wait_timeout_s, number(0)},
-        {"queue_items", &C::queue_items, integer(1, 1 << 24)},
-        {"queue_bytes", &C::queue_bytes, integer(1)},
-        {"swap", &C::swap, one_of({"step", "episode"})},
-        {"seed", &C::seed, or_null(integer(0, std::numeric_limits<std::int64_t>::max()))},
-        {"explore", &C::explore, flag()},
-        {"report_returns", &C::report_returns, flag()},
-        {"on_bad_input", &C::on_bad_input, one_of({"raise", "drop"})},
-        {"reward_timeout_s", &C::reward_timeout_s, number(0)},
-        {"keys", &C::keys, or_null(path())},
-        {"policy_cache", &C::policy_cache, or_null(path())},
-        {"policy_max_age_s", &C::policy_max_age_s, or_null(number(0, kLongest, true))},
-        {"on_stale", &C::on_stale, one_of({"keep", "baseline", "raise"})},
-        {"weights", &C::weights, weights()},
+        {{"client_id"}, &C::client_id, name},
+        {{"algorithm_name", "algorithm"}, &C::algorithm_name, or_null({"text of 1 to 256 printable characters", is_algorithm})},
+        {{"type", "algorithm_type"}, &C::algorithm_type, or_null(one_of({"onpolicy", "offpolicy"}))},
+        {{"algorithm_parameters"}, {}, mapping},
+        {{"train_server_address", "server_address"}, &C::train_server_address,
+         {"an address (host:port with a port from 1 to 65535, tcp://host:port or ipc://path)", is_address}},
+        {{"observation_space"}, &C::observation_space, or_null({"a mapping", is_space})},
+        {{"action_space"}, &C::action_space, or_null({"a mapping", is_space})},
+        {{"act_limit"}, &C::act_limit, or_null(number(0, 1e30, true))},
+        {{"input_size"}, {}, or_null(integer(1, 1 << 24))},
+        {{"act_dim"}, {}, or_null(integer(1, 1 << 24))},
+        {{"continuous"}, {}, or_null(flag)},
+        {{"actor_id"}, &C::actor_id, or_null(name)},
+        {{"debug"}, &C::debug, flag},
+        {{"log_level"}, &C::log_level, or_null(upper(one_of({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})))},
+        {{"connection_timeout_seconds", "connect_timeout_s", "timeout"}, &C::connection_timeout_seconds, number(0)},
+        {{"request_timeout_seconds"}, &C::request_timeout_seconds, number(0)},
+        {{"fallback"}, &C::fallback, one_of({"raise", "random"})},
+        {{"send_frequency"}, &C::send_frequency, integer(1, 8192)},
+        {{"linger_ms"}, &C::linger_ms, integer(0, 3'600'000)},
+        {{"enable_compression", "compression"}, &C::enable_compression, {"'off' or 'zstd'", is_compression}},
+        {{"max_traj_length"}, &C::max_traj_length, integer(1)},
+        {{"rollout_length"}, &C::rollout_length, or_null(integer(1, 1 << 20))},
+        {{"overflow"}, &C::overflow, one_of({"drop_oldest", "wait"})},
+        {{"wait_timeout_s"}, &C::wait_timeout_s, number(0)},
+        {{"queue_items"}, &C::queue_items, integer(1, 1 << 24)},
+        {{"queue_bytes"}, &C::queue_bytes, integer(1)},
+        {{"swap"}, &C::swap, one_of({"step", "episode"})},
+        {{"seed"}, &C::seed, or_null(integer(0, std::numeric_limits<std::int64_t>::max()))},
+        {{"explore"}, &C::explore, flag},
+        {{"report_returns"}, &C::report_returns, flag},
+        {{"on_bad_input"}, &C::on_bad_input, one_of({"raise", "drop"})},
+        {{"reward_timeout_s"}, &C::reward_timeout_s, number(0)},
+        {{"keys"}, &C::keys, or_null(path)},
+        {{"policy_cache"}, &C::policy_cache, or_null(path)},
+        {{"policy_max_age_s"}, &C::policy_max_age_s, or_null(number(0, kLongest, true))},
+        {{"on_stale"}, &C::on_stale, one_of({"keep", "baseline", "raise"})},
+        {{"weights"}, &C::weights, {"a mapping", are_weights}},
         // Without effect here.
-        {"inference_timeout_s", {}, number(0, kLongest, true)},
-        {"jpeg_quality", {}, integer(1, 100)},
-        {"native", {}, or_null(one_of({"auto", "always", "never"}))},
-        {"spool_max_bytes", {}, integer(1 << 16)},
-        {"spool_max_age_s", {}, or_null(number(0, kLongest, true))},
+        {{"inference_timeout_s"}, {}, number(0, kLongest, true)},
+        {{"jpeg_quality"}, {}, integer(1, 100)},
+        {{"native"}, {}, or_null(one_of({"auto", "always", "never"}))},
+        {{"spool_max_bytes"}, {}, integer(1 << 16)},
+        {{"spool_max_age_s"}, {}, or_null(number(0, kLongest, true))},
         // Refused here.
-        {"spool", {}, only({nullptr}, "the C++ client keeps its queue in memory; leave it out, or use the Python actor")},
-        {"relays", {}, only({nullptr, json::array()}, "the C++ client takes its weights from the learner; give an empty list, or use the Python actor")},
-        {"inference", {}, only({"local"}, "the C++ client acts by its own copy of the policy; give local, or use the Python actor")},
-        {"sidecar", {}, only({false}, "the C++ client keeps its sockets in this process; give false, or use the Python actor")},
-        {"image_codec", {}, only({"off"}, "the C++ client sends no images; give off, or use the Python actor")},
-        {"plugins", {}, only({json::array()}, "the C++ client imports no Python modules; give an empty list, or use the Python actor")},
-        {"guard_rails", {}, only({}, "this version does not have this option yet; leave it out")},
+        {{"spool"}, {}, only({nullptr}, "the C++ client keeps its queue in memory; leave it out, or use the Python actor")},
+        {{"relays"}, {}, only({nullptr, json::array()},
+         "the C++ client takes its weights from the learner; give an empty list, or use the Python actor")},
+        {{"inference"}, {}, only({"local"},
+         "the C++ client acts by its own copy of the policy; give local, or use the Python actor")},
+        {{"sidecar"}, {}, only({false}, "the C++ client keeps its sockets in this process; give false, or use the Python actor")},
+        {{"image_codec"}, {}, only({"off"}, "the C++ client sends no images; give off, or use the Python actor")},
+        {{"plugins"}, {}, only({json::array()},
+         "the C++ client imports no Python modules; give an empty list, or use the Python actor")},
+        {{"guard_rails"}, {}, only({}, "this version does not have this option yet; leave it out")},
     };
     return out;
 }
@@ -242,51 +222,44 @@ std::size_t in_common(std::string_view a, std::string_view b) {
 }
 
 const Row& row_of(const std::string& key) {
-    std::string near;
-    double nearest = kSimilar;
-    for (const Row& row : rows()) {
-        std::vector<std::string> names = row.synonyms;
-        names.push_back(row.key);
-        for (const std::string& one : names) {
-            if (one == key) return row;
+    for (const Row& row : rows())
+        if (std::find(row.names.begin(), row.names.end(), key) != row.names.end()) return row;
+    std::pair<double, std::string> near(kSimilar, "");
+    for (const Row& row : rows())
+        for (const std::string& one : row.names) {
             const double likeness = 2.0 * static_cast<double>(in_common(one, key)) / static_cast<double>(one.size() + key.size());
-            if (likeness >= nearest) std::tie(nearest, near) = std::pair(likeness, one);
+            near = std::max(near, std::pair(likeness, one));
         }
-    }
     throw ConfigurationError(key + ": no such key; " +
-                             (near.empty() ? "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
-                                           : "did you mean '" + near + "'?"));
+                             (near.second.empty() ? "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
+                                                  : "did you mean '" + near.second + "'?"));
 }
 
 // Moves the keys of RL4Sys's sections, and the actor's keys among the parameters, to where this library has them.
 json expanded(const json& given, const std::string& source) {
-    constexpr const char* kSections[][3] = {{"network_architecture", "hidden_sizes", "activation"},
-                                            {"training", "batch_size", "epochs"},
-                                            {"communication", "server_address", "timeout"}};
-    const Row a_mapping{"", {}, mapping()};
+    const std::map<std::string, std::set<std::string>> sections = {{"network_architecture", {"hidden_sizes", "activation"}},
+                                                                   {"training", {"batch_size", "epochs"}},
+                                                                   {"communication", {"server_address", "timeout"}}};
     json out = given;
-    const auto merge = [&](const std::string& key, const json& value, json& target) {
-        const auto [at, is_new] = target.emplace(key.substr(key.find('.') + 1), value);
-        if (!is_new && *at != value) throw ConfigurationError(key + ": " + shown(value) + " contradicts " + shown(*at));
-    };
-    bool sections = false;
-    json& parameters = out.emplace("algorithm_parameters", json::object()).first.value();
-    checked_value(a_mapping, "algorithm_parameters", parameters);
-    for (const auto& [section, first, second] : kSections) {
-        if (!given.contains(section)) continue;
-        sections = true;
+    json& parameters = *out.emplace("algorithm_parameters", json::object()).first;
+    checked_value(row_of("algorithm_parameters"), "algorithm_parameters", parameters);
+    for (const auto& [section, keys] : sections) {
+        if (!out.contains(section)) continue;
+        const json inner = checked_value(row_of("algorithm_parameters"), section, out[section]);
         out.erase(section);
-        const json keys = checked_value(a_mapping, section, given[section]);
-        for (const auto& [key, value] : keys.items()) {
-            const std::string dotted = section + ("." + key);
-            if (key != first && key != second) throw ConfigurationError(dotted + ": no such key");
-            merge(dotted, value, section == kSections[2][0] ? out : out["algorithm_parameters"]);
+        for (const auto& [key, value] : inner.items()) {
+            const std::string dotted = section + "." + key;
+            if (!keys.count(key)) throw ConfigurationError(dotted + ": no such key");
+            const auto [at, is_new] = (section == "communication" ? out : parameters).emplace(key, value);
+            if (!is_new && *at != value) throw ConfigurationError(dotted + ": " + shown(value) + " contradicts " + shown(*at));
         }
+        const json stem = std::filesystem::path(source).stem().string();
+        out.emplace("client_id", is_name(stem) ? stem : "default");
     }
-    for (const char* key : {"max_traj_length", "type"})
-        if (const json value = out["algorithm_parameters"].value(key, json()); out["algorithm_parameters"].erase(key)) out.emplace(key, value);
-    const json stem = std::filesystem::path(source).stem().string();
-    if (sections) out.emplace("client_id", is_name(stem) ? stem : "default");
+    for (const char* key : {"max_traj_length", "type"}) {
+        if (parameters.contains(key)) out.emplace(key, parameters[key]);
+        parameters.erase(key);
+    }
     return out;
 }
 
@@ -324,8 +297,12 @@ void set(T& to, const json& value) {
 }
 
 template <class T>
-void set(std::optional<T>& to, const json& value) {
-    set(to.emplace(), value);
+T& value_in(T& member) {
+    return member;
+}
+template <class T>
+T& value_in(std::optional<T>& member) {
+    return member ? *member : member.emplace();
 }
 
 AgentConfig read(const json& given, const std::string& source) {
@@ -338,10 +315,11 @@ AgentConfig read(const json& given, const std::string& source) {
     for (const auto& [key, written] : all.items()) {
         const Row& row = row_of(key);
         const json value = checked_value(row, key, written);
-        const auto [before, is_new] = said.emplace(row.key, std::pair(key, value));
+        const auto [before, is_new] = said.emplace(row.names[0], std::pair(key, value));
         if (!is_new && before->second.second != value)
-            throw ConfigurationError(key + ": " + shown(written) + " contradicts '" + before->second.first + "', which means the same");
-        if (!value.is_null()) with_member(row, [&](auto member) { set(config.*member, value); });
+            throw ConfigurationError(key + ": " + shown(written) + " contradicts '" + before->second.first +
+                                     "', which means the same");
+        if (!value.is_null()) with_member(row, [&](auto member) { set(value_in(config.*member), value); });
     }
     if (!said.count("client_id")) throw ConfigurationError("client_id is missing; give it in the file");
     json parameters = said["algorithm_parameters"].second;
@@ -357,24 +335,14 @@ AgentConfig read(const json& given, const std::string& source) {
     return config;
 }
 
-template <class T>
-const T& plain(const T& value) {
-    return value;
-}
-
-template <class T>
-const T& plain(const std::optional<T>& value) {
-    return *value;
-}
-
-nlohmann::ordered_json written(const AgentConfig& config) {
+nlohmann::ordered_json written(AgentConfig config) {
     AgentConfig usual;
     usual.client_id.clear();
     usual.algorithm_name.clear();
     nlohmann::ordered_json out = nlohmann::ordered_json::object();
     for (const Row& row : rows())
         with_member(row, [&](auto member) {
-            if (config.*member != usual.*member) out[row.key] = plain(config.*member);
+            if (config.*member != usual.*member) out[row.names[0]] = value_in(config.*member);
         });
     for (const char* key : {"observation_space", "action_space", "weights"})
         if (out.contains(key)) out[key] = config::parse(out[key].get<std::string>(), key);

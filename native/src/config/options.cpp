@@ -65,7 +65,7 @@ io::CurveKeys read_keys(const std::string& path) {
 }
 
 // Takes the spaces, and removes the parameters that describe them.
-void take_spaces(const AgentConfig& config, json& parameters, api::Options& out) {
+void take_spaces(const AgentConfig& config, json& parameters, Options& out) {
     const auto take = [&](const char* key) {
         const json value = parameters.value(key, json());
         parameters.erase(key);
@@ -73,36 +73,33 @@ void take_spaces(const AgentConfig& config, json& parameters, api::Options& out)
     };
     const json inputs = take("input_size"), size = take("act_dim"), continuous = take("continuous"), inner = take("act_limit");
     const json limit = config.act_limit != 0.0 ? json(config.act_limit) : inner;
-    const auto set = [](json form, wire::Map& map, std::optional<policy::Space>& space) {
+    json box, actions;  // that the sizes describe
+    if (!inputs.is_null()) box = {{"type", "Box"}, {"shape", {inputs}}, {"dtype", "float32"}};
+    if (continuous == true && config.action_space.empty()) {
+        if (size.is_null())
+            throw ConfigurationError("act_dim is missing: continuous: true needs act_dim and act_limit, or an action_space");
+        if (limit.is_null())
+            throw ConfigurationError("act_limit is missing: continuous actions need act_limit or an action_space");
+        const double most = limit.get<double>();
+        actions = {{"type", "Box"}, {"shape", {size}}, {"dtype", "float32"}, {"low", -most}, {"high", most}};
+    } else if (!size.is_null()) {
+        actions = {{"type", "Discrete"}, {"n", size}, {"start", 0}};
+    }
+    const auto set = [](const char* key, const std::string& text, json form, const char* size_key, const json& its_size,
+                        std::optional<policy::Space>& space) {
+        if (!text.empty()) form = parse(text, key);
+        if (form.is_null()) return wire::Map();
         space = space_of(form);
-        map = wire_map(form);
-        return space->size();
-    };
-    const auto contradict = [](const char* key, const json& given, const char* space, const std::string& has) {
-        throw ConfigurationError(key + (": " + given.dump()) + " contradicts '" + space + "' of " + has);
+        if (!its_size.is_null() && its_size != space->size())
+            throw ConfigurationError(size_key + (": " + its_size.dump()) + " contradicts '" + key + "' of " +
+                                     std::to_string(space->size()) + " elements");
+        return wire_map(form);
     };
     delivery::Hello& hello = out.settings.hello;
-    if (!config.observation_space.empty()) {
-        const std::size_t has = set(parse(config.observation_space, "observation_space"), hello.observation_space, out.observations);
-        if (!inputs.is_null() && inputs != has) contradict("input_size", inputs, "observation_space", std::to_string(has) + " elements");
-    } else if (!inputs.is_null()) {
-        set({{"type", "Box"}, {"shape", {inputs}}, {"dtype", "float32"}}, hello.observation_space, out.observations);
-    }
-    if (!config.action_space.empty()) {
-        const std::size_t has = set(parse(config.action_space, "action_space"), hello.action_space, out.actions);
-        if (!size.is_null() && size != has) contradict("act_dim", size, "action_space", std::to_string(has));
-        if (continuous == out.actions->discrete) contradict("continuous", continuous, "action_space", out.actions->discrete ? "Discrete" : "Box");
-    } else if (size.is_null()) {
-        if (continuous == true)
-            throw ConfigurationError("act_dim is missing: continuous: true needs act_dim and act_limit, or an action_space");
-    } else if (continuous != true) {
-        set({{"type", "Discrete"}, {"n", size}, {"start", 0}}, hello.action_space, out.actions);
-    } else if (limit.is_null()) {
-        throw ConfigurationError("act_limit is missing: continuous actions need act_limit or an action_space");
-    } else {
-        const double bound = limit.get<double>();
-        set({{"type", "Box"}, {"shape", {size}}, {"dtype", "float32"}, {"low", -bound}, {"high", bound}}, hello.action_space, out.actions);
-    }
+    hello.observation_space = set("observation_space", config.observation_space, box, "input_size", inputs, out.observations);
+    hello.action_space = set("action_space", config.action_space, actions, "act_dim", size, out.actions);
+    if (out.actions && continuous == out.actions->discrete)
+        throw ConfigurationError("continuous: " + continuous.dump() + " contradicts 'action_space'");
 }
 
 }  // namespace
@@ -118,7 +115,8 @@ json parameters_of(const AgentConfig& config) {
 policy::Space space_of(json& form) {
     const json dtype = form.value("dtype", json());
     if (form.value("type", json()) == "Discrete") {
-        for (const char* known : {"int8", "int16", "int32", "uint8", "uint16", "uint32", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4"})
+        for (const char* known :
+             {"int8", "int16", "int32", "uint8", "uint16", "uint32", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4"})
             if (dtype == known) form.erase("dtype");  // learners use int64
     } else if (dtype == "<f4" || dtype == "<f8") {
         form["dtype"] = dtype == "<f4" ? "float32" : "float64";
@@ -166,8 +164,8 @@ std::string algorithm_key(std::string name) {
     return name == "TRPO" ? "sb3:TRPO" : name;
 }
 
-api::Options convert(const AgentConfig& config) {
-    api::Options out;
+Options convert(const AgentConfig& config) {
+    Options out;
     json parameters = parameters_of(config);
     take_spaces(config, parameters, out);
     out.fallback_random = config.fallback == "random";
@@ -177,18 +175,21 @@ api::Options convert(const AgentConfig& config) {
     if (out.fallback_random && config.overflow == "wait")
         throw ConfigurationError("fallback: an actor with overflow: wait never acts without its learner; remove one");
     for (const auto& [key, value] : parameters.items())
-        if (value.is_number_float() && !std::isfinite(value.get<double>())) throw ConfigurationError(key + " is not a finite number");
+        if (value.is_number_float() && !std::isfinite(value.get<double>()))
+            throw ConfigurationError(key + " is not a finite number");
     if (const json theirs = parameters.value("entropy_coef", json()); parameters.erase("entropy_coef"))
         if (*parameters.emplace("ent_coef", theirs).first != theirs)
-            throw ConfigurationError("algorithm_parameters.entropy_coef: " + theirs.dump() + " contradicts 'ent_coef': " + parameters["ent_coef"].dump());
+            throw ConfigurationError("algorithm_parameters.entropy_coef: " + theirs.dump() +
+                                     " contradicts 'ent_coef': " + parameters["ent_coef"].dump());
     out.waits = config.overflow == "wait" && config.explore;
     out.swap_episode = config.swap == "episode";
     out.drops_bad_input = config.on_bad_input == "drop";
     out.stores = config.explore || config.report_returns;
-    if (config.on_stale != "keep") out.on_stale = config.on_stale == "raise" ? api::Options::Stale::raise : api::Options::Stale::baseline;
+    if (config.on_stale != "keep") out.on_stale = config.on_stale == "raise" ? Options::Stale::raise : Options::Stale::baseline;
     constexpr std::string_view kLevels[] = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"};
     for (int level = 4; level >= 0; --level)
-        if (config.log_level == kLevels[level] || (config.debug && !level)) out.log_level = static_cast<cppclient::LogLevel>(level);
+        if (config.log_level == kLevels[level] || (config.debug && !level))
+            out.log_level = static_cast<cppclient::LogLevel>(level);
 
     actor::Settings& settings = out.settings;
     delivery::Hello& hello = settings.hello;
@@ -226,10 +227,10 @@ api::Options convert(const AgentConfig& config) {
     return out;
 }
 
-}  // namespace rl4sys::config
-
-rl4sys::api::Options rl4sys::api::options_of(const cppclient::AgentConfig& config) {
-    Options out = config::convert(config::checked(config));
-    if (!config.keys.empty()) out.settings.keys = config::read_keys(config.keys);
+Options options_of(const AgentConfig& config) {
+    Options out = convert(checked(config));
+    if (!config.keys.empty()) out.settings.keys = read_keys(config.keys);
     return out;
 }
+
+}  // namespace rl4sys::config

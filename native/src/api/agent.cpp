@@ -50,16 +50,8 @@ std::uint64_t first_incarnation() {
            (support::system_seed(1)[0] % 0xFFFFFF + 1);
 }
 
-std::string short_number(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%g", value);
-    return text;
-}
-
 void check_size(Code code, const char* what, std::size_t size, std::size_t wanted) {
-    if (size != wanted)
-        throw Failure(
-            code, std::string("the ") + what + " has " + std::to_string(size) + " elements; expected " + std::to_string(wanted));
+    if (size != wanted) throw Failure(code, "the ", what, " has ", size, " elements; expected ", wanted);
 }
 
 void act(Step& step, std::int64_t index) {
@@ -92,15 +84,13 @@ void read_observation(const Space& space, const float* observation, std::size_t 
     if (!observation) throw Failure(Code::observation, "the observation is null");
     check_size(Code::observation, "observation", size, space.discrete ? 1 : space.size());
     for (std::size_t i = 0; i < size; ++i)
-        if (!std::isfinite(observation[i]))
-            throw Failure(Code::observation, "observation element " + std::to_string(i) + " is not finite");
+        if (!std::isfinite(observation[i])) throw Failure(Code::observation, "observation element ", i, " is not finite");
     out.resize(size * (space.dtype == "<f4" ? sizeof(float) : sizeof(double)));
     if (space.discrete) {
         const auto value = static_cast<std::int64_t>(observation[0]);
         if (static_cast<float>(value) != observation[0] || value < space.start || value >= space.start + space.n)
-            throw Failure(Code::observation, "observation " + short_number(observation[0]) + " is not one of the " +
-                                                 std::to_string(space.n) + " integers from " + std::to_string(space.start) +
-                                                 " on");
+            throw Failure(Code::observation, "observation ", observation[0], " is not one of the ", space.n, " integers from ",
+                          space.start, " on");
         support::store(out.data(), value);
     } else if (space.dtype == "<f4") {
         std::memcpy(out.data(), observation, out.size());
@@ -234,8 +224,10 @@ Agent::Agent(const cppclient::AgentConfig& given, Fallback baseline, cppclient::
     : config(given), baseline_(std::move(baseline)), next_episode_(random_bits()) {
     Options options = config::options_of(given);
     if (options.log_level || sink)
-        logger_.emplace("rl4sys", options.log_level.value_or(cppclient::LogLevel::INFO), std::move(sink));
-    if (logger_) options.settings.log = [this](actor::LogLevel level, const std::string& text) { log(level, text); };
+        options.settings.log = [its = cppclient::Logger("rl4sys", options.log_level.value_or(cppclient::LogLevel::INFO), sink)](
+                                   actor::LogLevel level, const std::string& text) {
+            its.log(static_cast<cppclient::LogLevel>(level), text);
+        };
     if (options.settings.hello.actor_id.empty()) options.settings.hello.actor_id = random_name();
     options.settings.hello.incarnation = first_incarnation();
     parts_ = std::make_shared<Parts>(options, options.settings.seed ? *options.settings.seed : support::system_seed(4), this);
@@ -256,30 +248,30 @@ Agent::~Agent() {
 }
 
 void Agent::log(actor::LogLevel level, const std::string& text) const {
-    if (logger_) logger_->log(static_cast<cppclient::LogLevel>(level), text);
+    if (const actor::LogSink& sink = parts_->options.settings.log) sink(level, text);
 }
 
 Failure Agent::unavailable(const std::string& stage, double timeout_s) const {
     const actor::HostLink& host = parts_->io.host;
-    const std::string limit = " within " + short_number(std::max(0.0, timeout_s)) + " s (waiting for " +
-                              (stage.empty() || !host.joined ? host.stage : stage) + ")";
+    const std::string& address = parts_->options.settings.address;
+    const std::string limit = config::text(" within ", std::max(0.0, timeout_s), " s (waiting for ",
+                                           stage.empty() || !host.joined ? host.stage : stage, ")");
     if (!host.joined)
-        return Failure(Code::unavailable, "no learner at " + parts_->options.settings.address + limit +
-                                              "; start it, or correct the address; `rl4sys-learner doctor` tests each step");
-    return Failure(
-        Code::unavailable,
-        "the learner at " + parts_->options.settings.address + " answers, but did not continue" + limit +
-            (stage.empty() ? "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does" : ""));
+        return Failure(Code::unavailable, "no learner at ", address, limit,
+                       "; start it, or correct the address; `rl4sys-learner doctor` tests each step");
+    const char* const advice = "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does";
+    return Failure(Code::unavailable, "the learner at ", address, " answers, but did not continue", limit,
+                   stage.empty() ? advice : "");
 }
 
 void Agent::fail_session(const actor::SessionError& error) const {
     using Kind = actor::SessionError::Kind;
+    const std::string field = error.field.empty() ? "" : " (" + error.field + ")";
     if (error.kind == Kind::refused)
-        throw Failure(Code::refused, "the learner refuses this actor: " + std::string(name_of(error.code)) +
-                                         (error.field.empty() ? "" : " (" + error.field + ")") + ": " + error.text);
+        throw Failure(Code::refused, "the learner refuses this actor: ", name_of(error.code), field, ": ", error.text);
     if (error.kind == Kind::client_failed)
-        throw Failure(Code::unavailable, "the learner has stopped the training of this policy: " + error.text);
-    throw Failure(Code::config, error.text + "; use the Python actor for this policy");
+        throw Failure(Code::unavailable, "the learner has stopped the training of this policy: ", error.text);
+    throw Failure(Code::config, error.text, "; use the Python actor for this policy");
 }
 
 // Waits until `ready` is true, which is called under the lock of the shared state. `waiting` is one more during that time.
@@ -316,9 +308,10 @@ void Agent::connect() {
             if (failure.code != Code::unavailable || (later <= until && !can_start)) throw;
             if (later <= until) {
                 absence_ = failure.what();
+                const char* const by = baseline_ ? "its baseline" : "random actions";
                 return log(actor::LogLevel::warning,
-                           config.client_id + ": " + absence_ + "; until the first policy arrives, the actor acts by " +
-                               (baseline_ ? "its baseline" : "random actions") + ", and records no steps");
+                           config::text(config.client_id, ": ", absence_, "; until the first policy arrives, the actor acts by ",
+                                        by, ", and records no steps"));
             }
             until = later;
         }
@@ -366,7 +359,7 @@ void Agent::wait_version(std::int64_t version, double timeout_s) {
     const auto there = [&](const actor::HostLink& host) {
         return host.acting.policy && static_cast<std::int64_t>(host.acting.policy->snapshot().version) >= version;
     };
-    wait(there, timeout_s, "version " + std::to_string(version));
+    wait(there, timeout_s, config::text("version ", version));
 }
 
 bool Agent::roll_back() {
@@ -412,12 +405,10 @@ void Agent::read_mask(const Space& space, const float* mask, std::size_t size, s
         if (parameters && !parameters->no_masks.empty()) throw Failure(Code::mask, parameters->no_masks);
     }
     for (std::size_t i = 0; i < size; ++i) {
-        if (mask[i] != 0.0f && mask[i] != 1.0f)
-            throw Failure(Code::mask, "a mask must hold 0 and 1, not " + short_number(mask[i]));
+        if (mask[i] != 0.0f && mask[i] != 1.0f) throw Failure(Code::mask, "a mask must hold 0 and 1, not ", mask[i]);
         out.push_back(mask[i] != 0.0f);
     }
-    if (std::find(out.begin(), out.end(), 1) == out.end())
-        throw Failure(Code::mask, "the mask forbids all " + std::to_string(size) + " actions");
+    if (std::find(out.begin(), out.end(), 1) == out.end()) throw Failure(Code::mask, "the mask forbids all ", size, " actions");
 }
 
 // Counts invalid input, whose exception is being handled, or throws that on.
@@ -556,8 +547,7 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
                          most = *parts.options.settings.policy_max_age_s;
             stale = age > most;
             if (stale && parts.options.on_stale == Options::Stale::raise)
-                throw Failure(Code::stale, "the learner has been silent for " + short_number(age) + " s; policy_max_age_s is " +
-                                               short_number(most));
+                throw Failure(Code::stale, "the learner has been silent for ", age, " s; policy_max_age_s is ", most);
         }
     }
     if (run.acting.policy && !stale) {
@@ -570,8 +560,8 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
         if (back && run.acting.policy != bad) {
             const weights::Snapshot& snapshot = run.acting.policy->snapshot();
             parts.count("rollbacks");
-            log(actor::LogLevel::error, "policy version " + std::to_string(bad->snapshot().version) +
-                                            " gives no finite action; going back to version " + std::to_string(snapshot.version));
+            log(actor::LogLevel::error, config::text("policy version ", bad->snapshot().version,
+                                                     " gives no finite action; going back to version ", snapshot.version));
             step.generation = snapshot.generation;
             step.version = snapshot.version;
             if (choose_by_policy(run, thread, observation, step)) return;

@@ -25,7 +25,8 @@ enum class Code { config = 1, unavailable, refused, observation, mask, action, r
 
 class Failure : public std::runtime_error {
 public:
-    Failure(Code why, const std::string& text) : std::runtime_error(text), code(why) {}
+    template <class... Values>
+    explicit Failure(Code why, const Values&... text) : std::runtime_error(config::text(text...)), code(why) {}
 
     Code code;
 };
@@ -183,7 +184,6 @@ private:
     void log(actor::LogLevel level, const std::string& text) const;
 
     Fallback baseline_;
-    std::optional<cppclient::Logger> logger_;
     std::atomic<Parts*> used_{nullptr};
     std::shared_ptr<Parts> parts_;
     std::mutex forking_;

@@ -30,7 +30,7 @@ namespace {
 
 template <class T>
 T& need(T* given, const char* name) {
-    if (!given) throw Failure(Code::config, std::string(name) + " is null");
+    if (!given) throw Failure(Code::config, name, " is null");
     return *given;
 }
 
@@ -41,8 +41,8 @@ cppclient::RL4SysTrajectory& begun(rl4sys_trajectory* trajectory) {
 
 template <class Step>
 auto& chosen(Step* step) {
-    if (const int code = need(step, "step").failed)
-        throw Failure(static_cast<Code>(code), "step: it has no action, because there was no request, or it failed");
+    const int code = need(step, "step").failed;
+    if (code) throw Failure(static_cast<Code>(code), "step: it has no action, because there was no request, or it failed");
     return step->own;
 }
 
@@ -116,9 +116,7 @@ int rl4sys_act_floats(const rl4sys_step* step, float* out, size_t size, size_t* 
     return guarded([&] {
         const std::vector<float>& act = chosen(step).actFloats();
         if (count) *count = act.size();
-        if (act.size() > size)
-            throw Failure(Code::buffer,
-                          "out: the action has " + std::to_string(act.size()) + " elements; size is " + std::to_string(size));
+        if (act.size() > size) throw Failure(Code::buffer, "out: the action has ", act.size(), " elements; size is ", size);
         if (!act.empty()) std::memcpy(&need(out, "out"), act.data(), sizeof(float) * act.size());
     });
 }
@@ -161,9 +159,7 @@ int rl4sys_stats(const rl4sys_agent* agent, char* out, size_t size, size_t* leng
     return guarded([&] {
         const std::string text = need(agent, "agent").stats();
         if (length) *length = text.size();
-        if (text.size() + 1 > size)
-            throw Failure(Code::buffer,
-                          "out: the text has " + std::to_string(text.size() + 1) + " bytes; size is " + std::to_string(size));
+        if (text.size() + 1 > size) throw Failure(Code::buffer, "out: the text has ", text.size() + 1, " bytes; size is ", size);
         std::memcpy(&need(out, "out"), text.c_str(), text.size() + 1);
     });
 }

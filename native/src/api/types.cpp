@@ -20,8 +20,7 @@ template <class T>
 T value_of(const std::vector<std::uint8_t>& data, const char* what) {
     T out;
     if (data.size() != sizeof out)
-        throw std::invalid_argument("data: " + std::string(what) + " has " + std::to_string(sizeof out) + " bytes, not " +
-                                    std::to_string(data.size()));
+        throw std::invalid_argument(config::text("data: ", what, " has ", sizeof out, " bytes, not ", data.size()));
     std::memcpy(&out, data.data(), sizeof out);
     return out;
 }

@@ -85,14 +85,13 @@ void take_spaces(const AgentConfig& config, json& parameters, Options& out) {
     } else if (!size.is_null()) {
         actions = {{"type", "Discrete"}, {"n", size}, {"start", 0}};
     }
-    const auto set = [](const char* key, const std::string& text, json form, const char* size_key, const json& its_size,
+    const auto set = [](const char* key, const std::string& given, json form, const char* size_key, const json& its_size,
                         std::optional<policy::Space>& space) {
-        if (!text.empty()) form = parse(text, key);
+        if (!given.empty()) form = parse(given, key);
         if (form.is_null()) return wire::Map();
         space = space_of(form);
         if (!its_size.is_null() && its_size != space->size())
-            throw ConfigurationError(size_key + (": " + its_size.dump()) + " contradicts '" + key + "' of " +
-                                     std::to_string(space->size()) + " elements");
+            throw ConfigurationError(text(size_key, ": ", its_size, " contradicts '", key, "' of ", space->size(), " elements"));
         return wire_map(form);
     };
     delivery::Hello& hello = out.settings.hello;

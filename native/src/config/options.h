@@ -1,8 +1,10 @@
 // The configuration of an agent: its conversion, and what the table of keys needs of it.
 #pragma once
 
+#include <locale>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "actor/settings.h"
@@ -13,6 +15,15 @@
 namespace rl4sys::config {
 
 using nlohmann::json;
+
+/// The values one after the other, whatever the locale.
+template <class... Values>
+std::string text(const Values&... values) {
+    std::ostringstream out;
+    out.imbue(std::locale::classic());
+    (out << ... << values);
+    return out.str();
+}
 
 /// A checked configuration, in the form in which the agent uses it.
 struct Options {

@@ -83,16 +83,17 @@ Spaces spaces_of(const Options& options, const policy::Policy* policy) {
 void read_observation(const Space& space, const float* observation, std::size_t size, std::vector<std::uint8_t>& out) {
     if (!observation) throw Failure(Code::observation, "the observation is null");
     check_size(Code::observation, "observation", size, space.discrete ? 1 : space.size());
-    for (std::size_t i = 0; i < size; ++i)
-        if (!std::isfinite(observation[i])) throw Failure(Code::observation, "observation element ", i, " is not finite");
-    out.resize(size * (space.dtype == "<f4" ? sizeof(float) : sizeof(double)));
+    const float* const bad = std::find_if_not(observation, observation + size, [](float x) { return std::isfinite(x); });
+    if (bad != observation + size) throw Failure(Code::observation, "observation element ", bad - observation, " is not finite");
+    const bool single = space.dtype == "<f4";
+    out.resize(size * (single ? sizeof(float) : sizeof(double)));
     if (space.discrete) {
         const auto value = static_cast<std::int64_t>(observation[0]);
         if (static_cast<float>(value) != observation[0] || value < space.start || value >= space.start + space.n)
             throw Failure(Code::observation, "observation ", observation[0], " is not one of the ", space.n, " integers from ",
                           space.start, " on");
         support::store(out.data(), value);
-    } else if (space.dtype == "<f4") {
+    } else if (single) {
         std::memcpy(out.data(), observation, out.size());
     } else {
         for (std::size_t i = 0; i < size; ++i)
@@ -295,7 +296,7 @@ void Agent::wait(const Ready& ready, double timeout_s, const std::string& stage,
 
 void Agent::connect() {
     const double timeout = parts_->options.settings.connect_timeout_s, began = actor::monotonic();
-    const bool can_start = !parts_->options.waits && (baseline_ || parts_->options.fallback_random) &&
+    const bool can_start = !parts_->options.waits && (baseline_ || config.fallback == "random") &&
                            parts_->options.observations && parts_->options.actions;
     const auto has_policy = [](const actor::HostLink& host) { return host.acting.policy && host.parameters; };
     const double limit = began + (!can_start && timeout > 0.0 ? kClientStart : 0.0);
@@ -438,7 +439,6 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
 
     if (!action.step_ || action.step_.use_count() > 1) action.step_ = std::make_shared<Step>();
     Step& step = *action.step_;
-    step.episode.reset();
     step.part.reset();
     step.reward.reset();
     step.bytes.clear();
@@ -537,37 +537,30 @@ void Agent::admit(Run& run) {
 
 void Agent::choose(Run& run, HostThread& thread, const float* observation, std::size_t size, Step& step) {
     Parts& parts = *run.parts;
+    const Options& options = parts.options;
     bool stale = false;
     step.generation = step.version = 0;
-    if (run.acting.policy) {
-        step.generation = run.acting.policy->snapshot().generation;
-        step.version = run.acting.policy->snapshot().version;
-        if (parts.options.on_stale != Options::Stale::keep && parts.options.settings.policy_max_age_s) {
-            const double age = actor::monotonic() - parts.io.host.current_at.load(),
-                         most = *parts.options.settings.policy_max_age_s;
-            stale = age > most;
-            if (stale && parts.options.on_stale == Options::Stale::raise)
-                throw Failure(Code::stale, "the learner has been silent for ", age, " s; policy_max_age_s is ", most);
-        }
+    if (run.acting.policy && options.on_stale != Options::Stale::keep && options.settings.policy_max_age_s) {
+        const double age = actor::monotonic() - parts.io.host.current_at.load(), most = *options.settings.policy_max_age_s;
+        stale = age > most;
+        if (stale && options.on_stale == Options::Stale::raise)
+            throw Failure(Code::stale, "the learner has been silent for ", age, " s; policy_max_age_s is ", most);
     }
-    if (run.acting.policy && !stale) {
+    for (bool first = true; run.acting.policy && !stale; first = false) {
         if (choose_by_policy(run, thread, observation, step)) return;
+        if (!first) break;
         parts.count("policies_not_finite");
         const std::shared_ptr<const policy::Policy> bad = run.acting.policy;
         const bool back = parts.io.roll_back(bad.get());
         run.acting = current();
         std::fill(run.recurrent.begin(), run.recurrent.end(), 0.0f);  // it can be what is not finite
-        if (back && run.acting.policy != bad) {
-            const weights::Snapshot& snapshot = run.acting.policy->snapshot();
-            parts.count("rollbacks");
-            log(actor::LogLevel::error, config::text("policy version ", bad->snapshot().version,
-                                                     " gives no finite action; going back to version ", snapshot.version));
-            step.generation = snapshot.generation;
-            step.version = snapshot.version;
-            if (choose_by_policy(run, thread, observation, step)) return;
-        }
+        if (!back || run.acting.policy == bad) break;
+        parts.count("rollbacks");
+        log(actor::LogLevel::error,
+            config::text("policy version ", bad->snapshot().version, " gives no finite action; going back to version ",
+                         run.acting.policy->snapshot().version));
     }
-    const Space& actions = spaces_of(parts.options, run.acting.policy.get()).actions;
+    const Space& actions = spaces_of(options, run.acting.policy.get()).actions;
     if (baseline_ || stale) return act_by_baseline(step, actions, observation, size);
     if (run.acting.policy) return act_idle(step, actions);
     parts.count("random_actions");
@@ -582,6 +575,8 @@ bool Agent::choose_by_policy(const Run& run, HostThread& thread, const float* ob
         thread.scratch.emplace(spec);
         thread.spec = policy.shared_spec();
     }
+    step.generation = policy.snapshot().generation;
+    step.version = policy.snapshot().version;
     step.state = step.after = run.recurrent;
     const std::int64_t index =
         spec.observations.discrete ? static_cast<std::int64_t>(observation[0]) - spec.observations.start : 0;

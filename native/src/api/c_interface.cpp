@@ -136,7 +136,7 @@ int rl4sys_end(rl4sys_agent* agent, rl4sys_trajectory* trajectory, rl4sys_step* 
                const float* final_observation, size_t observation_size) {
     return guarded([&] {
         need(agent, "agent")
-            .end(begun(trajectory), step ? &step->own : nullptr, truncated != 0, final_observation,
+            .end(begun(trajectory), step && !step->failed ? &step->own : nullptr, truncated != 0, final_observation,
                  final_observation ? observation_size : 0, nullptr, 0);
     });
 }

@@ -43,12 +43,13 @@ actor::Step& RL4SysAction::own() {
 }
 
 const actor::Step& RL4SysAction::its() const noexcept {
+    if (step_) return *step_;
     static const actor::Step none = [] {
         actor::Step step;
         step.recorded = false;
         return step;
     }();
-    return step_ ? *step_ : none;
+    return none;
 }
 
 const std::vector<uint8_t>& RL4SysAction::getAction() const noexcept {

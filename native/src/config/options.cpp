@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <sstream>
 
 #include "rl4sys/config_loader.h"
 
@@ -50,18 +49,14 @@ io::CurveKeys read_keys(const std::string& path) {
     if (about.st_mode & (S_IRWXG | S_IRWXO)) fail("other accounts can read it; run chmod 600 on it");
     text.resize(static_cast<std::size_t>(got));
     if (text.size() > kFileBytes) fail("is too long for a key file; give another file");
-    std::map<std::string, std::string> table;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-        if (line.empty() || line[0] == '#') continue;
-        const std::size_t open = line.find_first_of("'\"");
-        const std::size_t close = open == line.npos ? open : line.find(line[open], open + 1);
-        if (close == line.npos) fail("is damaged; copy it again, or create new keys");
-        table[line.substr(0, line.find_first_of(" =\t"))] = line.substr(open + 1, close - open - 1);
-    }
-    for (const char* key : {"public", "secret", "learner"})
-        if (table[key].size() != kKeyChars) fail(std::string(key) + ": missing or invalid; create new keys");
-    return {table["public"], table["secret"], table["learner"]};
+    const auto value = [&](const std::string& key) {
+        const std::size_t line = ("\n" + text).find("\n" + key), open = text.find_first_of("'\"", line);
+        const std::size_t close = open == text.npos ? open : text.find(text[open], open + 1);
+        if (line == text.npos || close == text.npos || close - open - 1 != kKeyChars)
+            fail(key + ": missing or invalid; create new keys");
+        return text.substr(open + 1, kKeyChars);
+    };
+    return {value("public"), value("secret"), value("learner")};
 }
 
 // Takes the spaces, and removes the parameters that describe them.
@@ -167,11 +162,10 @@ Options convert(const AgentConfig& config) {
     Options out;
     json parameters = parameters_of(config);
     take_spaces(config, parameters, out);
-    out.fallback_random = config.fallback == "random";
-    if (out.fallback_random && !(out.observations && out.actions))
+    if (config.fallback == "random" && !(out.observations && out.actions))
         throw ConfigurationError(
             "fallback: random actions need both spaces; set observation_space and action_space, or input_size and act_dim");
-    if (out.fallback_random && config.overflow == "wait")
+    if (config.fallback == "random" && config.overflow == "wait")
         throw ConfigurationError("fallback: an actor with overflow: wait never acts without its learner; remove one");
     for (const auto& [key, value] : parameters.items())
         if (value.is_number_float() && !std::isfinite(value.get<double>()))

@@ -29,7 +29,7 @@ std::string text(const Values&... values) {
 struct Options {
     actor::Settings settings;
     std::optional<policy::Space> observations, actions;  // as far as the configuration has them
-    bool fallback_random = false, waits = false, swap_episode = false, drops_bad_input = false, stores = true;
+    bool waits = false, swap_episode = false, drops_bad_input = false, stores = true;
     enum class Stale { keep, baseline, raise } on_stale = Stale::keep;
     std::optional<cppclient::LogLevel> log_level;  // nothing: the agent writes no lines
 };

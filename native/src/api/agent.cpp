@@ -23,6 +23,7 @@ using cppclient::RL4SysAction;
 using cppclient::RL4SysTrajectory;
 using policy::Space;
 
+constexpr std::size_t kPage = 4096;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlice = 0.25;         // longest sleep of a waiting host thread
 constexpr double kClientStart = 600.0;  // longest wait while the learner answers that it starts the training
@@ -48,6 +49,13 @@ std::uint64_t first_incarnation() {
     const std::chrono::nanoseconds now = std::chrono::system_clock::now().time_since_epoch();
     return static_cast<std::uint64_t>(std::max<std::int64_t>(now.count(), 0)) >> 24 << 24 |
            (support::system_seed(1)[0] % 0xFFFFFF + 1);
+}
+
+unsigned char* page_emptied_by_fork() {
+    void* const page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) throw std::bad_alloc();
+    madvise(page, kPage, MADV_WIPEONFORK);
+    return new (page) unsigned char(1);
 }
 
 void check_size(Code code, const char* what, std::size_t size, std::size_t wanted) {
@@ -140,14 +148,6 @@ int keep_error() noexcept try {
     return static_cast<int>(Code::internal);
 }
 
-ForkMark::ForkMark() : page_(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
-    if (page_ == MAP_FAILED) throw std::bad_alloc();
-    madvise(page_, 4096, MADV_WIPEONFORK);
-    *static_cast<unsigned char*>(page_) = 1;
-}
-
-ForkMark::~ForkMark() { munmap(page_, 4096); }
-
 Parts::Parts(const Options& given, std::vector<std::uint32_t> seed_words, const void* agent)
     : options(given),
       seed(std::move(seed_words)),
@@ -170,6 +170,7 @@ Parts::Parts(const Options& given, std::vector<std::uint32_t> seed_words, const 
             options.stores,
             options.settings.reward_timeout_s,
             options.settings.max_trajectory_steps},
+      mark(page_emptied_by_fork(), [](volatile unsigned char* page) { munmap(const_cast<unsigned char*>(page), kPage); }),
       expire_at(kInfinity) {}
 
 Parts::~Parts() {
@@ -245,7 +246,7 @@ Agent::Agent(const cppclient::AgentConfig& given, Fallback baseline, cppclient::
 Agent::~Agent() {
     close(2.0);
     // The parent's threads do not exist here, so its parts cannot be taken down.
-    if (parts_->mark.is_child()) new std::shared_ptr<Parts>(std::move(parts_));
+    if (parts_->in_child()) new std::shared_ptr<Parts>(std::move(parts_));
 }
 
 void Agent::log(actor::LogLevel level, const std::string& text) const {
@@ -296,8 +297,8 @@ void Agent::wait(const Ready& ready, double timeout_s, const std::string& stage,
 
 void Agent::connect() {
     const double timeout = parts_->options.settings.connect_timeout_s, began = actor::monotonic();
-    const bool can_start = !parts_->options.waits && (baseline_ || config.fallback == "random") &&
-                           parts_->options.observations && parts_->options.actions;
+    const bool can_start = !parts_->options.waits && (baseline_ || config.fallback == "random") && parts_->options.observations &&
+                           parts_->options.actions;
     const auto has_policy = [](const actor::HostLink& host) { return host.acting.policy && host.parameters; };
     const double limit = began + (!can_start && timeout > 0.0 ? kClientStart : 0.0);
     double until = began + timeout;
@@ -321,9 +322,9 @@ void Agent::connect() {
 
 Parts& Agent::use() {
     Parts* const parts = used_.load(std::memory_order_acquire);
-    if (!parts->mark.is_child()) return *parts;
+    if (!parts->in_child()) return *parts;
     const std::lock_guard<std::mutex> lock(forking_);
-    if (used_.load()->mark.is_child()) become_child();
+    if (used_.load()->in_child()) become_child();
     return *used_.load();
 }
 
@@ -380,7 +381,7 @@ void Agent::flush(double timeout_s) {
 
 void Agent::close(double timeout_s) noexcept {
     Parts& parts = *parts_;
-    if (parts.mark.is_child() || parts.closed.exchange(true)) return;  // a child that never used the agent has nothing to close
+    if (parts.in_child() || parts.closed.exchange(true)) return;  // a child that never used the agent has nothing to close
     try {
         parts.io.host.leaving.store(true);
         std::unique_lock<std::mutex> lock(parts.io.host.mutex);
@@ -598,17 +599,17 @@ void Agent::act_by_baseline(Step& step, const Space& actions, const float* obser
     parts_->count("baseline_actions");
     act_idle(step, actions);
     if (!baseline_) return;
-    std::vector<float> mask(step.mask.begin(), step.mask.end()), chosen(actions.discrete ? 1 : actions.size());
-    bool usable = false;
+    const std::size_t wanted = actions.discrete ? 1 : actions.size();
+    std::vector<float> chosen;
     try {
-        usable = baseline_(observation, size, mask.empty() ? nullptr : mask.data(), mask.size(), chosen.data(), chosen.size());
+        chosen = baseline_({observation, observation + size}, {step.mask.begin(), step.mask.end()}, wanted);
     } catch (...) {
     }
-    for (const float x : chosen) usable = usable && std::isfinite(x);
-    if (actions.discrete)
-        usable =
-            usable && chosen[0] >= static_cast<float>(actions.start) && chosen[0] < static_cast<float>(actions.start + actions.n);
-    if (!usable)
+    const auto usable = [&](float x) {
+        const auto start = static_cast<float>(actions.start);
+        return std::isfinite(x) && (!actions.discrete || (x >= start && x < start + static_cast<float>(actions.n)));
+    };
+    if (chosen.size() != wanted || !std::all_of(chosen.begin(), chosen.end(), usable))
         parts_->count("baseline_errors");
     else if (actions.discrete)
         step.index = static_cast<std::int64_t>(chosen[0]);
@@ -630,7 +631,7 @@ void Agent::add(RL4SysTrajectory& trajectory, const RL4SysAction& action) {
 
 void Agent::add_to(Run& run, Step& step) {
     if (!step.episode) throw Failure(Code::action, "no request has given this action; add one from requestForAction");
-    if (run.parts->mark.is_child()) return;  // the trajectory belongs to the parent of this forked process
+    if (run.parts->in_child()) return;  // the trajectory belongs to the parent of this forked process
     const bool lenient = !run.parts->options.waits;
     Episode::Added result = Episode::Added::out_of_order;
     if (step.episode == run.episode) result = run.episode->add(step, run.acting.shape, run.segment_steps);
@@ -650,7 +651,7 @@ void Agent::add_to(Run& run, Step& step) {
 }
 
 void Agent::end_run(Run& run, bool truncated, const void* final_observation, const std::uint8_t* final_mask) {
-    if (run.parts->mark.is_child() || run.episode->completed()) return;
+    if (run.parts->in_child() || run.episode->completed()) return;
     if (run.parts->options.waits && run.episode->lacks_rewards())
         throw Failure(Code::reward, "a step has no reward; call updateActionReward before markEndOfTrajectory");
     run.episode->end(truncated, final_observation, final_mask);
@@ -660,7 +661,7 @@ void Agent::end_run(Run& run, bool truncated, const void* final_observation, con
 void Agent::end(RL4SysTrajectory& trajectory, RL4SysAction* last, bool truncated, const float* final_observation,
                 std::size_t size, const float* final_mask, std::size_t mask_size) {
     Run& run = own(trajectory);
-    if (run.completed || run.parts->mark.is_child()) return;
+    if (run.completed || run.parts->in_child()) return;
     std::vector<std::uint8_t> final_bytes, allowed;
     if (truncated && parts_->options.stores) {
         const actor::ActingPolicy acting = run.acting.policy ? run.acting : current();

@@ -48,9 +48,9 @@ int guarded(const Call& call) noexcept {
     }
 }
 
-/// Writes `size` elements of an action. `mask` is null if all actions are allowed. False or an exception: no action.
-using Fallback = std::function<bool(const float* observation, std::size_t observation_size, const float* mask,
-                                    std::size_t mask_size, float* action, std::size_t size)>;
+/// Returns the `size` elements of an action. The mask is empty if all actions are allowed. Another size or an exception: none.
+using Fallback =
+    std::function<std::vector<float>(const std::vector<float>& observation, const std::vector<float>& mask, std::size_t size)>;
 
 struct Spaces {
     const policy::Space &observations, &actions;
@@ -64,18 +64,6 @@ void read_observation(const policy::Space& space, const float* observation, std:
 
 /// Takes a uniformly random action that the mask allows. A dimension with an infinite bound gets a clipped normal number.
 void act_randomly(actor::Step& step, const policy::Space& actions, policy::Sampler& sampler);
-
-/// A page of memory that a forked child finds empty, so that a step sees without a system call that it runs in a child.
-class ForkMark {
-public:
-    ForkMark();
-    ForkMark(const ForkMark&) = delete;
-    ~ForkMark();
-    bool is_child() const noexcept { return !*static_cast<const volatile unsigned char*>(page_); }
-
-private:
-    void* page_;
-};
 
 /// The state of an agent for one host thread.
 struct HostThread {
@@ -99,6 +87,8 @@ struct Parts {
     void keep(std::shared_ptr<actor::Episode> episode, double until);
     void expire();
     void count(const char* name);
+    /// True in a forked child. It costs no system call.
+    bool in_child() const noexcept { return !*mark; }
 
     const Options options;
     const std::vector<std::uint32_t> seed;
@@ -110,7 +100,7 @@ struct Parts {
     actor::IoThread io;
     actor::EpisodeRules rules;
     actor::EpisodeCounts counts;
-    ForkMark mark;
+    const std::unique_ptr<volatile unsigned char, void (*)(volatile unsigned char*)> mark;  // a page that a child finds empty
     std::atomic<bool> closed{false};
     std::atomic<double> expire_at;  // of the first segment that waits for rewards
     std::atomic<std::size_t> late_count{0};

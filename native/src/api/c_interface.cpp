@@ -53,7 +53,13 @@ int open(cppclient::AgentConfig (*load)(const std::string&), const char* given, 
         need(out, "out");
         need(given, name);
         api::Fallback fallback;
-        if (baseline) fallback = [=](auto... arguments) { return baseline(user, arguments...) == 0; };
+        if (baseline)
+            fallback = [=](const std::vector<float>& observation, const std::vector<float>& mask, std::size_t size) {
+                std::vector<float> out(size);
+                const float* const allowed = mask.empty() ? nullptr : mask.data();
+                const int failed = baseline(user, observation.data(), observation.size(), allowed, mask.size(), out.data(), size);
+                return failed ? std::vector<float>() : out;
+            };
         *out = new rl4sys_agent(load(given), std::move(fallback), nullptr);
     });
 }

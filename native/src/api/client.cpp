@@ -20,13 +20,7 @@ AgentConfig load(const std::string& path, bool debug) {
 
 api::Fallback fallback_of(Baseline baseline) {
     if (!baseline) return {};
-    return [own = std::move(baseline)](const float* observation, std::size_t observation_size, const float* mask,
-                                       std::size_t mask_size, float* action, std::size_t size) {
-        const std::vector<float> chosen = own({observation, observation + observation_size}, {mask, mask + mask_size});
-        if (chosen.size() != size) return false;
-        std::copy(chosen.begin(), chosen.end(), action);
-        return true;
-    };
+    return [own = std::move(baseline)](const auto& observation, const auto& mask, std::size_t) { return own(observation, mask); };
 }
 
 RL4SysTrajectory& need(const std::shared_ptr<RL4SysTrajectory>& trajectory) {

@@ -57,10 +57,10 @@ RL4SYS_C_API void rl4sys_step_free(rl4sys_step* step);
    all. After the end of an episode, the next one begins. */
 RL4SYS_C_API int rl4sys_request(rl4sys_agent* agent, rl4sys_trajectory* trajectory, const float* observation,
                                 size_t observation_size, const uint8_t* mask, size_t mask_size, rl4sys_step* step);
-/* The number of a discrete action. */
-RL4SYS_C_API int64_t rl4sys_act(const rl4sys_step* step);
-/* Copies the elements of a continuous action, and returns how many it has. */
-RL4SYS_C_API size_t rl4sys_act_floats(const rl4sys_step* step, float* out, size_t size);
+/* Writes the number of a discrete action. After a failed request, returns that request's code, and writes nothing. */
+RL4SYS_C_API int rl4sys_act(const rl4sys_step* step, int64_t* out);
+/* Writes the elements of a continuous action, and how many it has to `*count`, which can be null. A discrete one has none. */
+RL4SYS_C_API int rl4sys_act_floats(const rl4sys_step* step, float* out, size_t size, size_t* count);
 /* Stores the action as the next step. */
 RL4SYS_C_API int rl4sys_add(rl4sys_agent* agent, rl4sys_trajectory* trajectory, rl4sys_step* step);
 /* Sets the reward, before or after the action is added. */

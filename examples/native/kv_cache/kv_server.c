@@ -147,6 +147,7 @@ static void observe(void) {
 }
 
 static void next_step(void) {
+    int64_t chosen;
     if (!agent) return;
     if (stepping) {
         must(rl4sys_reward(step, period.hits / period.gets), "reward");
@@ -154,7 +155,8 @@ static void next_step(void) {
     }
     observe();
     must(rl4sys_request(agent, trajectory, observation, FEATURES, NULL, 0, step), "request");
-    rule = (int)rl4sys_act(step);
+    must(rl4sys_act(step, &chosen), "act");
+    rule = (int)chosen;
     stepping = 1;
 }
 

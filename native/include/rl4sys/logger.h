@@ -4,7 +4,6 @@
 #include <functional>
 #include <sstream>
 #include <string>
-#include <utility>
 
 #include "export.h"
 
@@ -21,36 +20,9 @@ public:
     /// Without a sink, lines go to stderr.
     explicit Logger(const std::string& name, LogLevel level = LogLevel::INFO, LogSink sink = {});
 
+    /// Writes a line, if the level is high enough. `context` is a list of names and values.
     template <typename... Args>
-    void debug(const std::string& message, Args&&... context) {
-        write(LogLevel::DEBUG, message, std::forward<Args>(context)...);
-    }
-    template <typename... Args>
-    void info(const std::string& message, Args&&... context) {
-        write(LogLevel::INFO, message, std::forward<Args>(context)...);
-    }
-    template <typename... Args>
-    void warning(const std::string& message, Args&&... context) {
-        write(LogLevel::WARNING, message, std::forward<Args>(context)...);
-    }
-    template <typename... Args>
-    void error(const std::string& message, Args&&... context) {
-        write(LogLevel::ERROR, message, std::forward<Args>(context)...);
-    }
-    template <typename... Args>
-    void critical(const std::string& message, Args&&... context) {
-        write(LogLevel::CRITICAL, message, std::forward<Args>(context)...);
-    }
-
-    void setLevel(LogLevel level) noexcept { level_ = level; }
-    LogLevel getLevel() const noexcept { return level_; }
-    bool isDebugEnabled() const noexcept { return level_ <= LogLevel::DEBUG; }
-    bool isInfoEnabled() const noexcept { return level_ <= LogLevel::INFO; }
-
-private:
-    // `context` is a list of names and values.
-    template <typename... Args>
-    void write(LogLevel level, const std::string& message, Args&&... context) {
+    void log(LogLevel level, const std::string& message, const Args&... context) const {
         if (level < level_) return;
         std::ostringstream line;
         line << message;
@@ -58,6 +30,23 @@ private:
         ((line << (place++ % 2 ? "=" : " ") << context), ...);
         emit(level, line.str());
     }
+    template <typename... Args>
+    void debug(const std::string& message, const Args&... context) { log(LogLevel::DEBUG, message, context...); }
+    template <typename... Args>
+    void info(const std::string& message, const Args&... context) { log(LogLevel::INFO, message, context...); }
+    template <typename... Args>
+    void warning(const std::string& message, const Args&... context) { log(LogLevel::WARNING, message, context...); }
+    template <typename... Args>
+    void error(const std::string& message, const Args&... context) { log(LogLevel::ERROR, message, context...); }
+    template <typename... Args>
+    void critical(const std::string& message, const Args&... context) { log(LogLevel::CRITICAL, message, context...); }
+
+    void setLevel(LogLevel level) noexcept { level_ = level; }
+    LogLevel getLevel() const noexcept { return level_; }
+    bool isDebugEnabled() const noexcept { return level_ <= LogLevel::DEBUG; }
+    bool isInfoEnabled() const noexcept { return level_ <= LogLevel::INFO; }
+
+private:
     void emit(LogLevel level, const std::string& line) const;
 
     std::string name_;

@@ -20,20 +20,13 @@ class Agent;
 
 namespace rl4sys::cppclient {
 
-class RL4SysAgent;
-
 /// One action for the host, and its step in the episode. Copies of a requested action are the same step: a reward that is set
 /// through one of them is the reward of all.
 class RL4SYS_API RL4SysAction {
 public:
-    RL4SysAction();
+    RL4SysAction() = default;
     RL4SysAction(const std::vector<uint8_t>& observation, const std::vector<uint8_t>& action, double reward = 0.0,
                  bool done = false, const std::vector<uint8_t>& mask = {}, int32_t version = 0);
-    RL4SysAction(const RL4SysAction&);
-    RL4SysAction(RL4SysAction&&) noexcept;
-    RL4SysAction& operator=(const RL4SysAction&);
-    RL4SysAction& operator=(RL4SysAction&&) noexcept;
-    ~RL4SysAction();
 
     /// The number of a discrete action.
     int64_t act() const noexcept;
@@ -71,9 +64,9 @@ public:
 
 private:
     friend class rl4sys::api::Agent;
-    friend class RL4SysAgent;
     friend class RL4SysTrajectory;
     actor::Step& own();
+    const actor::Step& its() const noexcept;
 
     std::shared_ptr<actor::Step> step_;
 };
@@ -82,7 +75,7 @@ private:
 /// time uses it.
 class RL4SYS_API RL4SysTrajectory {
 public:
-    RL4SysTrajectory();
+    RL4SysTrajectory() : RL4SysTrajectory(0) {}
     explicit RL4SysTrajectory(int32_t version);
     RL4SysTrajectory(const RL4SysTrajectory&) = delete;
     RL4SysTrajectory& operator=(const RL4SysTrajectory&) = delete;
@@ -90,13 +83,13 @@ public:
 
     /// Adds an action, as `RL4SysAgent::addToTrajectory` does.
     void addAction(const RL4SysAction& action);
-    void addAction(RL4SysAction&& action);
+    void addAction(RL4SysAction&& action) { addAction(static_cast<const RL4SysAction&>(action)); }
     /// Ends the episode in a terminal state.
     void markCompleted();
     bool isCompleted() const noexcept;
     /// True if it has at least one action.
-    bool isValid() const noexcept;
-    bool isEmpty() const noexcept;
+    bool isValid() const noexcept { return size() > 0; }
+    bool isEmpty() const noexcept { return !size(); }
     /// The number of actions that were added, also of those that were sent.
     size_t size() const noexcept;
     /// Discards the newest steps, those of the unfinished segment. The episode goes on.

@@ -1,10 +1,16 @@
-#include "rl4sys/rl4sys_agent.h"
+#include <cstdio>
+#include <ctime>
 
 #include "api/agent.h"
 #include "rl4sys/config_loader.h"
+#include "rl4sys/rl4sys_agent.h"
 
 namespace rl4sys::cppclient {
 namespace {
+
+using api::Code;
+using api::Failure;
+using api::guarded;
 
 AgentConfig load(const std::string& path, bool debug) {
     AgentConfig config = ConfigLoader::loadFromFile(path);
@@ -14,33 +20,27 @@ AgentConfig load(const std::string& path, bool debug) {
 
 api::Fallback fallback_of(Baseline baseline) {
     if (!baseline) return {};
-    return [own = std::move(baseline)](const float* observation, std::size_t observation_size, const float* mask,
-                                       std::size_t mask_size, float* action, std::size_t size) {
-        const std::vector<float> chosen = own({observation, observation + observation_size},
-                                              mask ? std::vector<float>(mask, mask + mask_size) : std::vector<float>());
-        if (chosen.size() != size) return false;
-        std::copy(chosen.begin(), chosen.end(), action);
-        return true;
-    };
+    return [own = std::move(baseline)](const auto& observation, const auto& mask, std::size_t) { return own(observation, mask); };
 }
 
-// Runs a call, and keeps the text of its exception. False if it failed.
-template <class Call>
-bool succeeds(const Call& call) noexcept {
-    try {
-        call();
-        return true;
-    } catch (const std::exception& error) {
-        try {
-            api::last_error() = error.what();
-        } catch (...) {
-        }
-    } catch (...) {
-    }
-    return false;
+RL4SysTrajectory& need(const std::shared_ptr<RL4SysTrajectory>& trajectory) {
+    if (!trajectory) throw Failure(Code::action, "trajectory is null; expected one from requestForAction");
+    return *trajectory;
 }
 
 }  // namespace
+
+Logger::Logger(const std::string& name, LogLevel level, LogSink sink) : name_(name), level_(level), sink_(std::move(sink)) {}
+
+void Logger::emit(LogLevel level, const std::string& line) const {
+    if (sink_) return sink_(level, name_, line);
+    constexpr const char* kNames[] = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"};
+    char at[32] = "";
+    std::tm parts{};
+    const std::time_t now = std::time(nullptr);
+    if (localtime_r(&now, &parts)) std::strftime(at, sizeof at, "%Y-%m-%d %H:%M:%S", &parts);
+    std::fprintf(stderr, "%s %s %s: %s\n", at, kNames[static_cast<int>(level)], name_.c_str(), line.c_str());
+}
 
 RL4SysAgent::RL4SysAgent(const std::string& configFilePath, bool debug) : RL4SysAgent(load(configFilePath, debug)) {}
 
@@ -51,12 +51,11 @@ RL4SysAgent::~RL4SysAgent() = default;
 
 std::optional<std::pair<std::shared_ptr<RL4SysTrajectory>, RL4SysAction>> RL4SysAgent::requestForAction(
     std::shared_ptr<RL4SysTrajectory> trajectory, const std::vector<float>& observation, const std::vector<float>& mask) {
-    std::pair<std::shared_ptr<RL4SysTrajectory>, RL4SysAction> out;
-    out.first = std::move(trajectory);
-    if (!succeeds(
-            [&] { requestForAction(out.first, out.second, observation.data(), observation.size(), mask.data(), mask.size()); }))
-        return std::nullopt;
-    return out;
+    std::pair out(std::move(trajectory), RL4SysAction());
+    const auto request = [&] {
+        requestForAction(out.first, out.second, observation.data(), observation.size(), mask.data(), mask.size());
+    };
+    return guarded(request) ? std::nullopt : std::optional(std::move(out));
 }
 
 void RL4SysAgent::requestForAction(std::shared_ptr<RL4SysTrajectory>& trajectory, RL4SysAction& action, const float* observation,
@@ -65,9 +64,7 @@ void RL4SysAgent::requestForAction(std::shared_ptr<RL4SysTrajectory>& trajectory
 }
 
 void RL4SysAgent::addToTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, const RL4SysAction& action) {
-    if (!trajectory)
-        throw api::Failure(api::Code::action, "there is no trajectory to add to: expected one from requestForAction");
-    agent_->add(*trajectory, action);
+    agent_->add(need(trajectory), action);
 }
 
 void RL4SysAgent::updateActionReward(RL4SysAction& action, double reward) { action.setReward(reward); }
@@ -78,23 +75,25 @@ bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajecto
 
 bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction, bool truncated,
                                       const std::vector<float>& finalObs, const std::vector<float>& finalMask) {
-    return succeeds([&] {
-        if (!trajectory)
-            throw api::Failure(api::Code::action, "there is no trajectory to end: expected one from requestForAction");
-        agent_->end(*trajectory, &lastAction, truncated, finalObs.data(), finalObs.size(), finalMask.data(), finalMask.size());
+    return !guarded([&] {
+        agent_->end(need(trajectory), &lastAction, truncated, finalObs.data(), finalObs.size(), finalMask.data(),
+                    finalMask.size());
     });
 }
 
 bool RL4SysAgent::flushTrajectories() { return flushTrajectories(agent_->config.request_timeout_seconds); }
 bool RL4SysAgent::flushTrajectories(double timeoutSeconds) {
-    return succeeds([&] { agent_->flush(timeoutSeconds); });
+    return !guarded([&] { agent_->flush(timeoutSeconds); });
 }
 void RL4SysAgent::close() { close(2.0); }
 void RL4SysAgent::close(double timeoutSeconds) { agent_->close(timeoutSeconds); }
 int32_t RL4SysAgent::getCurrentModelVersion() const { return static_cast<int32_t>(agent_->version()); }
-uint64_t RL4SysAgent::getCurrentModelDigest() const { return agent_->digest(); }
+uint64_t RL4SysAgent::getCurrentModelDigest() const {
+    const actor::ActingPolicy acting = agent_->current();
+    return acting.policy ? acting.policy->snapshot().digest : 0;
+}
 bool RL4SysAgent::waitVersion(int32_t version, double timeoutSeconds) {
-    return succeeds([&] { agent_->wait_version(version, timeoutSeconds); });
+    return !guarded([&] { agent_->wait_version(version, timeoutSeconds); });
 }
 bool RL4SysAgent::rollback() { return agent_->roll_back(); }
 const AgentConfig& RL4SysAgent::getConfig() const noexcept { return agent_->config; }

@@ -18,31 +18,24 @@ std::string Agent::stats() const {
     {
         const std::lock_guard<std::mutex> lock(host.mutex);
         acting = host.acting;
-        if (host.error)
-            error = host.error->text;
-        else if (!host.joined)
-            error = absence_;
+        error = host.error ? host.error->text : host.joined ? "" : absence_;
     }
     std::uint64_t dropped = 0;
     for (const auto& [reason, count] : outbox.dropped) dropped += count;
     Json verdicts = Json::object();
     for (std::size_t n = 0; n < delivery::kVerdicts; ++n) verdicts[delivery::verdict_names[n]] = session.verdicts[n];
-    const std::uint64_t refused = verdicts["refused"];
     delivery::Counters counters = session.counters;
     {
         const std::lock_guard<std::mutex> lock(parts.mutex);
         for (const auto& [name, count] : parts.counters) counters[name] += count;
     }
     const actor::EpisodeCounts& counts = parts.counts;
-    const std::pair<const char*, std::uint64_t> more[] = {
-        {"skipped_actions", counts.skipped},
-        {"unrecorded_actions", counts.unrecorded},
-        {"late_actions_dropped", counts.late_dropped},
-        {"ended_without_rewards", counts.without_rewards},
-        {"cleared_steps", counts.cleared},
-    };
-    for (const auto& [name, count] : more)
-        if (count) counters[name] = count;
+    for (const auto& [name, count] : {std::pair("skipped_actions", &counts.skipped),
+                                      {"unrecorded_actions", &counts.unrecorded},
+                                      {"late_actions_dropped", &counts.late_dropped},
+                                      {"ended_without_rewards", &counts.without_rewards},
+                                      {"cleared_steps", &counts.cleared}})
+        if (*count) counters[name] = *count;
     const std::optional<double> mean = counts.mean_return();
     const double age = actor::monotonic() - host.current_at.load();
     Json out = {
@@ -61,7 +54,7 @@ std::string Agent::stats() const {
         {"in_actor", outbox.items + session.unreceived},
         {"in_flight", session.in_flight},
         {"durable", session.durable},
-        {"refused", refused},
+        {"refused", verdicts["refused"]},
         {"accepted", session.accepted},
         {"in_doubt", session.in_doubt},
         {"verdicts", verdicts},

@@ -1,43 +1,40 @@
-#include "rl4sys/rl4sys_types.h"
-
 #include <cstring>
+#include <limits>
 
-#include "api/trajectory.h"
+#include "api/agent.h"
+#include "rl4sys/rl4sys_types.h"
 
 namespace rl4sys::cppclient {
 namespace {
 
-const std::vector<std::uint8_t>& no_bytes() noexcept {
-    static const std::vector<std::uint8_t> empty;
-    return empty;
-}
+using api::Code;
+using api::Failure;
 
 template <class T>
 std::vector<std::uint8_t> bytes_of(const T* values, std::size_t count) {
-    std::vector<std::uint8_t> out(count * sizeof(T));
-    if (count) std::memcpy(out.data(), values, out.size());
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(values);
+    return {bytes, bytes + count * sizeof(T)};
+}
+
+template <class T>
+T value_of(const std::vector<std::uint8_t>& data, const char* what) {
+    T out;
+    if (data.size() != sizeof out)
+        throw std::invalid_argument(config::text("data: ", what, " has ", sizeof out, " bytes, not ", data.size()));
+    std::memcpy(&out, data.data(), sizeof out);
     return out;
 }
 
 }  // namespace
 
-RL4SysAction::RL4SysAction() = default;
-RL4SysAction::RL4SysAction(const RL4SysAction&) = default;
-RL4SysAction::RL4SysAction(RL4SysAction&&) noexcept = default;
-RL4SysAction& RL4SysAction::operator=(const RL4SysAction&) = default;
-RL4SysAction& RL4SysAction::operator=(RL4SysAction&&) noexcept = default;
-RL4SysAction::~RL4SysAction() = default;
-
 RL4SysAction::RL4SysAction(const std::vector<uint8_t>& observation, const std::vector<uint8_t>& action, double reward, bool done,
                            const std::vector<uint8_t>& mask, int32_t version) {
-    actor::Step& step = own();
-    step.observation = observation;
-    step.bytes = action;
-    step.reward = reward;
-    step.done = done;
-    step.mask = mask;
-    step.version = static_cast<std::uint64_t>(version);
-    if (action.size() == sizeof step.index) step.index = utils::deserializeAction(action);
+    setObservation(observation);
+    setAction(action);
+    own().reward = reward;
+    setDone(done);
+    setMask(mask);
+    setVersion(version);
 }
 
 actor::Step& RL4SysAction::own() {
@@ -45,45 +42,60 @@ actor::Step& RL4SysAction::own() {
     return *step_;
 }
 
-int64_t RL4SysAction::act() const noexcept { return step_ ? step_->index : 0; }
-
-const std::vector<float>& RL4SysAction::actFloats() const noexcept {
-    static const std::vector<float> empty;
-    return step_ ? step_->act : empty;
+const actor::Step& RL4SysAction::its() const noexcept {
+    if (step_) return *step_;
+    static const actor::Step none = [] {
+        actor::Step step;
+        step.recorded = false;
+        return step;
+    }();
+    return none;
 }
 
-double RL4SysAction::getLogProb() const noexcept { return step_ ? step_->log_prob : 0.0; }
-bool RL4SysAction::isRecorded() const noexcept { return step_ && step_->recorded; }
-const std::vector<uint8_t>& RL4SysAction::getObservation() const noexcept { return step_ ? step_->observation : no_bytes(); }
-const std::vector<uint8_t>& RL4SysAction::getAction() const noexcept { return step_ ? step_->bytes : no_bytes(); }
-double RL4SysAction::getReward() const noexcept { return step_ ? step_->reward.value_or(0.0) : 0.0; }
-bool RL4SysAction::isDone() const noexcept { return step_ && step_->done; }
-const std::vector<uint8_t>& RL4SysAction::getMask() const noexcept { return step_ ? step_->mask : no_bytes(); }
-int32_t RL4SysAction::getVersion() const noexcept { return step_ ? static_cast<int32_t>(step_->version) : 0; }
-
-const std::map<std::string, std::vector<uint8_t>>& RL4SysAction::getExtraData() const noexcept {
-    static const std::map<std::string, std::vector<uint8_t>> empty;
-    return step_ ? step_->extra : empty;
+const std::vector<uint8_t>& RL4SysAction::getAction() const noexcept {
+    if (step_ && step_->episode && step_->bytes.empty())  // a request leaves the bytes until they are read
+        step_->bytes = step_->act.empty() ? bytes_of(&step_->index, 1) : bytes_of(step_->act.data(), step_->act.size());
+    return its().bytes;
 }
+
+int64_t RL4SysAction::act() const noexcept { return its().index; }
+const std::vector<float>& RL4SysAction::actFloats() const noexcept { return its().act; }
+double RL4SysAction::getLogProb() const noexcept { return its().log_prob; }
+bool RL4SysAction::isRecorded() const noexcept { return its().recorded; }
+const std::vector<uint8_t>& RL4SysAction::getObservation() const noexcept { return its().observation; }
+double RL4SysAction::getReward() const noexcept { return its().reward.value_or(0.0); }
+bool RL4SysAction::isDone() const noexcept { return its().done; }
+const std::vector<uint8_t>& RL4SysAction::getMask() const noexcept { return its().mask; }
+int32_t RL4SysAction::getVersion() const noexcept { return static_cast<int32_t>(its().version); }
+const std::map<std::string, std::vector<uint8_t>>& RL4SysAction::getExtraData() const noexcept { return its().extra; }
 
 // The step of a request keeps what its policy saw.
 void RL4SysAction::setObservation(const std::vector<uint8_t>& bytes) {
-    if (own().episode)
-        throw api::Failure(api::Code::action, "the observation of a requested action cannot be replaced; request another");
+    if (own().episode) throw Failure(Code::action, "the observation of a requested action cannot be replaced; request another");
     own().observation = bytes;
 }
 
 void RL4SysAction::setAction(const std::vector<uint8_t>& bytes) {
     actor::Step& step = own();
-    if (step.added && step.episode)
-        throw api::Failure(api::Code::action, "this action is stored already; set it before addToTrajectory");
-    if (step.episode && bytes == step.bytes) return;
+    if (step.added && step.episode) throw Failure(Code::action, "this action is stored already; set it before addToTrajectory");
+    if (step.episode && bytes == getAction()) return;
     step.bytes = bytes;
     step.recorded = !step.episode;
     if (bytes.size() == sizeof step.index) step.index = utils::deserializeAction(bytes);
 }
 
-void RL4SysAction::setReward(double reward) { api::Agent::set_reward(own(), reward); }
+void RL4SysAction::setReward(double reward) {
+    constexpr double kLargest = std::numeric_limits<float>::max();
+    const std::shared_ptr<actor::Episode>& episode = own().episode;
+    const char* problem = nullptr;
+    if (!(reward >= -kLargest && reward <= kLargest))
+        problem = "a reward must be finite in float32";
+    else if (!episode)
+        step_->reward = reward;
+    else if (!episode->set_reward(*step_, reward))
+        problem = "the step's segment was queued for sending or dropped already";
+    if (problem && !(episode && episode->rules().forgives_reward())) throw Failure(Code::reward, problem);
+}
 
 void RL4SysAction::setDone(bool done) {
     own().done = done;
@@ -92,7 +104,7 @@ void RL4SysAction::setDone(bool done) {
 
 void RL4SysAction::setMask(const std::vector<uint8_t>& bytes) {
     if (own().episode)
-        throw api::Failure(api::Code::action, "the mask of a requested action cannot be replaced; give it to requestForAction");
+        throw Failure(Code::action, "the mask of a requested action cannot be replaced; give it to requestForAction");
     own().mask = bytes;
 }
 
@@ -103,58 +115,44 @@ void RL4SysAction::setVersion(int32_t version) {
 void RL4SysAction::addExtraData(const std::string& key, const std::vector<uint8_t>& data) { own().extra[key] = data; }
 void RL4SysAction::clear() { step_.reset(); }
 
-RL4SysTrajectory::RL4SysTrajectory() : state_(std::make_unique<State>()) {}
-RL4SysTrajectory::RL4SysTrajectory(int32_t version) : RL4SysTrajectory() { state_->version = version; }
+RL4SysTrajectory::RL4SysTrajectory(int32_t version) : state_(std::make_unique<State>()) { state_->version = version; }
 RL4SysTrajectory::~RL4SysTrajectory() = default;
 
 void RL4SysTrajectory::addAction(const RL4SysAction& action) {
-    if (!state_->run.parts) {
-        state_->actions.push_back(action);
-        return;
-    }
-    std::shared_ptr<actor::Step>& step = api::Agent::step_of(action);
-    if (!step) throw api::Failure(api::Code::action, "no request has given this action; add one from requestForAction");
-    api::Agent::add_to(state_->run, *step);
-    state_->version = static_cast<std::int32_t>(step->version);
+    if (!state_->parts) return state_->actions.push_back(action);
+    if (!action.step_) throw Failure(Code::action, "no request has given this action; add one from requestForAction");
+    api::Agent::add_to(*state_, *action.step_);
+    state_->version = static_cast<std::int32_t>(action.step_->version);
 }
 
-void RL4SysTrajectory::addAction(RL4SysAction&& action) { addAction(static_cast<const RL4SysAction&>(action)); }
-
 void RL4SysTrajectory::markCompleted() {
-    if (state_->completed) return;
-    if (state_->run.parts) api::Agent::end_run(state_->run, false, nullptr, nullptr);
+    if (!state_->completed && state_->parts) api::Agent::end_run(*state_, false, nullptr, nullptr);
     state_->completed = true;
 }
 
 bool RL4SysTrajectory::isCompleted() const noexcept { return state_->completed; }
-bool RL4SysTrajectory::isValid() const noexcept { return !isEmpty(); }
-bool RL4SysTrajectory::isEmpty() const noexcept { return !size(); }
-size_t RL4SysTrajectory::size() const noexcept {
-    return state_->run.episode ? state_->run.episode->steps() : state_->actions.size();
-}
+size_t RL4SysTrajectory::size() const noexcept { return state_->episode ? state_->episode->steps() : state_->actions.size(); }
 
 void RL4SysTrajectory::clear() {
-    if (state_->run.episode) state_->run.episode->discard();
+    if (state_->episode) state_->episode->discard();
     state_->actions.clear();
 }
 
 std::vector<RL4SysAction>& RL4SysTrajectory::getActions() {
-    if (!state_->run.episode) return state_->actions;
+    if (!state_->episode) return state_->actions;
     state_->actions.clear();
-    if (const std::shared_ptr<actor::Part>& part = state_->run.episode->open()) {
-        for (std::uint32_t row = 0; row < part->columns->steps; ++row) {
-            auto step = std::make_shared<actor::Step>();
-            part->columns->copy(row, step->observation, step->bytes, step->mask, step->version);
-            step->log_prob = part->columns->log_prob(row);
-            if (step->bytes.size() == sizeof step->index) step->index = utils::deserializeAction(step->bytes);
-            const float reward = part->columns->reward(row);
-            if (reward == reward) step->reward = static_cast<double>(reward);
-            step->episode = state_->run.episode;
-            step->part = part;
-            step->row = row;
-            step->added = true;
-            state_->actions.emplace_back().step_ = std::move(step);
-        }
+    const std::shared_ptr<actor::Part>& part = state_->episode->open();
+    for (std::uint32_t row = 0; part && row < part->columns->steps; ++row) {
+        actor::Step& step = state_->actions.emplace_back().own();
+        part->columns->copy(row, step.observation, step.bytes, step.mask, step.version);
+        step.log_prob = part->columns->log_prob(row);
+        if (step.bytes.size() == sizeof step.index) step.index = utils::deserializeAction(step.bytes);
+        const float reward = part->columns->reward(row);
+        if (reward == reward) step.reward = static_cast<double>(reward);
+        step.episode = state_->episode;
+        step.part = part;
+        step.row = row;
+        step.added = true;
     }
     return state_->actions;
 }
@@ -170,24 +168,12 @@ namespace utils {
 std::vector<uint8_t> serializeFloat(float value) { return bytes_of(&value, 1); }
 std::vector<uint8_t> serializeFloatVector(const std::vector<float>& values) { return bytes_of(values.data(), values.size()); }
 std::vector<uint8_t> serializeAction(int64_t action) { return bytes_of(&action, 1); }
-
-float deserializeFloat(const std::vector<uint8_t>& data) {
-    const std::vector<float> values = deserializeFloatVector(data);
-    if (values.empty()) throw std::invalid_argument("a float has 4 bytes, not " + std::to_string(data.size()));
-    return values[0];
-}
+float deserializeFloat(const std::vector<uint8_t>& data) { return value_of<float>(data, "a float"); }
+int64_t deserializeAction(const std::vector<uint8_t>& data) { return value_of<int64_t>(data, "a discrete action"); }
 
 std::vector<float> deserializeFloatVector(const std::vector<uint8_t>& data) {
     std::vector<float> out(data.size() / sizeof(float));
     if (!out.empty()) std::memcpy(out.data(), data.data(), out.size() * sizeof(float));
-    return out;
-}
-
-int64_t deserializeAction(const std::vector<uint8_t>& data) {
-    int64_t out = 0;
-    if (data.size() != sizeof out)
-        throw std::invalid_argument("a discrete action has 8 bytes, not " + std::to_string(data.size()));
-    std::memcpy(&out, data.data(), sizeof out);
     return out;
 }
 

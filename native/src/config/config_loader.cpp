@@ -1,69 +1,45 @@
+// The configuration files of agents (rl4sys_zmq/config/agent.py): a table says how each key is checked, read and written.
 #include "rl4sys/config_loader.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <limits>
 #include <set>
+#include <tuple>
 
-#include "api/options.h"
-#include "config/text.h"
+#include "config/options.h"
 
 namespace rl4sys {
-
-using nlohmann::json;
-
-json config::parse(const std::string& text, const std::string& source) {
-    constexpr int kMaxNested = 64;
-    std::vector<std::set<std::string>> seen;
-    const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-        if (depth > kMaxNested) throw cppclient::ConfigurationError(source + ": is nested too deeply");
-        if (event == json::parse_event_t::object_start) seen.emplace_back();
-        if (event == json::parse_event_t::object_end) seen.pop_back();
-        if (event != json::parse_event_t::key) return true;
-        const auto key = parsed.get<std::string>();
-        if (!seen.back().insert(key).second)
-            throw cppclient::ConfigurationError(source + ": " + key + ": given twice in one mapping");
-        return key.rfind("_comment", 0) != 0;
-    };
-    try {
-        const std::size_t start = text.rfind("\xEF\xBB\xBF", 0) == 0 ? 3 : 0;
-        return json::parse(text.begin() + static_cast<std::ptrdiff_t>(start), text.end(), check);
-    } catch (const json::exception& error) {
-        throw cppclient::ConfigurationError(source + ": not JSON: " + error.what());
-    }
-}
-
-namespace cppclient {
 namespace {
 
-constexpr std::pair<const char*, const char*> kRefused[] = {
-    {"spool", "the C++ client keeps its queue in memory; leave it out, or use the Python actor"},
-    {"spool_max_bytes", "the C++ client has no spool; leave it out"},
-    {"spool_max_age_s", "the C++ client has no spool; leave it out"},
-    {"relays", "the C++ client takes its weights from the learner; give an empty list, or use the Python actor"},
-    {"inference", "the C++ client acts by its own copy of the policy; give local, or use the Python actor"},
-    {"sidecar", "the C++ client keeps its sockets in this process; give false, or use the Python actor"},
-    {"image_codec", "the C++ client sends no images; give off, or use the Python actor"},
-    {"plugins", "the C++ client imports no Python modules; give an empty list, or use the Python actor"},
-    {"guard_rails", "this version does not have this option yet; leave it out"},
+using cppclient::AgentConfig;
+using cppclient::ConfigurationError;
+using nlohmann::json;
+
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
+constexpr double kLongest = 10.0 * 365 * 86'400, kSimilar = 0.65;
+constexpr const char* kFlat[] = {"input_size", "act_dim", "act_limit", "continuous"};
+
+/// What a value must be.
+struct Check {
+    std::string wanted;               // for errors: "true or false"; or the whole error, with `is_refusal`
+    std::function<bool(json&)> fits;  // can change the value to its usual form. An exception has the error's text
+    bool is_refusal = false;
 };
-// Keys that say nothing here.
-constexpr const char* kIgnored[] = {"inference_timeout_s", "jpeg_quality", "native"};
-constexpr std::pair<const char*, const char*> kSynonyms[] = {
-    {"algorithm", "algorithm_name"},
-    {"algorithm_type", "type"},
-    {"server_address", "train_server_address"},
-    {"timeout", "connect_timeout_s"},
-    {"connection_timeout_seconds", "connect_timeout_s"},
-    {"enable_compression", "compression"},
-};
-const std::map<std::string, std::map<std::string, std::string>> kSections = {
-    {"network_architecture", {{"hidden_sizes", "algorithm_parameters"}, {"activation", "algorithm_parameters"}}},
-    {"training", {{"batch_size", "algorithm_parameters"}, {"epochs", "algorithm_parameters"}}},
-    {"communication", {{"server_address", ""}, {"timeout", ""}}},
+
+using Member = std::variant<std::monostate, std::string AgentConfig::*, bool AgentConfig::*, std::int32_t AgentConfig::*,
+                            std::int64_t AgentConfig::*, double AgentConfig::*, std::optional<std::int64_t> AgentConfig::*,
+                            std::optional<double> AgentConfig::*>;
+
+/// One key of a file. Without a member, its value is checked only, or read elsewhere.
+struct Row {
+    std::vector<std::string> names;
+    Member member;
+    Check check;
 };
 
 std::string shown(const json& value) {
@@ -72,234 +48,332 @@ std::string shown(const json& value) {
     return text.size() > 40 ? text.substr(0, 37) + "..." : text;
 }
 
-[[noreturn]] void refuse(const std::string& key, const char* wanted, const json& value) {
-    throw ConfigurationError(key + ": expected " + wanted + ", not " + shown(value));
-}
-
-bool is_off(const json& value) {
-    return value.is_null() || value == false || value == "local" || value == "off" || (value.is_array() && value.empty());
-}
-
-// The fewest insertions, deletions and replacements of characters.
-std::size_t distance(const std::string& a, const std::string& b) {
-    std::vector<std::size_t> row(b.size() + 1);
-    for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-    for (std::size_t i = 1; i <= a.size(); ++i) {
-        std::size_t corner = row[0]++;
-        for (std::size_t j = 1; j <= b.size(); ++j) {
-            const std::size_t above = row[j];
-            row[j] = std::min({above + 1, row[j - 1] + 1, corner + (a[i - 1] != b[j - 1])});
-            corner = above;
-        }
+json checked_value(const Row& row, const std::string& key, const json& given) {
+    json value = given;
+    try {
+        if (row.check.fits(value)) return value;
+    } catch (const ConfigurationError&) {
+        throw;  // it names a key in this mapping
+    } catch (const std::runtime_error& error) {
+        throw ConfigurationError(key + ": " + error.what());
     }
-    return row.back();
+    throw ConfigurationError(
+        key + ": " + (row.check.is_refusal ? row.check.wanted : "expected " + row.check.wanted + ", not " + shown(given)));
 }
 
-using Read = std::function<void(const std::string&, const json&)>;
-
-Read text(std::string& out) {
-    return [&out](const std::string& key, const json& value) {
-        if (value.is_null()) return;
-        if (!value.is_string() || value.get<std::string>().empty()) refuse(key, "text", value);
-        out = value.get<std::string>();
-    };
+bool is_printable(const json& value, std::ptrdiff_t most) {
+    if (!value.is_string() || value == "") return false;
+    const auto& text = value.get_ref<const std::string&>();
+    return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c == 127; }) &&
+           std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }) <= most;
 }
 
-Read number(double& out) {
-    return [&out](const std::string& key, const json& value) {
-        if (!value.is_number()) refuse(key, "a number", value);
-        out = value.get<double>();
-    };
+bool is_name(const json& value) {
+    constexpr std::string_view kEnds = ". ";
+    if (!is_printable(value, 200)) return false;
+    const auto& text = value.get_ref<const std::string&>();
+    return text.find_first_of("/\\:") == text.npos && kEnds.find(text.front()) == kEnds.npos &&
+           kEnds.find(text.back()) == kEnds.npos;
 }
 
-Read number(std::optional<double>& out) {
-    return [&out](const std::string& key, const json& value) {
-        if (!value.is_null()) number(out.emplace())(key, value);
-    };
+bool is_algorithm(json& value) {
+    if (!is_printable(value, 256)) return false;
+    value = config::algorithm_key(value.get<std::string>());
+    return true;
 }
 
-template <class Integer>
-Read integer(Integer& out) {
-    return [&out](const std::string& key, const json& value) {
-        if (!value.is_number_integer() ||
-            (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()))
-            refuse(key, "an integer", value);
-        const auto given = value.get<std::int64_t>();
-        if (given < std::numeric_limits<Integer>::min() || given > std::numeric_limits<Integer>::max())
-            refuse(key, "a smaller integer", value);
-        out = static_cast<Integer>(given);
-    };
+bool is_address(json& value) { return value.is_string() && !config::uri_of(value.get<std::string>()).empty(); }
+
+bool is_compression(json& value) {
+    if (value == "off" || value == "zstd") value = value == "zstd";
+    return value.is_boolean();
 }
 
-Read flag(bool& out) {
-    return [&out](const std::string& key, const json& value) {
-        if (!value.is_boolean()) refuse(key, "true or false", value);
-        out = value.get<bool>();
-    };
+bool is_space(json& value) { return value.is_object() && (config::space_of(value), true); }
+
+bool are_weights(json& value) {
+    const json valid = {{"wire_dtype", {nullptr, "fp32", "bf16", "grid"}}, {"level", {nullptr, 0, 1, "auto"}}};
+    if (!value.is_object()) return false;
+    json out = json::object();
+    for (const auto& [key, item] : value.items()) {
+        if (!valid.contains(key)) throw ConfigurationError("weights." + key + ": no such key; the valid ones are level, wire_dtype");
+        const json& choices = valid[key];
+        if (std::find(choices.begin(), choices.end(), item) == choices.end() || item.is_number_float())
+            throw ConfigurationError("weights." + key + ": expected one of " + choices.dump() + ", not " + shown(item));
+        if (!item.is_null()) out[key] = item;
+    }
+    value = std::move(out);
+    return true;
 }
 
-// A mapping, kept as JSON text.
-Read mapping(std::string& out) {
-    return [&out](const std::string& key, const json& value) {
-        if (value.is_null()) return;
-        if (!value.is_object()) refuse(key, "a mapping", value);
-        out = value.dump();
-    };
+Check integer(std::int64_t low, std::int64_t high = kMaxCount) {
+    return {"an integer from " + std::to_string(low) + " to " + std::to_string(high),
+            [=](json& v) { return v.is_number_integer() && low <= v && v <= high; }};
 }
 
-void add_parameter(AgentConfig& config, const std::string& key, const json& value) {
-    if (value.is_boolean())
-        config.algorithm_parameters[key] = value.get<bool>();
-    else if (value.is_number_integer() && value >= std::numeric_limits<std::int32_t>::min() &&
-             value <= std::numeric_limits<std::int32_t>::max())
-        config.algorithm_parameters[key] = value.get<std::int32_t>();
-    else if (value.is_number_float())
-        config.algorithm_parameters[key] = value.get<double>();
-    else if (value.is_string())
-        config.algorithm_parameters[key] = value.get<std::string>();
-    else
-        config.other_parameters[key] = value.dump();
+// `above`: `low` itself is not valid.
+Check number(double low, double high = kLongest, bool above = false) {
+    char text[80];
+    std::snprintf(text, sizeof text, above ? "a number above %.12g and at most %.12g" : "a number from %.12g to %.12g", low,
+                  high);
+    return {text, [=](json& v) { return v.is_number() && low <= v && v <= high && !(above && v == low); }};
 }
 
-// How each key is read into a configuration.
-std::map<std::string, Read> readers(AgentConfig& config) {
-    const auto parameter = [&config](const std::string& key, const json& value) {
-        if (!value.is_null()) add_parameter(config, key, value);
+Check one_of(std::initializer_list<const char*> choices) {
+    std::string wanted;
+    for (const char* choice : choices) wanted += (wanted.empty() ? "'" : " or '") + std::string(choice) + "'";
+    return {wanted, [all = std::set<json>(choices.begin(), choices.end())](json& v) { return all.count(v) > 0; }};
+}
+
+Check upper(Check check) {
+    return {check.wanted, [fits = check.fits](json& v) {
+                if (v.is_string())
+                    for (char& c : v.get_ref<std::string&>()) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+                return fits(v);
+            }};
+}
+
+Check or_null(Check check) {
+    return {check.wanted + ", or null", [fits = check.fits](json& v) { return v.is_null() || fits(v); }};
+}
+
+// For what only the Python actor has.
+Check only(std::initializer_list<json> usual, const char* instead) {
+    return {instead, [all = std::set<json>(usual)](json& v) { return all.count(v) > 0; }, true};
+}
+
+const std::vector<Row>& rows() {
+    using C = AgentConfig;
+    static const Check flag{"true or false", [](json& v) { return v.is_boolean(); }},
+        mapping{"a mapping", [](json& v) { return v.is_object(); }},
+        path{"a path", [](json& v) { return v.is_string() && v != ""; }},
+        name{"1 to 200 printable characters without / \\ :, not starting or ending with a dot or space", is_name};
+    static const std::vector<Row> out = {
+        {{"client_id"}, &C::client_id, name},
+        {{"algorithm_name", "algorithm"}, &C::algorithm_name, or_null({"text of 1 to 256 printable characters", is_algorithm})},
+        {{"type", "algorithm_type"}, &C::algorithm_type, or_null(one_of({"onpolicy", "offpolicy"}))},
+        {{"algorithm_parameters"}, {}, mapping},
+        {{"train_server_address", "server_address"}, &C::train_server_address,
+         {"an address (host:port with a port from 1 to 65535, tcp://host:port or ipc://path)", is_address}},
+        {{"observation_space"}, &C::observation_space, or_null({"a mapping", is_space})},
+        {{"action_space"}, &C::action_space, or_null({"a mapping", is_space})},
+        {{"act_limit"}, &C::act_limit, or_null(number(0, 1e30, true))},
+        {{"input_size"}, {}, or_null(integer(1, 1 << 24))},
+        {{"act_dim"}, {}, or_null(integer(1, 1 << 24))},
+        {{"continuous"}, {}, or_null(flag)},
+        {{"actor_id"}, &C::actor_id, or_null(name)},
+        {{"debug"}, &C::debug, flag},
+        {{"log_level"}, &C::log_level, or_null(upper(one_of({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})))},
+        {{"connection_timeout_seconds", "connect_timeout_s", "timeout"}, &C::connection_timeout_seconds, number(0)},
+        {{"request_timeout_seconds"}, &C::request_timeout_seconds, number(0)},
+        {{"fallback"}, &C::fallback, one_of({"raise", "random"})},
+        {{"send_frequency"}, &C::send_frequency, integer(1, 8192)},
+        {{"linger_ms"}, &C::linger_ms, integer(0, 3'600'000)},
+        {{"enable_compression", "compression"}, &C::enable_compression, {"'off' or 'zstd'", is_compression}},
+        {{"max_traj_length"}, &C::max_traj_length, integer(1)},
+        {{"rollout_length"}, &C::rollout_length, or_null(integer(1, 1 << 20))},
+        {{"overflow"}, &C::overflow, one_of({"drop_oldest", "wait"})},
+        {{"wait_timeout_s"}, &C::wait_timeout_s, number(0)},
+        {{"queue_items"}, &C::queue_items, integer(1, 1 << 24)},
+        {{"queue_bytes"}, &C::queue_bytes, integer(1)},
+        {{"swap"}, &C::swap, one_of({"step", "episode"})},
+        {{"seed"}, &C::seed, or_null(integer(0, std::numeric_limits<std::int64_t>::max()))},
+        {{"explore"}, &C::explore, flag},
+        {{"report_returns"}, &C::report_returns, flag},
+        {{"on_bad_input"}, &C::on_bad_input, one_of({"raise", "drop"})},
+        {{"reward_timeout_s"}, &C::reward_timeout_s, number(0)},
+        {{"keys"}, &C::keys, or_null(path)},
+        {{"policy_cache"}, &C::policy_cache, or_null(path)},
+        {{"policy_max_age_s"}, &C::policy_max_age_s, or_null(number(0, kLongest, true))},
+        {{"on_stale"}, &C::on_stale, one_of({"keep", "baseline", "raise"})},
+        {{"weights"}, &C::weights, {"a mapping", are_weights}},
+        // Without effect here.
+        {{"inference_timeout_s"}, {}, number(0, kLongest, true)},
+        {{"jpeg_quality"}, {}, integer(1, 100)},
+        {{"native"}, {}, or_null(one_of({"auto", "always", "never"}))},
+        {{"spool_max_bytes"}, {}, integer(1 << 16)},
+        {{"spool_max_age_s"}, {}, or_null(number(0, kLongest, true))},
+        // Refused here.
+        {{"spool"}, {}, only({nullptr}, "the C++ client keeps its queue in memory; leave it out, or use the Python actor")},
+        {{"relays"}, {}, only({nullptr, json::array()},
+         "the C++ client takes its weights from the learner; give an empty list, or use the Python actor")},
+        {{"inference"}, {}, only({"local"},
+         "the C++ client acts by its own copy of the policy; give local, or use the Python actor")},
+        {{"sidecar"}, {}, only({false}, "the C++ client keeps its sockets in this process; give false, or use the Python actor")},
+        {{"image_codec"}, {}, only({"off"}, "the C++ client sends no images; give off, or use the Python actor")},
+        {{"plugins"}, {}, only({json::array()},
+         "the C++ client imports no Python modules; give an empty list, or use the Python actor")},
+        {{"guard_rails"}, {}, only({}, "this version does not have this option yet; leave it out")},
     };
-    return {
-        {"client_id", text(config.client_id)},
-        {"actor_id", text(config.actor_id)},
-        {"algorithm_name", text(config.algorithm_name)},
-        {"type", text(config.algorithm_type)},
-        {"train_server_address", text(config.train_server_address)},
-        {"debug", flag(config.debug)},
-        {"log_level", text(config.log_level)},
-        {"connect_timeout_s", number(config.connection_timeout_seconds)},
-        {"request_timeout_seconds", number(config.request_timeout_seconds)},
-        {"fallback", text(config.fallback)},
-        {"send_frequency", integer(config.send_frequency)},
-        {"linger_ms", integer(config.linger_ms)},
-        {"compression",
-         [&config](const std::string& key, const json& value) {
-             if (!value.is_boolean() && value != "off" && value != "zstd") refuse(key, "'off' or 'zstd'", value);
-             config.enable_compression = value == true || value == "zstd";
-         }},
-        {"act_limit",
-         [&config](const std::string& key, const json& value) {
-             if (!value.is_null()) number(config.act_limit)(key, value);
-         }},
-        {"max_traj_length", integer(config.max_traj_length)},
-        {"rollout_length",
-         [&config](const std::string& key, const json& value) {
-             if (!value.is_null()) integer(config.rollout_length)(key, value);
-         }},
-        {"overflow", text(config.overflow)},
-        {"wait_timeout_s", number(config.wait_timeout_s)},
-        {"queue_items", integer(config.queue_items)},
-        {"queue_bytes", integer(config.queue_bytes)},
-        {"swap", text(config.swap)},
-        {"seed",
-         [&config](const std::string& key, const json& value) {
-             if (!value.is_null()) integer(config.seed.emplace())(key, value);
-         }},
-        {"explore", flag(config.explore)},
-        {"report_returns", flag(config.report_returns)},
-        {"on_bad_input", text(config.on_bad_input)},
-        {"reward_timeout_s", number(config.reward_timeout_s)},
-        {"keys", text(config.keys)},
-        {"policy_cache", text(config.policy_cache)},
-        {"policy_max_age_s", number(config.policy_max_age_s)},
-        {"on_stale", text(config.on_stale)},
-        {"observation_space", mapping(config.observation_space)},
-        {"action_space", mapping(config.action_space)},
-        {"weights", mapping(config.weights)},
-        {"input_size", parameter},
-        {"act_dim", parameter},
-        {"continuous", parameter},
-        {"algorithm_parameters",
-         [&config](const std::string& key, const json& value) {
-             if (!value.is_object()) refuse(key, "a mapping", value);
-             for (const auto& [name, item] : value.items()) add_parameter(config, name, item);
-         }},
-    };
+    return out;
+}
+
+// The share of characters in common blocks, as Python's difflib counts them.
+std::size_t in_common(std::string_view a, std::string_view b) {
+    std::size_t best = 0, at_a = 0, at_b = 0;
+    for (std::size_t i = 0; i < a.size(); ++i)
+        for (std::size_t j = 0; j < b.size(); ++j) {
+            std::size_t size = 0;
+            while (i + size < a.size() && j + size < b.size() && a[i + size] == b[j + size]) ++size;
+            if (size > best) std::tie(best, at_a, at_b) = std::tuple(size, i, j);
+        }
+    if (!best) return 0;
+    return best + in_common(a.substr(0, at_a), b.substr(0, at_b)) + in_common(a.substr(at_a + best), b.substr(at_b + best));
+}
+
+const Row& row_of(const std::string& key) {
+    for (const Row& row : rows())
+        if (std::find(row.names.begin(), row.names.end(), key) != row.names.end()) return row;
+    std::pair<double, std::string> near(kSimilar, "");
+    for (const Row& row : rows())
+        for (const std::string& one : row.names) {
+            const double likeness = 2.0 * static_cast<double>(in_common(one, key)) / static_cast<double>(one.size() + key.size());
+            near = std::max(near, std::pair(likeness, one));
+        }
+    throw ConfigurationError(key + ": no such key; " +
+                             (near.second.empty() ? "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
+                                                  : "did you mean '" + near.second + "'?"));
 }
 
 // Moves the keys of RL4Sys's sections, and the actor's keys among the parameters, to where this library has them.
 json expanded(const json& given, const std::string& source) {
-    json out = json::object();
-    bool sections = false;
-    for (const auto& [key, value] : given.items())
-        if (!kSections.count(key)) out[key] = value;
-    for (const auto& [section, known] : kSections) {
-        if (!given.contains(section)) continue;
-        sections = true;
-        if (!given[section].is_object()) refuse(section, "a mapping", given[section]);
-        for (const auto& [key, value] : given[section].items()) {
-            const auto place = known.find(key);
-            if (place == known.end()) throw ConfigurationError(section + "." + key + ": no such key");
-            json& target = place->second.empty() ? out : out[place->second];
-            if (target.contains(key) && target[key] != value)
-                throw ConfigurationError(section + "." + key + ": " + shown(value) + " contradicts " + shown(target[key]));
-            target[key] = value;
+    const std::map<std::string, std::set<std::string>> sections = {{"network_architecture", {"hidden_sizes", "activation"}},
+                                                                   {"training", {"batch_size", "epochs"}},
+                                                                   {"communication", {"server_address", "timeout"}}};
+    json out = given;
+    json& parameters = *out.emplace("algorithm_parameters", json::object()).first;
+    checked_value(row_of("algorithm_parameters"), "algorithm_parameters", parameters);
+    for (const auto& [section, keys] : sections) {
+        if (!out.contains(section)) continue;
+        const json inner = checked_value(row_of("algorithm_parameters"), section, out[section]);
+        out.erase(section);
+        for (const auto& [key, value] : inner.items()) {
+            const std::string dotted = section + "." + key;
+            if (!keys.count(key)) throw ConfigurationError(dotted + ": no such key");
+            const auto [at, is_new] = (section == "communication" ? out : parameters).emplace(key, value);
+            if (!is_new && *at != value) throw ConfigurationError(dotted + ": " + shown(value) + " contradicts " + shown(*at));
         }
+        const json stem = std::filesystem::path(source).stem().string();
+        out.emplace("client_id", is_name(stem) ? stem : "default");
     }
-    if (out.contains("algorithm_parameters") && out["algorithm_parameters"].is_object())
-        for (const char* key : {"max_traj_length", "type"}) {
-            json& parameters = out["algorithm_parameters"];
-            if (!parameters.contains(key)) continue;
-            if (!out.contains(key)) out[key] = parameters[key];
-            parameters.erase(key);
-        }
-    if (sections && !out.contains("client_id")) {
-        const std::string stem = std::filesystem::path(source).stem().string();
-        out["client_id"] = stem.empty() ? "default" : stem;
+    for (const char* key : {"max_traj_length", "type"}) {
+        if (parameters.contains(key)) out.emplace(key, parameters[key]);
+        parameters.erase(key);
     }
     return out;
+}
+
+void add_parameter(AgentConfig& config, const std::string& key, const json& value) {
+    auto& simple = config.algorithm_parameters;
+    if (value.is_boolean())
+        simple[key] = value.get<bool>();
+    else if (value.is_number_integer() && value == value.get<std::int32_t>())
+        simple[key] = value.get<std::int32_t>();
+    else if (value.is_number_float())
+        simple[key] = value.get<double>();
+    else if (value.is_string())
+        simple[key] = value.get<std::string>();
+    else
+        config.other_parameters[key] = value.dump();
+}
+
+// Calls `use` with the member of a row that has one.
+template <class Use>
+void with_member(const Row& row, const Use& use) {
+    const auto call = [&](auto member) {
+        if constexpr (!std::is_same_v<decltype(member), std::monostate>) use(member);
+    };
+    std::visit(call, row.member);
+}
+
+template <class T>
+void set(T& to, const json& value) {
+    if constexpr (std::is_same_v<T, std::string>)
+        to = value.is_string() ? value.get<std::string>() : value.dump();
+    else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+        to = static_cast<T>(std::min<std::int64_t>(value.get<std::int64_t>(), std::numeric_limits<T>::max()));
+    else
+        to = value.get<T>();
+}
+
+template <class T>
+T& value_in(T& member) {
+    return member;
+}
+template <class T>
+T& value_in(std::optional<T>& member) {
+    return member ? *member : member.emplace();
 }
 
 AgentConfig read(const json& given, const std::string& source) {
     if (!given.is_object())
         throw ConfigurationError("expected a mapping at the top level, not " + std::string(given.type_name()));
     AgentConfig config;
-    const std::map<std::string, Read> known = readers(config);
-    std::map<std::string, std::pair<std::string, json>> said;
+    config.algorithm_name.clear();
+    std::map<std::string, std::pair<std::string, json>> said;  // by the row's key: the key in the file, and the value
     const json all = expanded(given, source);
-    for (const auto& [given_key, value] : all.items()) {
-        const std::string& written = given_key;
-        const auto refused =
-            std::find_if(std::begin(kRefused), std::end(kRefused), [&](const auto& one) { return written == one.first; });
-        if (refused != std::end(kRefused)) {
-            if (!is_off(value)) throw ConfigurationError(written + ": " + refused->second);
-            continue;
-        }
-        if (std::any_of(std::begin(kIgnored), std::end(kIgnored), [&](const char* one) { return written == one; })) continue;
-        const auto synonym =
-            std::find_if(std::begin(kSynonyms), std::end(kSynonyms), [&](const auto& one) { return written == one.first; });
-        const std::string key = synonym != std::end(kSynonyms) ? synonym->second : written;
-        const auto reader = known.find(key);
-        if (reader == known.end()) {
-            std::string near;
-            for (const auto& [name, _] : known)
-                if (distance(written, name) <= 1 + written.size() / 4 &&
-                    (near.empty() || distance(written, name) < distance(written, near)))
-                    near = name;
-            throw ConfigurationError(written + ": no such key; " +
-                                     (near.empty() ? "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
-                                                   : "did you mean '" + near + "'?"));
-        }
-        const auto [before, is_new] = said.emplace(key, std::pair(written, value));
+    for (const auto& [key, written] : all.items()) {
+        const Row& row = row_of(key);
+        const json value = checked_value(row, key, written);
+        const auto [before, is_new] = said.emplace(row.names[0], std::pair(key, value));
         if (!is_new && before->second.second != value)
-            throw ConfigurationError(written + ": " + shown(value) + " contradicts '" + before->second.first +
+            throw ConfigurationError(key + ": " + shown(written) + " contradicts '" + before->second.first +
                                      "', which means the same");
-        reader->second(written, value);
+        if (!value.is_null()) with_member(row, [&](auto member) { set(value_in(config.*member), value); });
     }
-    for (const char* key : {"client_id", "algorithm_name", "train_server_address"})
-        if (!said.count(key)) throw ConfigurationError(std::string(key) + " is missing; give it in the file");
-    ConfigLoader::validateConfig(config);
+    if (!said.count("client_id")) throw ConfigurationError("client_id is missing; give it in the file");
+    json parameters = said["algorithm_parameters"].second;
+    for (const std::string key : kFlat) {
+        const std::string dotted = "algorithm_parameters." + key;
+        const json inner = checked_value(row_of(key), dotted, parameters.value(key, json())), outer = said[key].second;
+        if (!inner.is_null() && !outer.is_null() && inner != outer)
+            throw ConfigurationError(key + ": " + shown(outer) + " contradicts '" + dotted + "': " + shown(inner));
+        if (!outer.is_null() && key != "act_limit") parameters[key] = outer;
+    }
+    for (const auto& [key, value] : parameters.items()) add_parameter(config, key, value);
+    config::convert(config);
     return config;
 }
 
+nlohmann::ordered_json written(AgentConfig config) {
+    AgentConfig usual;
+    usual.client_id.clear();
+    usual.algorithm_name.clear();
+    nlohmann::ordered_json out = nlohmann::ordered_json::object();
+    for (const Row& row : rows())
+        with_member(row, [&](auto member) {
+            if (config.*member != usual.*member) out[row.names[0]] = value_in(config.*member);
+        });
+    for (const char* key : {"observation_space", "action_space", "weights"})
+        if (out.contains(key)) out[key] = config::parse(out[key].get<std::string>(), key);
+    out["algorithm_parameters"] = config::parameters_of(config);
+    return out;
+}
+
 }  // namespace
+
+json config::parse(const std::string& text, const std::string& source) {
+    constexpr int kMaxNested = 64;
+    std::vector<std::set<std::string>> seen;
+    const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
+        if (depth > kMaxNested) throw ConfigurationError(source + ": is nested too deeply");
+        if (event == json::parse_event_t::object_start) seen.emplace_back();
+        if (event == json::parse_event_t::object_end) seen.pop_back();
+        if (event != json::parse_event_t::key) return true;
+        const auto key = parsed.get<std::string>();
+        if (!seen.back().insert(key).second) throw ConfigurationError(source + ": " + key + ": given twice in one mapping");
+        return key.rfind("_comment", 0) != 0;
+    };
+    try {
+        return json::parse(text, check);  // it skips a byte order mark
+    } catch (const json::exception& error) {
+        throw ConfigurationError(source + ": not JSON: " + error.what());
+    }
+}
+
+AgentConfig config::checked(const AgentConfig& config) { return read(written(config), ""); }
+
+namespace cppclient {
 
 ConfigurationError::ConfigurationError(const std::string& message) : std::runtime_error(message) {}
 
@@ -309,12 +383,11 @@ AgentConfig ConfigLoader::loadFromFile(const std::string& filePath) {
         throw ConfigurationError(filePath + ": the C++ client reads JSON; write the file as JSON");
     std::ifstream file(filePath, std::ios::binary);
     if (!file) throw ConfigurationError(filePath + ": no such file, or it cannot be read");
-    const std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    const json given = config::parse({std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()}, filePath);
     try {
-        return read(config::parse(content, filePath), filePath);
+        return read(given, filePath);
     } catch (const ConfigurationError& error) {
-        const std::string what = error.what();
-        throw ConfigurationError(what.rfind(filePath, 0) == 0 ? what : filePath + ": " + what);
+        throw ConfigurationError(filePath + ": " + error.what());
     }
 }
 
@@ -322,59 +395,15 @@ AgentConfig ConfigLoader::loadFromString(const std::string& jsonContent) {
     return read(config::parse(jsonContent, "the configuration"), "");
 }
 
-void ConfigLoader::validateConfig(const AgentConfig& config) { api::options_of(config); }
+void ConfigLoader::validateConfig(const AgentConfig& config) { config::checked(config); }
 
 void ConfigLoader::saveToFile(const AgentConfig& config, const std::string& filePath) {
     std::ofstream file(filePath, std::ios::binary | std::ios::trunc);
-    file << configToJsonString(config) << "\n";
-    file.flush();
+    file << configToJsonString(config) << std::endl;
     if (!file) throw ConfigurationError(filePath + ": cannot be written");
 }
 
-std::string ConfigLoader::configToJsonString(const AgentConfig& config) {
-    const AgentConfig usual;
-    nlohmann::ordered_json out = {{"client_id", config.client_id}, {"algorithm_name", config.algorithm_name}};
-    nlohmann::ordered_json parameters = nlohmann::ordered_json::object();
-    for (const auto& [key, value] : config.algorithm_parameters)
-        std::visit([&, name = &key](const auto& x) { parameters[*name] = x; }, value);
-    for (const auto& [key, text] : config.other_parameters) parameters[key] = nlohmann::ordered_json::parse(text);
-    out["algorithm_parameters"] = parameters;
-    out["train_server_address"] = config.train_server_address;
-    const auto put = [&](const char* key, const auto& value, const auto& without) {
-        if (value != without) out[key] = value;
-    };
-    put("type", config.algorithm_type, usual.algorithm_type);
-    put("act_limit", config.act_limit, usual.act_limit);
-    put("max_traj_length", config.max_traj_length, usual.max_traj_length);
-    put("send_frequency", config.send_frequency, usual.send_frequency);
-    put("connection_timeout_seconds", config.connection_timeout_seconds, usual.connection_timeout_seconds);
-    put("request_timeout_seconds", config.request_timeout_seconds, usual.request_timeout_seconds);
-    put("enable_compression", config.enable_compression, usual.enable_compression);
-    put("debug", config.debug, usual.debug);
-    put("log_level", config.log_level, usual.log_level);
-    put("actor_id", config.actor_id, usual.actor_id);
-    put("fallback", config.fallback, usual.fallback);
-    put("linger_ms", config.linger_ms, usual.linger_ms);
-    put("rollout_length", config.rollout_length, usual.rollout_length);
-    put("overflow", config.overflow, usual.overflow);
-    put("wait_timeout_s", config.wait_timeout_s, usual.wait_timeout_s);
-    put("queue_items", config.queue_items, usual.queue_items);
-    put("queue_bytes", config.queue_bytes, usual.queue_bytes);
-    put("swap", config.swap, usual.swap);
-    if (config.seed) out["seed"] = *config.seed;
-    put("explore", config.explore, usual.explore);
-    put("report_returns", config.report_returns, usual.report_returns);
-    put("on_bad_input", config.on_bad_input, usual.on_bad_input);
-    put("reward_timeout_s", config.reward_timeout_s, usual.reward_timeout_s);
-    put("keys", config.keys, usual.keys);
-    put("policy_cache", config.policy_cache, usual.policy_cache);
-    if (config.policy_max_age_s) out["policy_max_age_s"] = *config.policy_max_age_s;
-    put("on_stale", config.on_stale, usual.on_stale);
-    for (const auto& [key, space] : {std::pair("observation_space", &config.observation_space),
-                                     std::pair("action_space", &config.action_space), std::pair("weights", &config.weights)})
-        if (!space->empty()) out[key] = nlohmann::ordered_json::parse(*space);
-    return out.dump(2);
-}
+std::string ConfigLoader::configToJsonString(const AgentConfig& config) { return written(config).dump(2); }
 
 }  // namespace cppclient
 }  // namespace rl4sys

@@ -52,7 +52,7 @@ def test_a_learner_gets_each_step_of_an_episode(driver: Driver, records: Records
     np.testing.assert_array_equal(first.observations[:, 0], np.arange(9, dtype=np.float32) / np.float32(10))
     np.testing.assert_allclose([*first.log_probs, *last.log_probs], [action["log_prob"] for action in chosen], rtol=1e-6)
     stats = driver("stats")
-    assert balanced(stats) and stats["accepted"] == 2 and stats["mean_return"] == 55.0
+    assert balanced(stats) and stats["accepted"] == stats["durable"] == 2 and stats["mean_return"] == 55.0
 
 
 def test_an_end_adds_the_last_action_once(driver: Driver, records: Records, address: str) -> None:

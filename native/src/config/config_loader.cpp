@@ -21,6 +21,7 @@ using cppclient::ConfigurationError;
 using nlohmann::json;
 
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
+constexpr std::size_t kLongestKey = 64;
 constexpr double kLongest = 10.0 * 365 * 86'400, kSimilar = 0.65;
 constexpr const char* kFlat[] = {"input_size", "act_dim", "act_limit", "continuous"};
 
@@ -96,7 +97,8 @@ bool are_weights(json& value) {
     if (!value.is_object()) return false;
     json out = json::object();
     for (const auto& [key, item] : value.items()) {
-        if (!valid.contains(key)) throw ConfigurationError("weights." + key + ": no such key; the valid ones are level, wire_dtype");
+        if (!valid.contains(key))
+            throw ConfigurationError("weights." + key + ": no such key; the valid ones are level, wire_dtype");
         const json& choices = valid[key];
         if (std::find(choices.begin(), choices.end(), item) == choices.end() || item.is_number_float())
             throw ConfigurationError("weights." + key + ": expected one of " + choices.dump() + ", not " + shown(item));
@@ -227,8 +229,8 @@ const Row& row_of(const std::string& key) {
     std::pair<double, std::string> near(kSimilar, "");
     for (const Row& row : rows())
         for (const std::string& one : row.names) {
-            const double likeness = 2.0 * static_cast<double>(in_common(one, key)) / static_cast<double>(one.size() + key.size());
-            near = std::max(near, std::pair(likeness, one));
+            const std::size_t common = in_common(one, std::string_view(key).substr(0, kLongestKey)), all = one.size() + key.size();
+            near = std::max(near, {2.0 * static_cast<double>(common) / static_cast<double>(all), one});
         }
     throw ConfigurationError(key + ": no such key; " +
                              (near.second.empty() ? "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"

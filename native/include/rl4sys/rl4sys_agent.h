@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "export.h"
 #include "logger.h"
 #include "rl4sys_types.h"
 

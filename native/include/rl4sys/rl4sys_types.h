@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "export.h"
+#define RL4SYS_API __attribute__((visibility("default")))  // what the library exports
 
 namespace rl4sys::actor {
 struct Step;

@@ -83,7 +83,6 @@ public:
 
     /// Adds an action, as `RL4SysAgent::addToTrajectory` does.
     void addAction(const RL4SysAction& action);
-    void addAction(RL4SysAction&& action) { addAction(static_cast<const RL4SysAction&>(action)); }
     /// Ends the episode in a terminal state.
     void markCompleted();
     bool isCompleted() const noexcept;

@@ -6,11 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
 #define RL4SYS_C_API __attribute__((visibility("default")))
-#else
-#define RL4SYS_C_API
-#endif
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "export.h"
 #include "rl4sys_types.h"
 
 namespace rl4sys::cppclient {

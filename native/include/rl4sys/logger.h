@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "export.h"
+#include "rl4sys_types.h"
 
 namespace rl4sys::cppclient {
 

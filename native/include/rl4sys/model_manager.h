@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "export.h"
 #include "logger.h"
 #include "rl4sys_types.h"
 

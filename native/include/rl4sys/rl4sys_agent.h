@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "export.h"
 #include "logger.h"
 #include "rl4sys_types.h"
 
@@ -47,18 +46,16 @@ public:
     void addToTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, const RL4SysAction& action);
     /// Sets the reward, before or after the action is added. A later call replaces it. Throws std::runtime_error.
     void updateActionReward(RL4SysAction& action, double reward);
-    /// Ends an episode. Its last action is added if it was not. Returns false after a failure, which `getLastError` describes.
-    bool markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction);
-    /// As above. `truncated`: a time limit or the host ended the episode, and `finalObs` is the observation after it.
-    bool markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction, bool truncated,
+    /// Ends an episode. Its last action is added if it was not. `truncated`: a time limit or the host ended it, and `finalObs` is
+    /// the observation after it; else in a terminal state. Returns false after a failure, which `getLastError` describes.
+    bool markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction, bool truncated = false,
                              const std::vector<float>& finalObs = {}, const std::vector<float>& finalMask = {});
 
     /// Waits until the learner has stored all finished segments, for at most `request_timeout_seconds`. False if it has not.
     bool flushTrajectories();
     bool flushTrajectories(double timeoutSeconds);
-    /// Sends the finished segments, ends the session and stops the thread, in at most two and a half seconds.
-    void close();
-    void close(double timeoutSeconds);
+    /// Sends the finished segments, ends the session and stops the thread, in at most half a second more than that.
+    void close(double timeoutSeconds = 2.0);
 
     /// The version of the current policy; -1 before the first.
     int32_t getCurrentModelVersion() const;

@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "export.h"
+#define RL4SYS_API __attribute__((visibility("default")))  // what the library exports
 
 namespace rl4sys::actor {
 struct Step;
@@ -83,7 +83,6 @@ public:
 
     /// Adds an action, as `RL4SysAgent::addToTrajectory` does.
     void addAction(const RL4SysAction& action);
-    void addAction(RL4SysAction&& action) { addAction(static_cast<const RL4SysAction&>(action)); }
     /// Ends the episode in a terminal state.
     void markCompleted();
     bool isCompleted() const noexcept;

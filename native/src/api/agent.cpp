@@ -200,6 +200,11 @@ HostThread& Parts::thread() {
     return *own;
 }
 
+actor::ActingPolicy Parts::current() const {
+    const std::lock_guard<std::mutex> lock(io.host.mutex);
+    return io.host.acting;
+}
+
 void Parts::keep(std::shared_ptr<Episode> episode, double until) {
     const std::lock_guard<std::mutex> lock(mutex);
     expire_at.store(std::min(expire_at.load(), until));
@@ -221,6 +226,126 @@ void Parts::expire() {
         if (const double at = episode->deadline(); at < kInfinity) keep(std::move(episode), at);
     }
 }
+
+namespace {
+
+Failure unavailable(const Parts& parts, const std::string& stage, double timeout_s) {
+    const actor::HostLink& host = parts.io.host;
+    const std::string& address = parts.options.settings.address;
+    const std::string limit = config::text(" within ", std::max(0.0, timeout_s), " s (waiting for ",
+                                           stage.empty() || !host.joined ? host.stage : stage, ")");
+    if (!host.joined)
+        return Failure(Code::unavailable, "no learner at ", address, limit,
+                       "; start it, or correct the address; `rl4sys-learner doctor` tests each step");
+    const char* const advice = "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does";
+    return Failure(Code::unavailable, "the learner at ", address, " answers, but did not continue", limit,
+                   stage.empty() ? advice : "");
+}
+
+[[noreturn]] void fail_session(const actor::SessionError& error) {
+    using Kind = actor::SessionError::Kind;
+    const std::string field = error.field.empty() ? "" : " (" + error.field + ")";
+    if (error.kind == Kind::refused)
+        throw Failure(Code::refused, "the learner refuses this actor: ", name_of(error.code), field, ": ", error.text);
+    if (error.kind == Kind::client_failed)
+        throw Failure(Code::unavailable, "the learner has stopped the training of this policy: ", error.text);
+    throw Failure(Code::config, error.text, "; use the Python actor for this policy");
+}
+
+// Waits until `ready` is true, which is called under the lock of the shared state. `waiting` is one more during that time.
+template <class Ready>
+void wait(Parts& parts, const Ready& ready, double timeout_s, const std::string& stage, std::atomic<int>* waiting = nullptr) {
+    const auto leave = [](std::atomic<int>* count) { --*count; };
+    const std::unique_ptr<std::atomic<int>, decltype(leave)> counted(waiting, leave);
+    if (waiting) ++*waiting;
+    actor::HostLink& host = parts.io.host;
+    const double deadline = actor::monotonic() + timeout_s;
+    parts.io.wake_now();
+    std::unique_lock<std::mutex> lock(host.mutex);
+    while (!ready(host)) {
+        if (host.error) fail_session(*host.error);
+        if (parts.closed.load() && !host.flushing.load()) throw Failure(Code::closed, "this agent was closed");
+        const double left = deadline - actor::monotonic();
+        if (left <= 0.0) throw unavailable(parts, stage, timeout_s);
+        host.changed.wait_for(lock, std::chrono::duration<double>(std::min(left, kSlice)));
+    }
+}
+
+void read_mask(const Parts& parts, const Space& space, const float* mask, std::size_t size, std::vector<std::uint8_t>& out) {
+    out.clear();
+    if (!mask || !size) return;
+    if (!space.discrete) throw Failure(Code::mask, "the action space is continuous; a mask needs a discrete one");
+    check_size(Code::mask, "mask", size, space.size());
+    if (parts.options.settings.explore) {
+        const std::lock_guard<std::mutex> lock(parts.io.host.mutex);
+        const auto& parameters = parts.io.host.parameters;
+        if (parameters && !parameters->no_masks.empty()) throw Failure(Code::mask, parameters->no_masks);
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+        if (mask[i] != 0.0f && mask[i] != 1.0f) throw Failure(Code::mask, "a mask must hold 0 and 1, not ", mask[i]);
+        out.push_back(mask[i] != 0.0f);
+    }
+    if (std::find(out.begin(), out.end(), 1) == out.end()) throw Failure(Code::mask, "the mask forbids all ", size, " actions");
+}
+
+// Counts invalid input, whose exception is being handled, or throws that on.
+void forgive(Parts& parts, Code code) {
+    if (!parts.options.drops_bad_input) throw;
+    parts.count(code == Code::mask ? "bad_input.MaskError" : "bad_input.ObservationError");
+}
+
+// Waits until the learner grants credit for a segment, and the policy version that it requires has arrived.
+void admit(Parts& parts, Agent::Run& run) {
+    actor::HostLink& host = parts.io.host;
+    const auto ready = [&](const actor::HostLink& shared) {
+        if (!shared.acting.policy) return false;
+        const std::uint64_t finished = parts.outbox.counts().put_steps, wanted = finished + 2 * run.segment_steps;
+        if (wanted > host.want_steps.load()) {
+            host.want_steps.store(wanted);
+            parts.io.wake_unless_resting();
+        }
+        const weights::Snapshot& snapshot = shared.acting.policy->snapshot();
+        return static_cast<std::int64_t>(finished) < shared.gate.limit_steps && snapshot.generation == shared.gate.generation &&
+               snapshot.version >= shared.gate.min_version;
+    };
+    {
+        const std::lock_guard<std::mutex> lock(host.mutex);
+        if (ready(host)) return;
+    }
+    wait(parts, ready, parts.options.settings.wait_timeout_s, "", &host.waiting);
+    actor::ActingPolicy acting = parts.current();
+    if (!parts.options.swap_episode || run.acting.policy->snapshot().generation != acting.policy->snapshot().generation)
+        run.acting = std::move(acting);
+}
+
+// False if the policy's output is not finite.
+bool choose_by_policy(const Agent::Run& run, HostThread& thread, const float* observation, Step& step) {
+    const policy::Policy& policy = *run.acting.policy;
+    const policy::PolicySpec& spec = policy.spec();
+    if (thread.spec != policy.shared_spec()) {
+        thread.scratch.emplace(spec);
+        thread.spec = policy.shared_spec();
+    }
+    step.generation = policy.snapshot().generation;
+    step.version = policy.snapshot().version;
+    step.state = step.after = run.recurrent;
+    const std::int64_t index =
+        spec.observations.discrete ? static_cast<std::int64_t>(observation[0]) - spec.observations.start : 0;
+    const policy::Choice choice = policy.act(observation, index, step.allowed(), run.parts->options.settings.explore,
+                                             step.after.empty() ? nullptr : step.after.data(), thread.sampler, *thread.scratch);
+    if (!std::isfinite(choice.log_prob)) return false;
+    step.recorded = true;
+    step.log_prob = choice.log_prob;
+    act(step, choice.index);
+    if (!spec.actions.discrete) {
+        const std::size_t size = spec.actions.size();
+        step.raw.assign(choice.raw, choice.raw + size);
+        step.act.assign(choice.act, choice.act + size);
+    }
+    return true;
+}
+
+}  // namespace
 
 Agent::Agent(const cppclient::AgentConfig& given, Fallback baseline, cppclient::LogSink sink)
     : config(given), baseline_(std::move(baseline)), next_episode_(random_bits()) {
@@ -253,48 +378,6 @@ void Agent::log(actor::LogLevel level, const std::string& text) const {
     if (const actor::LogSink& sink = parts_->options.settings.log) sink(level, text);
 }
 
-Failure Agent::unavailable(const std::string& stage, double timeout_s) const {
-    const actor::HostLink& host = parts_->io.host;
-    const std::string& address = parts_->options.settings.address;
-    const std::string limit = config::text(" within ", std::max(0.0, timeout_s), " s (waiting for ",
-                                           stage.empty() || !host.joined ? host.stage : stage, ")");
-    if (!host.joined)
-        return Failure(Code::unavailable, "no learner at ", address, limit,
-                       "; start it, or correct the address; `rl4sys-learner doctor` tests each step");
-    const char* const advice = "; `rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does";
-    return Failure(Code::unavailable, "the learner at ", address, " answers, but did not continue", limit,
-                   stage.empty() ? advice : "");
-}
-
-void Agent::fail_session(const actor::SessionError& error) const {
-    using Kind = actor::SessionError::Kind;
-    const std::string field = error.field.empty() ? "" : " (" + error.field + ")";
-    if (error.kind == Kind::refused)
-        throw Failure(Code::refused, "the learner refuses this actor: ", name_of(error.code), field, ": ", error.text);
-    if (error.kind == Kind::client_failed)
-        throw Failure(Code::unavailable, "the learner has stopped the training of this policy: ", error.text);
-    throw Failure(Code::config, error.text, "; use the Python actor for this policy");
-}
-
-// Waits until `ready` is true, which is called under the lock of the shared state. `waiting` is one more during that time.
-template <class Ready>
-void Agent::wait(const Ready& ready, double timeout_s, const std::string& stage, std::atomic<int>* waiting) const {
-    const auto leave = [](std::atomic<int>* count) { --*count; };
-    const std::unique_ptr<std::atomic<int>, decltype(leave)> counted(waiting, leave);
-    if (waiting) ++*waiting;
-    actor::HostLink& host = parts_->io.host;
-    const double deadline = actor::monotonic() + timeout_s;
-    parts_->io.wake_now();
-    std::unique_lock<std::mutex> lock(host.mutex);
-    while (!ready(host)) {
-        if (host.error) fail_session(*host.error);
-        if (parts_->closed.load() && !host.flushing.load()) throw Failure(Code::closed, "this agent was closed");
-        const double left = deadline - actor::monotonic();
-        if (left <= 0.0) throw unavailable(stage, timeout_s);
-        host.changed.wait_for(lock, std::chrono::duration<double>(std::min(left, kSlice)));
-    }
-}
-
 void Agent::connect() {
     const double timeout = parts_->options.settings.connect_timeout_s, began = actor::monotonic();
     const bool can_start = !parts_->options.waits && (baseline_ || config.fallback == "random") && parts_->options.observations &&
@@ -304,7 +387,7 @@ void Agent::connect() {
     double until = began + timeout;
     while (true) {
         try {
-            return wait(has_policy, until - actor::monotonic(), "");
+            return wait(*parts_, has_policy, until - actor::monotonic(), "");
         } catch (const Failure& failure) {
             const double later = std::min(parts_->io.host.starting_at.load() + std::max(kSilence, timeout), limit);
             if (failure.code != Code::unavailable || (later <= until && !can_start)) throw;
@@ -346,22 +429,16 @@ void Agent::become_child() {
     used_.store(parts_.get(), std::memory_order_release);
 }
 
-actor::ActingPolicy Agent::current() const {
-    const std::lock_guard<std::mutex> lock(parts_->io.host.mutex);
-    return parts_->io.host.acting;
-}
-
 std::int64_t Agent::version() const {
     const actor::ActingPolicy acting = current();
     return acting.policy ? static_cast<std::int64_t>(acting.policy->snapshot().version) : -1;
 }
 
 void Agent::wait_version(std::int64_t version, double timeout_s) {
-    use();
     const auto there = [&](const actor::HostLink& host) {
         return host.acting.policy && static_cast<std::int64_t>(host.acting.policy->snapshot().version) >= version;
     };
-    wait(there, timeout_s, config::text("version ", version));
+    wait(use(), there, timeout_s, config::text("version ", version));
 }
 
 bool Agent::roll_back() {
@@ -376,7 +453,7 @@ void Agent::flush(double timeout_s) {
     const auto stored = [target = parts.outbox.counts().put_items](const actor::HostLink& host) {
         return host.settled >= target && !host.error;
     };
-    wait(stored, timeout_s, "the ack of all finished segments", &parts.io.host.flushing);
+    wait(parts, stored, timeout_s, "the ack of all finished segments", &parts.io.host.flushing);
 }
 
 void Agent::close(double timeout_s) noexcept {
@@ -396,29 +473,6 @@ void Agent::close(double timeout_s) noexcept {
     parts.late.clear();
 }
 
-void Agent::read_mask(const Space& space, const float* mask, std::size_t size, std::vector<std::uint8_t>& out) const {
-    out.clear();
-    if (!mask || !size) return;
-    if (!space.discrete) throw Failure(Code::mask, "the action space is continuous; a mask needs a discrete one");
-    check_size(Code::mask, "mask", size, space.size());
-    if (parts_->options.settings.explore) {
-        const std::lock_guard<std::mutex> lock(parts_->io.host.mutex);
-        const auto& parameters = parts_->io.host.parameters;
-        if (parameters && !parameters->no_masks.empty()) throw Failure(Code::mask, parameters->no_masks);
-    }
-    for (std::size_t i = 0; i < size; ++i) {
-        if (mask[i] != 0.0f && mask[i] != 1.0f) throw Failure(Code::mask, "a mask must hold 0 and 1, not ", mask[i]);
-        out.push_back(mask[i] != 0.0f);
-    }
-    if (std::find(out.begin(), out.end(), 1) == out.end()) throw Failure(Code::mask, "the mask forbids all ", size, " actions");
-}
-
-// Counts invalid input, whose exception is being handled, or throws that on.
-void Agent::forgive(Code code) const {
-    if (!parts_->options.drops_bad_input) throw;
-    parts_->count(code == Code::mask ? "bad_input.MaskError" : "bad_input.ObservationError");
-}
-
 void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* observation, std::size_t size, const float* mask,
                     std::size_t mask_size, RL4SysAction& action) {
     Parts& parts = use();
@@ -435,7 +489,7 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     // Usually the trajectory acts with the newest policy: no lock.
     const policy::Policy* const newest = parts.io.host.current.load(std::memory_order_acquire);
     const bool changes = newest && !(trajectory && trajectory->state_->acting.policy.get() == newest);
-    actor::ActingPolicy acting = changes ? current() : actor::ActingPolicy();
+    actor::ActingPolicy acting = changes ? parts.current() : actor::ActingPolicy();
     const Spaces spaces = spaces_of(parts.options, changes ? acting.policy.get() : newest);
 
     if (!action.step_ || action.step_.use_count() > 1) action.step_ = std::make_shared<Step>();
@@ -449,9 +503,9 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
     bool bad = false;
     try {
         read_observation(spaces.observations, observation, size, step.observation);
-        read_mask(spaces.actions, mask, mask_size, step.mask);
+        read_mask(parts, spaces.actions, mask, mask_size, step.mask);
     } catch (const Failure& failure) {
-        forgive(failure.code);
+        forgive(parts, failure.code);
         step.observation.assign(
             spaces.observations.discrete ? 8 : spaces.observations.size() * wire::item_bytes(spaces.observations.dtype), 0);
         step.mask.clear();
@@ -475,7 +529,7 @@ void Agent::request(std::shared_ptr<RL4SysTrajectory>& trajectory, const float* 
         if (run.recurrent.size() != states) run.recurrent.assign(states, 0.0f);
         const bool starts =
             run.episode->prepare(run.acting.policy->snapshot().generation, step.observation.data(), step.allowed());
-        if (starts && parts.options.waits) admit(run);
+        if (starts && parts.options.waits) admit(parts, run);
     }
     HostThread& thread = parts.thread();
     if (!bad) {
@@ -512,30 +566,6 @@ void Agent::begin(Run& run) {
     run.segment_steps = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, steps));
 }
 
-// Waits until the learner grants credit for a segment, and the policy version that it requires has arrived.
-void Agent::admit(Run& run) {
-    actor::HostLink& host = parts_->io.host;
-    const auto ready = [&](const actor::HostLink& shared) {
-        if (!shared.acting.policy) return false;
-        const std::uint64_t finished = parts_->outbox.counts().put_steps, wanted = finished + 2 * run.segment_steps;
-        if (wanted > host.want_steps.load()) {
-            host.want_steps.store(wanted);
-            parts_->io.wake_unless_resting();
-        }
-        const weights::Snapshot& snapshot = shared.acting.policy->snapshot();
-        return static_cast<std::int64_t>(finished) < shared.gate.limit_steps && snapshot.generation == shared.gate.generation &&
-               snapshot.version >= shared.gate.min_version;
-    };
-    {
-        const std::lock_guard<std::mutex> lock(host.mutex);
-        if (ready(host)) return;
-    }
-    wait(ready, parts_->options.settings.wait_timeout_s, "", &host.waiting);
-    actor::ActingPolicy acting = current();
-    if (!parts_->options.swap_episode || run.acting.policy->snapshot().generation != acting.policy->snapshot().generation)
-        run.acting = std::move(acting);
-}
-
 void Agent::choose(Run& run, HostThread& thread, const float* observation, std::size_t size, Step& step) {
     Parts& parts = *run.parts;
     const Options& options = parts.options;
@@ -553,7 +583,7 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
         parts.count("policies_not_finite");
         const std::shared_ptr<const policy::Policy> bad = run.acting.policy;
         const bool back = parts.io.roll_back(bad.get());
-        run.acting = current();
+        run.acting = parts.current();
         std::fill(run.recurrent.begin(), run.recurrent.end(), 0.0f);  // it can be what is not finite
         if (!back || run.acting.policy == bad) break;
         parts.count("rollbacks");
@@ -566,33 +596,6 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
     if (run.acting.policy) return act_idle(step, actions);
     parts.count("random_actions");
     act_randomly(step, actions, thread.sampler);
-}
-
-// False if the policy's output is not finite.
-bool Agent::choose_by_policy(const Run& run, HostThread& thread, const float* observation, Step& step) const {
-    const policy::Policy& policy = *run.acting.policy;
-    const policy::PolicySpec& spec = policy.spec();
-    if (thread.spec != policy.shared_spec()) {
-        thread.scratch.emplace(spec);
-        thread.spec = policy.shared_spec();
-    }
-    step.generation = policy.snapshot().generation;
-    step.version = policy.snapshot().version;
-    step.state = step.after = run.recurrent;
-    const std::int64_t index =
-        spec.observations.discrete ? static_cast<std::int64_t>(observation[0]) - spec.observations.start : 0;
-    const policy::Choice choice = policy.act(observation, index, step.allowed(), parts_->options.settings.explore,
-                                             step.after.empty() ? nullptr : step.after.data(), thread.sampler, *thread.scratch);
-    if (!std::isfinite(choice.log_prob)) return false;
-    step.recorded = true;
-    step.log_prob = choice.log_prob;
-    act(step, choice.index);
-    if (!spec.actions.discrete) {
-        const std::size_t size = spec.actions.size();
-        step.raw.assign(choice.raw, choice.raw + size);
-        step.act.assign(choice.act, choice.act + size);
-    }
-    return true;
 }
 
 void Agent::act_by_baseline(Step& step, const Space& actions, const float* observation, std::size_t size) {
@@ -671,9 +674,9 @@ void Agent::end(RL4SysTrajectory& trajectory, RL4SysAction* last, bool truncated
                 read_observation(spaces.observations, final_observation, size, final_bytes);
             else if (parts_->options.settings.explore)
                 throw Failure(Code::observation, "truncated needs finalObs, the observation after the last action");
-            read_mask(spaces.actions, final_mask, mask_size, allowed);
+            read_mask(*parts_, spaces.actions, final_mask, mask_size, allowed);
         } catch (const Failure& failure) {
-            forgive(failure.code);
+            forgive(*parts_, failure.code);
             final_bytes.clear();
         }
     }

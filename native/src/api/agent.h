@@ -83,6 +83,7 @@ struct Parts {
     ~Parts();
 
     HostThread& thread();
+    actor::ActingPolicy current() const;
     /// Keeps an episode that waits for rewards until a time.
     void keep(std::shared_ptr<actor::Episode> episode, double until);
     void expire();
@@ -143,7 +144,7 @@ public:
     void flush(double timeout_s);
     void close(double timeout_s) noexcept;
     /// The current policy; null before the first.
-    actor::ActingPolicy current() const;
+    actor::ActingPolicy current() const { return parts_->current(); }
     std::int64_t version() const;
     void wait_version(std::int64_t version, double timeout_s);
     bool roll_back();
@@ -161,15 +162,7 @@ private:
     void become_child();
     Run& own(cppclient::RL4SysTrajectory& trajectory) const;
     void begin(Run& run);
-    void admit(Run& run);
-    template <class Ready>
-    void wait(const Ready& ready, double timeout_s, const std::string& stage, std::atomic<int>* waiting = nullptr) const;
-    [[noreturn]] void fail_session(const actor::SessionError& error) const;
-    Failure unavailable(const std::string& stage, double timeout_s) const;
-    void read_mask(const policy::Space& space, const float* mask, std::size_t size, std::vector<std::uint8_t>& out) const;
-    void forgive(Code code) const;
     void choose(Run& run, HostThread& thread, const float* observation, std::size_t size, actor::Step& step);
-    bool choose_by_policy(const Run& run, HostThread& thread, const float* observation, actor::Step& step) const;
     void act_by_baseline(actor::Step& step, const policy::Space& actions, const float* observation, std::size_t size);
     void log(actor::LogLevel level, const std::string& text) const;
 

@@ -55,10 +55,10 @@ int open(cppclient::AgentConfig (*load)(const std::string&), const char* given, 
         api::Fallback fallback;
         if (baseline)
             fallback = [=](const std::vector<float>& observation, const std::vector<float>& mask, std::size_t size) {
-                std::vector<float> out(size);
+                std::vector<float> action(size);
                 const float* const allowed = mask.empty() ? nullptr : mask.data();
-                const int failed = baseline(user, observation.data(), observation.size(), allowed, mask.size(), out.data(), size);
-                return failed ? std::vector<float>() : out;
+                const int failed = baseline(user, observation.data(), observation.size(), allowed, mask.size(), action.data(), size);
+                return failed ? std::vector<float>() : action;
             };
         *out = new rl4sys_agent(load(given), std::move(fallback), nullptr);
     });

@@ -69,10 +69,6 @@ void RL4SysAgent::addToTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, 
 
 void RL4SysAgent::updateActionReward(RL4SysAction& action, double reward) { action.setReward(reward); }
 
-bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction) {
-    return markEndOfTrajectory(std::move(trajectory), lastAction, false);
-}
-
 bool RL4SysAgent::markEndOfTrajectory(std::shared_ptr<RL4SysTrajectory> trajectory, RL4SysAction& lastAction, bool truncated,
                                       const std::vector<float>& finalObs, const std::vector<float>& finalMask) {
     return !guarded([&] {
@@ -85,7 +81,6 @@ bool RL4SysAgent::flushTrajectories() { return flushTrajectories(agent_->config.
 bool RL4SysAgent::flushTrajectories(double timeoutSeconds) {
     return !guarded([&] { agent_->flush(timeoutSeconds); });
 }
-void RL4SysAgent::close() { close(2.0); }
 void RL4SysAgent::close(double timeoutSeconds) { agent_->close(timeoutSeconds); }
 int32_t RL4SysAgent::getCurrentModelVersion() const { return static_cast<int32_t>(agent_->version()); }
 uint64_t RL4SysAgent::getCurrentModelDigest() const {

@@ -21,6 +21,7 @@ using cppclient::ConfigurationError;
 using nlohmann::json;
 
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
+constexpr std::size_t kLongestKey = 64;
 constexpr double kLongest = 10.0 * 365 * 86'400, kSimilar = 0.65;
 constexpr const char* kFlat[] = {"input_size", "act_dim", "act_limit", "continuous"};
 
@@ -96,7 +97,8 @@ bool are_weights(json& value) {
     if (!value.is_object()) return false;
     json out = json::object();
     for (const auto& [key, item] : value.items()) {
-        if (!valid.contains(key)) throw ConfigurationError("weights." + key + ": no such key; the valid ones are level, wire_dtype");
+        if (!valid.contains(key))
+            throw ConfigurationError("weights." + key + ": no such key; the valid ones are level, wire_dtype");
         const json& choices = valid[key];
         if (std::find(choices.begin(), choices.end(), item) == choices.end() || item.is_number_float())
             throw ConfigurationError("weights." + key + ": expected one of " + choices.dump() + ", not " + shown(item));
@@ -227,8 +229,8 @@ const Row& row_of(const std::string& key) {
     std::pair<double, std::string> near(kSimilar, "");
     for (const Row& row : rows())
         for (const std::string& one : row.names) {
-            const double likeness = 2.0 * static_cast<double>(in_common(one, key)) / static_cast<double>(one.size() + key.size());
-            near = std::max(near, std::pair(likeness, one));
+            const std::size_t common = in_common(one, key.substr(0, kLongestKey)), all = one.size() + key.size();
+            near = std::max(near, {2.0 * static_cast<double>(common) / static_cast<double>(all), one});
         }
     throw ConfigurationError(key + ": no such key; " +
                              (near.second.empty() ? "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
@@ -297,12 +299,8 @@ void set(T& to, const json& value) {
 }
 
 template <class T>
-T& value_in(T& member) {
-    return member;
-}
-template <class T>
-T& value_in(std::optional<T>& member) {
-    return member ? *member : member.emplace();
+void set(std::optional<T>& to, const json& value) {
+    set(to.emplace(), value);
 }
 
 AgentConfig read(const json& given, const std::string& source) {
@@ -319,7 +317,7 @@ AgentConfig read(const json& given, const std::string& source) {
         if (!is_new && before->second.second != value)
             throw ConfigurationError(key + ": " + shown(written) + " contradicts '" + before->second.first +
                                      "', which means the same");
-        if (!value.is_null()) with_member(row, [&](auto member) { set(value_in(config.*member), value); });
+        if (!value.is_null()) with_member(row, [&](auto member) { set(config.*member, value); });
     }
     if (!said.count("client_id")) throw ConfigurationError("client_id is missing; give it in the file");
     json parameters = said["algorithm_parameters"].second;
@@ -335,14 +333,15 @@ AgentConfig read(const json& given, const std::string& source) {
     return config;
 }
 
-nlohmann::ordered_json written(AgentConfig config) {
+nlohmann::ordered_json written(const AgentConfig& config) {
     AgentConfig usual;
     usual.client_id.clear();
     usual.algorithm_name.clear();
     nlohmann::ordered_json out = nlohmann::ordered_json::object();
     for (const Row& row : rows())
         with_member(row, [&](auto member) {
-            if (config.*member != usual.*member) out[row.names[0]] = value_in(config.*member);
+            const auto given = std::optional(config.*member);  // one that is optional itself stays the same
+            if (given != usual.*member) out[row.names[0]] = *given;
         });
     for (const char* key : {"observation_space", "action_space", "weights"})
         if (out.contains(key)) out[key] = config::parse(out[key].get<std::string>(), key);

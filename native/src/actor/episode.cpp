@@ -3,6 +3,7 @@
 #include <algorithm>
 
 namespace rl4sys::actor {
+
 bool Episode::lacks_rewards() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return (open_ && open_->columns->missing) ||
@@ -14,6 +15,13 @@ bool Episode::prepare(std::uint64_t generation, const void* observation, const s
     const bool skipped = !skipped_.observation.empty();
     if (must_cut(generation)) cut(skipped ? skipped_.observation.data() : observation, skipped ? skipped_.allowed() : mask, true);
     return !open_;
+}
+
+void Episode::note(Step& step) {
+    step.number = next_number_++;
+    if (step.number != expected_ || !open_) return;
+    skipped_.observation.assign(step.observation.begin(), step.observation.end());
+    skipped_.mask.assign(step.mask.begin(), step.mask.end());
 }
 
 // Closes the open segment. Without `follows`, steps are missing between it and the next one.
@@ -77,12 +85,14 @@ Episode::Added Episode::add(Step& step, const std::shared_ptr<const SegmentShape
 }
 
 bool Episode::set_reward(Step& step, double given) {
-    if (const std::shared_ptr<Part>& part = step.part) {
-        std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
-        if (part->closed) lock.lock();
+    const std::shared_ptr<Part>& part = step.part;
+    if (part && !part->closed) {
+        part->columns->set_reward(step.row, static_cast<float>(given));
+    } else if (part) {
+        const std::lock_guard<std::mutex> lock(mutex_);
         if (part->left) return false;
         part->columns->set_reward(step.row, static_cast<float>(given));
-        if (part->closed && !part->columns->missing) release();
+        if (!part->columns->missing) release();
     }
     step.reward = given;
     return true;

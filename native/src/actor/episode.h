@@ -118,10 +118,7 @@ public:
     /// True if a new segment would begin with the next step.
     bool prepare(std::uint64_t generation, const void* observation, const std::uint8_t* mask);
     /// Notes a requested step. Steps must be added in the order of their requests.
-    void note(Step& step) {
-        step.number = next_number_++;
-        if (step.number == expected_ && open_) skipped_ = step;
-    }
+    void note(Step& step);
 
     enum class Added { stored, already_stored, out_of_order, ended };
     /// Stores a step as the next row. `shape` and `segment_steps` describe a new segment.

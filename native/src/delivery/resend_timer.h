@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
+#include <limits>
 #include <utility>
 
 #include "support/random.h"
@@ -43,7 +43,7 @@ public:
     bool expired(double now) const noexcept { return at != 0.0 && now >= at; }
     void stop() noexcept {
         at = 0.0;
-        measured_.reset();
+        measured_.first = kNone;
     }
     /// Stops the timer, and does not double the next pause: the session starts again.
     void reset() noexcept {
@@ -52,19 +52,19 @@ public:
         refused_ = false;
     }
     void sent(double now, std::uint64_t seq) noexcept {
-        if (!measured_) measured_ = {seq, now};
+        if (measured_.first == kNone) measured_ = {seq, now};
         if (at == 0.0) start(now);
     }
     void resent(double now) noexcept {
-        measured_.reset();
+        measured_.first = kNone;
         resends_ += expired(now);
         start(now);
     }
     void refused() noexcept { refused_ = true; }
     void acknowledged(double now, std::uint64_t received, bool waiting) noexcept {
-        if (measured_ && measured_->first < received) {
-            estimate(now - measured_->second);
-            measured_.reset();
+        if (measured_.first < received) {
+            estimate(now - measured_.second);
+            measured_.first = kNone;
             resends_ = 0;
         }
         if (refused_) resends_ = 0;
@@ -76,6 +76,8 @@ public:
     }
 
 private:
+    static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+
     // The weights of a new measurement: RFC 6298, section 2.
     void estimate(double took) noexcept {
         const bool first = mean_ == 0.0;
@@ -89,7 +91,7 @@ private:
     double mean_ = 0.0, deviation_ = 0.0, pause_ = kResendFirst;
     int resends_ = 0;
     bool refused_ = false;
-    std::optional<std::pair<std::uint64_t, double>> measured_;
+    std::pair<std::uint64_t, double> measured_{kNone, 0.0};  // a segment that was sent once, and when
 };
 
 }  // namespace rl4sys::delivery

@@ -244,15 +244,16 @@ void Agent::connect() {
     const auto has_policy = [](const actor::HostLink& host) { return host.acting.policy && host.parameters; };
     actor::HostLink& host = parts_->io.host;
     const double began = actor::monotonic(), limit = began + (!can_start && timeout > 0.0 ? kClientStart : 0.0);
-    double until = began + timeout;
+    double until = began + timeout, left = timeout;
     while (true) {
         try {
-            wait(has_policy, until - actor::monotonic(), "");
+            wait(has_policy, left, "");
             return;
         } catch (const Failure& failure) {
             const double later = std::min(host.starting_at.load() + std::max(kSilence, timeout), limit);
             if (failure.code == Code::unavailable && later > until) {
                 until = later;
+                left = until - actor::monotonic();
                 continue;
             }
             if (failure.code != Code::unavailable || !can_start) throw;

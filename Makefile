@@ -18,7 +18,7 @@ SEED ?= 1
 DEFINED := setup.cfg pyproject.toml constraints.txt
 EXTENSION := setup.py $(filter-out native/src/api/% native/src/config/%,$(shell find native/src native/tests/extension -name '*.[chi]*'))
 
-.PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs native native-fuzz clean
+.PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs native native-python native-fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,16 @@ ifneq ($(and $(SANITIZE),$(wildcard tests/native)),)
 		ASAN_OPTIONS=alloc_dealloc_mismatch=0 $(NATIVE_PYTHON) -m pytest -q --timeout 900 tests/native \
 		$(if $(filter thread,$(SANITIZE)),-k "not forked")
 endif
+
+# The sanitizers' libraries must be loaded first, because Python is not built with them. Findings, also of child processes, are files.
+NATIVE_TESTS ?= $(addprefix tests/,actor policies delivery wire weights end_to_end)
+native-python:  ## an actor's tests over an extension with the address and undefined sanitizers; later, `make venv` builds it without
+	rm -rf build/sanitized $(VENV)/.extension && mkdir -p build/sanitized
+	CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" RL4SYS_NATIVE=always $(NATIVE_PYTHON) setup.py -q build_ext --inplace
+	LD_PRELOAD="$$(for name in asan ubsan stdc++; do c++ -print-file-name=lib$$name.so; done | tr '\n' ' ')" PYTHONMALLOC=malloc \
+		ASAN_OPTIONS="detect_leaks=0 quarantine_size_mb=16 log_path=$(CURDIR)/build/sanitized/found" RL4SYS_NATIVE=always \
+		$(NATIVE_PYTHON) -m pytest -q -n $(WORKERS) --timeout 1800 $(NATIVE_TESTS); \
+		status=$$?; rm -f rl4sys_zmq/_native.abi3.so; ! cat build/sanitized/found* 2>/dev/null && exit $$status
 
 MINUTES ?= 10
 native-fuzz:  ## fuzz the library's decoders for MINUTES (10), with clang; a crash fails, and its input stays in build/native-fuzz

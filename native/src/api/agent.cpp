@@ -384,7 +384,7 @@ void Agent::connect() {
                            parts_->options.actions;
     const auto has_policy = [](const actor::HostLink& host) { return host.acting.policy && host.parameters; };
     const double limit = began + (!can_start && timeout > 0.0 ? kClientStart : 0.0);
-    double until = began + timeout;
+    double until = began + timeout, left = timeout;
     while (true) {
         try {
             return wait(*parts_, has_policy, until - actor::monotonic(), "");

@@ -387,7 +387,7 @@ void Agent::connect() {
     double until = began + timeout, left = timeout;
     while (true) {
         try {
-            return wait(*parts_, has_policy, until - actor::monotonic(), "");
+            return wait(*parts_, has_policy, left, "");
         } catch (const Failure& failure) {
             const double later = std::min(parts_->io.host.starting_at.load() + std::max(kSilence, timeout), limit);
             if (failure.code != Code::unavailable || (later <= until && !can_start)) throw;
@@ -399,6 +399,7 @@ void Agent::connect() {
                                         by, ", and records no steps"));
             }
             until = later;
+            left = until - actor::monotonic();
         }
     }
 }

@@ -142,14 +142,15 @@ ifneq ($(and $(SANITIZE),$(wildcard tests/native)),)
 		$(if $(filter thread,$(SANITIZE)),-k "not forked")
 endif
 
-# The sanitizers' libraries must be loaded first, because Python is not built with them. Findings, also of child processes, are files.
+# The sanitizers' libraries must be loaded first, because Python is not built with them. Workers elsewhere have another environment.
+# Findings, also of child processes, are files.
 NATIVE_TESTS ?= $(addprefix tests/,actor policies delivery wire weights end_to_end)
 native-python:  ## an actor's tests over an extension with the address and undefined sanitizers; later, `make venv` builds it without
 	rm -rf build/sanitized $(VENV)/.extension && mkdir -p build/sanitized
 	CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" RL4SYS_NATIVE=always $(NATIVE_PYTHON) setup.py -q build_ext --inplace
 	LD_PRELOAD="$$(for name in asan ubsan stdc++; do c++ -print-file-name=lib$$name.so; done | tr '\n' ' ')" PYTHONMALLOC=malloc \
 		ASAN_OPTIONS="detect_leaks=0 quarantine_size_mb=16 log_path=$(CURDIR)/build/sanitized/found" RL4SYS_NATIVE=always \
-		$(NATIVE_PYTHON) -m pytest -q -n $(WORKERS) --timeout 1800 $(NATIVE_TESTS); \
+		$(NATIVE_PYTHON) -m pytest -q -n $(WORKERS) --timeout 1800 $(NATIVE_TESTS) -k "not elsewhere and not remote_workers"; \
 		status=$$?; rm -f rl4sys_zmq/_native.abi3.so; ! cat build/sanitized/found* 2>/dev/null && exit $$status
 
 MINUTES ?= 10

@@ -19,6 +19,7 @@ wire::List policy_head(PolicyPointer& policy) {
 }
 
 Ref policy_bind(PolicyPointer& policy, PyObject* sampler, bool explore) {
+    if (policy->spec().state_size) throw std::runtime_error("a policy with a state acts in numpy");
     auto& its = held_of<policy::Sampler>(sampler);
     return new_object<Chooser>(policy, Ref(Py_NewRef(sampler)), its, policy::Scratch(policy->spec()), explore);
 }

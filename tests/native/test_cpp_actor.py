@@ -421,13 +421,15 @@ def test_nothing_is_lost_when_the_learner_is_killed(driver: Driver, tmp_path: Pa
         learner.wait()
 
 
-@pytest.mark.parametrize(("name", "options"), [("cartpole", ["600"]), ("lander", ["--episodes", "3", "--config"])])
+@pytest.mark.parametrize(
+    ("name", "options"), [("cartpole", ["FILE", "600"]), ("lander", ["--episodes", "3", "--config", "FILE"])]
+)
 def test_an_example(records: Records, address: str, tmp_path: Path, name: str, options: list[str]) -> None:
     program = build(ROOT / "examples" / "native" / f"{name}.cpp")
     config = json.loads((ROOT / "examples" / "native" / f"{name}.json").read_text())
     config |= {"algorithm_name": "KEEPER", "train_server_address": address}
     (tmp_path / "agent.json").write_text(json.dumps(config))
-    command = [program, *options, tmp_path / "agent.json"] if "--config" in options else [program, tmp_path / "agent.json", *options]
+    command = [program, *(tmp_path / "agent.json" if option == "FILE" else option for option in options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("delivered: all\n")
     until(lambda: records.kept and any(segment.terminated for segment in records.kept))

@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from harness.cpp_client import Driver, DriverError
 
 from rl4sys_zmq import AgentConfig
 from rl4sys_zmq.errors import ConfigError
 
-from .conftest import Driver, DriverError, Records
+from .conftest import Records
 
 SIZES = {"input_size": 4, "act_dim": 3}
 BOX = {"type": "Box", "shape": [2, 2], "dtype": "<f4", "low": [[-1, 0.1], ["-inf", 0]], "high": [[1, 1], ["inf", 2]]}

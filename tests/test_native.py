@@ -108,3 +108,50 @@ def test_each_function_has_a_signature() -> None:
     stub = Path(native.__file__).with_name("_native.pyi").read_text()
     functions = [name for name, value in vars(module).items() if callable(value) and not isinstance(value, type)]
     assert [name for name in functions if f"def {name}(" not in stub and not name.startswith("__")] == []
+
+
+@extension
+def test_the_module_can_be_imported_again() -> None:
+    again = "import sys, zmq; import rl4sys_zmq._native; del sys.modules['rl4sys_zmq._native'], rl4sys_zmq._native"
+    assert in_a_new_process(f"{again}; import rl4sys_zmq._native as it; print(it.VERSION)") == rl4sys_zmq.__version__
+
+
+DAEMON = """
+import sys, threading, time
+import numpy as np
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.acting import ActionSelector
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+class Last:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.0)  # in this time the other thread asks for the GIL, and is ended
+
+def request(self, *given, first=ActionSelector.request):
+    if going:
+        ready.set()
+        time.sleep(0.5)
+    return first(self, *given)
+
+ready, going = threading.Event(), []
+ActionSelector.request = request
+register_algorithm("FAKE", FakeAlgorithm.factory("offpolicy"))
+learner = Learner(LearnerConfig(bind="inproc://*", run_dir=None))
+learner.start()
+agent = RL4SysAgent(config=AgentConfig(client_id="lab", algorithm_name="FAKE", observation_space=BoxSpace((2,)),
+                                       action_space=DiscreteSpace(2), train_server_address=learner.address))
+sample = np.zeros(2, np.float32)
+agent.request_for_action(None, sample)
+going.append(True)
+threading.Thread(target=agent.request_for_action, args=(None, sample), daemon=True).start()
+ready.wait()
+sys.modules["last"] = Last()
+print("end", flush=True)
+"""
+
+
+@extension
+def test_a_daemon_thread_in_a_call_ends_with_the_process() -> None:
+    assert in_a_new_process(DAEMON) == "end"

@@ -342,6 +342,11 @@ def test_keys(driver: Driver, records: Records, tmp_path: Path) -> None:
     (tmp_path / "ann.keys").chmod(0o644)
     with pytest.raises(DriverError, match="chmod 600"):
         driver.open(ABSENT, keys=str(tmp_path / "ann.keys"))
+    text = (tmp_path / "ann.keys").read_text()
+    (tmp_path / "ann.keys").write_text("\n".join("public =" if line.startswith("public") else line for line in text.splitlines()))
+    (tmp_path / "ann.keys").chmod(0o600)
+    with pytest.raises(DriverError, match="public: missing or invalid"):  # and not the secret on the next line
+        driver.open(ABSENT, keys=str(tmp_path / "ann.keys"))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"act_dim": 2, "continuous": True, "act_limit": 0.1},
     {"algorithm_parameters": {"act_dim": 2, "continuous": True, "act_limit": 3}},
     {"observation_space": BOX, "input_size": 4},
+    {"observation_space": {"type": "Box", "shape": [1], "low": -1e39, "high": 1e39}},
+    {"algorithm_parameters": {"big": 2**64 - 1}},
     {"action_space": {"type": "Discrete", "n": 3, "dtype": "int32"}, "act_dim": 3},
     {"observation_space": {"type": "Discrete", "n": 5, "start": -2}, "action_space": None},
     {"algorithm_parameters": {"max_traj_length": 7, "type": "onpolicy"}},

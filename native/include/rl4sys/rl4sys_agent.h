@@ -33,8 +33,8 @@ public:
     RL4SysAgent(RL4SysAgent&&) = delete;
     RL4SysAgent& operator=(RL4SysAgent&&) = delete;
 
-    /// Chooses an action. A null or completed trajectory starts a new one. `mask` has an element for each discrete action, not
-    /// 0 where it is allowed. Returns nothing after a failure, which `getLastError` describes.
+    /// Chooses an action. A null or completed trajectory starts a new one. `mask` has an element for each discrete action, 1
+    /// where it is allowed, else 0. Returns nothing after a failure, which `getLastError` describes.
     std::optional<std::pair<std::shared_ptr<RL4SysTrajectory>, RL4SysAction>> requestForAction(
         std::shared_ptr<RL4SysTrajectory> trajectory, const std::vector<float>& observation, const std::vector<float>& mask = {});
     /// As above, into objects that the program uses again: then no step allocates memory. `mask` can be null. Throws

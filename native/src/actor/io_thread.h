@@ -80,11 +80,6 @@ public:
         const std::lock_guard<std::mutex> lock(host.mutex);
         return {status_, status_.counters, outbox_.counts()};
     }
-    /// All of it but the counters.
-    SessionStatus short_status() const {
-        const std::lock_guard<std::mutex> lock(host.mutex);
-        return {status_, {}, outbox_.counts()};
-    }
     /// Keeps all locks while the process forks, so that the child can read.
     void hold() {
         host.mutex.lock();

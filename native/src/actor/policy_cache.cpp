@@ -46,12 +46,14 @@ std::uint64_t checksum_of(std::string_view bytes) {
 // The bytes of a file; nothing if there is none.
 std::optional<std::string> read_file(const std::string& path) {
     std::error_code error;
-    const std::uintmax_t size = std::filesystem::file_size(path, error);
+    [[maybe_unused]] const auto named = std::filesystem::file_size(path, error);  // fails for what is no regular file
     if (error == std::errc::no_such_file_or_directory) return std::nullopt;
     if (error) invalid(error.message());
-    if (size > kMaxBytes) invalid("its size is out of range");
-    std::ifstream file(path, std::ios::binary);
+    std::ifstream file(path, std::ios::binary | std::ios::ate);
     if (!file) invalid(std::strerror(errno));
+    const auto size = static_cast<std::uint64_t>(file.tellg());  // of the opened file: another process can replace it
+    if (size > kMaxBytes) invalid("its size is out of range");
+    file.seekg(0);
     std::string bytes(size, '\0');
     file.read(bytes.data(), static_cast<std::streamsize>(size));
     bytes.resize(static_cast<std::size_t>(file.gcount()));
@@ -118,7 +120,10 @@ CachedPolicy read_cached_policy(std::string_view bytes) {
     if (checksum_of(bytes) != support::load64(bytes.data() + kFields)) invalid("its checksum does not match");
     const wire::Value header = wire::unpack(bytes.substr(kFixed, header_size));
     const auto* form = header.get<wire::Map>();
-    if (!form || form->items.size() != 7) invalid("its header has unexpected keys or types");
+    const auto has = [&](const char* key, auto type) { return form->get<decltype(type)>(key) != nullptr; };
+    if (!form || form->items.size() != 7 || !has("library", std::string()) || !has("saved_unix_s", 0.0) || !has("spec", wire::Map()) ||
+        !has("extras", wire::Map()))
+        invalid("its header has unexpected keys or types");
     const wire::Received said = fields_of(*form);
     const auto major = [](const std::string& version) { return version.substr(0, version.find('.')); };
     const std::string& library = said.text("library");

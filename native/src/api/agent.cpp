@@ -89,8 +89,8 @@ Spaces spaces_of(const Options& options, const policy::Policy* policy) {
 }
 
 void read_observation(const Space& space, const float* observation, std::size_t size, std::vector<std::uint8_t>& out) {
-    if (!observation) throw Failure(Code::observation, "the observation is null");
     check_size(Code::observation, "observation", size, space.discrete ? 1 : space.size());
+    if (!observation) throw Failure(Code::observation, "the observation is null");
     const float* const bad = std::find_if_not(observation, observation + size, [](float x) { return std::isfinite(x); });
     if (bad != observation + size) throw Failure(Code::observation, "observation element ", bad - observation, " is not finite");
     const bool single = space.dtype == "<f4";
@@ -571,7 +571,9 @@ void Agent::choose(Run& run, HostThread& thread, const float* observation, std::
     Parts& parts = *run.parts;
     const Options& options = parts.options;
     bool stale = false;
-    step.generation = step.version = 0;
+    const policy::Policy* const newest = run.acting.policy.get();
+    step.generation = newest ? newest->snapshot().generation : 0;
+    step.version = newest ? newest->snapshot().version : 0;
     if (run.acting.policy && options.on_stale != Options::Stale::keep && options.settings.policy_max_age_s) {
         const double age = actor::monotonic() - parts.io.host.current_at.load(), most = *options.settings.policy_max_age_s;
         stale = age > most;

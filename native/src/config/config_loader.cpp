@@ -269,7 +269,7 @@ void add_parameter(AgentConfig& config, const std::string& key, const json& valu
     auto& simple = config.algorithm_parameters;
     if (value.is_boolean())
         simple[key] = value.get<bool>();
-    else if (value.is_number_integer() && value == value.get<std::int32_t>())
+    else if (value.is_number_integer() && value.dump() == std::to_string(value.get<std::int32_t>()))
         simple[key] = value.get<std::int32_t>();
     else if (value.is_number_float())
         simple[key] = value.get<double>();
@@ -381,7 +381,8 @@ AgentConfig ConfigLoader::loadFromFile(const std::string& filePath) {
     if (suffix == ".yaml" || suffix == ".yml")
         throw ConfigurationError(filePath + ": the C++ client reads JSON; write the file as JSON");
     std::ifstream file(filePath, std::ios::binary);
-    if (!file) throw ConfigurationError(filePath + ": no such file, or it cannot be read");
+    if (!file || std::filesystem::is_directory(filePath))
+        throw ConfigurationError(filePath + ": no such file, or it cannot be read");
     const json given = config::parse({std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()}, filePath);
     try {
         return read(given, filePath);

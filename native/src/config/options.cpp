@@ -23,12 +23,15 @@ wire::Map wire_map(const json& form) {
     return *wire::unpack({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).get<wire::Map>();
 }
 
-// The elements of a bound in one list, rounded as Python rounds them.
+// The elements of a bound in one list, rounded as Python rounds them. JSON has no infinity: it is text, as in spaces.
 void append_bound(json& out, const json& bound, bool single) {
-    if (bound.is_array())
+    if (bound.is_array()) {
         for (const json& item : bound) append_bound(out, item, single);
-    else
-        out.push_back(single && bound.is_number() ? json(static_cast<double>(bound.get<float>())) : bound);
+    } else if (const double rounded = single && bound.is_number() ? bound.get<float>() : 0.0; std::isinf(rounded)) {
+        out.push_back(rounded > 0 ? "inf" : "-inf");
+    } else {
+        out.push_back(single && bound.is_number() ? json(rounded) : bound);
+    }
 }
 
 // Reads the key file of a user, which the Python library writes (rl4sys_zmq/security/keys.py).
@@ -50,11 +53,12 @@ io::CurveKeys read_keys(const std::string& path) {
     text.resize(static_cast<std::size_t>(got));
     if (text.size() > kFileBytes) fail("is too long for a key file; give another file");
     const auto value = [&](const std::string& key) {
-        const std::size_t line = ("\n" + text).find("\n" + key), open = text.find_first_of("'\"", line);
-        const std::size_t close = open == text.npos ? open : text.find(text[open], open + 1);
-        if (line == text.npos || close == text.npos || close - open - 1 != kKeyChars)
+        const std::size_t begin = std::min(("\n" + text).find("\n" + key), text.size());
+        const std::string line = text.substr(begin, text.find('\n', begin) - begin);  // never the secret of the next line
+        const std::size_t open = line.find_first_of("'\""), close = open == line.npos ? open : line.find(line[open], open + 1);
+        if (line.find_first_of(" =\t") != key.size() || close == line.npos || close - open - 1 != kKeyChars)
             fail(key + ": missing or invalid; create new keys");
-        return text.substr(open + 1, kKeyChars);
+        return line.substr(open + 1, kKeyChars);
     };
     return {value("public"), value("secret"), value("learner")};
 }

@@ -104,15 +104,18 @@ std::int64_t whole(const Value* value, std::int64_t missing, const std::string& 
     return *n;
 }
 
-// The tensors that the layers and the head need, in order.
+// Compares the tensors that the layers and the head need with those of the spec, in order.
 struct Needed {
-    void add(const std::string& name, std::vector<std::uint64_t> shape, bool exact = false) {
-        tensors.push_back({name, std::move(shape), "<f4", exact});
-        elements += tensors.back().size();
+    void add(const std::string& name, const std::vector<std::uint64_t>& shape, bool exact = false) {
+        if (at == own.size()) invalid("the tensors do not match the layers");
+        const Tensor& one = own[at++];
+        if (one.name != name || one.shape != shape || !one.is_float32() || one.exact != exact)
+            invalid("the tensors do not match the layers: " + one.name.substr(0, 40) + ", expected " + name);
+        elements += one.size();
     }
 
-    std::vector<Tensor> tensors;
-    std::size_t elements = 0;
+    const std::vector<Tensor>& own;
+    std::size_t at = 0, elements = 0;
 };
 
 using Numbers = std::map<std::string, int>;  // of the layers so far, by group
@@ -262,7 +265,7 @@ PolicySpec read_spec(const Map& form) {
     if (whole(document.find("layers_version"), 0, "layers_version") != kLayersVersion) invalid("another version of layers");
     const auto& layers = need<List>(document, "layers", "a list");
     if (layers.empty() || layers.size() > kMaxLayers) invalid(std::to_string(layers.size()) + " layers");
-    Needed needed;
+    Needed needed{out.tensors};
     Numbers numbers;
     out.features = out.observations.size();
     std::size_t width = out.features;
@@ -280,12 +283,7 @@ PolicySpec read_spec(const Map& form) {
     if (out.head.kind == HeadKind::gaussian) needed.add("log_std", {out.outputs});
     if (out.head.kind == HeadKind::q_values) needed.add("epsilon", {1}, true);
     out.weights = needed.elements;
-    if (needed.tensors.size() != out.tensors.size()) invalid("the tensors do not match the layers");
-    for (std::size_t n = 0; n < out.tensors.size(); ++n) {
-        const Tensor &own = out.tensors[n], &other = needed.tensors[n];
-        if (own.name != other.name || own.shape != other.shape || !own.is_float32() || own.exact != other.exact)
-            invalid("the tensors do not match the layers: " + own.name.substr(0, 40) + ", expected " + other.name);
-    }
+    if (needed.at != out.tensors.size()) invalid("the tensors do not match the layers");
     const auto& columns = need<List>(form, "columns", "a list");
     if (columns.size() != (out.state_size ? 1u : 0u)) invalid("the extra columns do not match the recurrent state");
     return out;

@@ -2,6 +2,8 @@
 // between the exceptions of both.
 #pragma once
 
+#include <unistd.h>
+
 #include <functional>
 #include <memory>
 #include <new>
@@ -24,6 +26,17 @@ PyObject* guarded(F f) noexcept {
     } catch (...) {
         set_error();
         return nullptr;
+    }
+}
+
+/// Calls a function of Python. At its end, the interpreter ends a thread that asks for the GIL there; this one then waits for the
+/// process to end, because functions that throw nothing cannot be unwound, and Ref's cannot be released without the GIL.
+template <class... A>
+PyObject* called(PyObject* function, A... arguments) noexcept {
+    try {
+        return PyObject_CallFunctionObjArgs(function, arguments..., nullptr);
+    } catch (...) {
+        for (;;) pause();
     }
 }
 

@@ -110,6 +110,7 @@ void add_fields(PyObject* module, const char* name, unsigned flags, PyMethodDef*
                 std::initializer_list<const char*> objects = {}, std::initializer_list<const char*> numbers = {},
                 PyGetSetDef* made = nullptr) {
     static std::vector<PyMemberDef> members;
+    members.clear();  // the module can be imported again
     for (const char* const its : objects) members.push_back({its, T_OBJECT_EX, place(members.size()), 0, nullptr});
     for (const char* const its : numbers) members.push_back({its, T_PYSSIZET, place(members.size()), 0, nullptr});
     wire::List names;
@@ -138,7 +139,7 @@ PyObject* get_made(PyObject* self, void* which) noexcept {
         const char* const from = std::accumulate(sizes, sizes + part, action.lazy);
         const Ref bytes(PyBytes_FromStringAndSize(from, static_cast<Py_ssize_t>(sizes[part])));
         if (!bytes) return nullptr;
-        Ref its(PyObject_CallFunctionObjArgs(PyTuple_GetItem(action.fields[kActionMakers], part), bytes.get(), nullptr));
+        Ref its(called(PyTuple_GetItem(action.fields[kActionMakers], part), bytes.get()));
         if (!its) return nullptr;
         if (!value) value = its.release();  // otherwise another thread was faster
     }
@@ -302,7 +303,7 @@ Ref ordinary_request(Steps& steps, PyObject* traj, PyObject* obs) {
     if (!lazy) return {};
     const policy::Choice choice = acting->act(features, 0, nullptr, explore, nullptr, sampler, scratch);
     if (!std::isfinite(choice.log_prob))
-        return checked(PyObject_CallFunctionObjArgs(steps.fields[kNotFinite], traj, obs, nullptr));
+        return checked(called(steps.fields[kNotFinite], traj, obs));
     PyObject* scalar = nullptr;
     if (!steps.action_size) {
         scalar = PyList_GetItem(steps.fields[kScalars], static_cast<Py_ssize_t>(choice.index - steps.start));
@@ -344,7 +345,7 @@ Ref request(Steps& steps, PyObject* traj, PyObject* obs, PyObject* mask) {
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError{};  // of the host's signal handler
         PyErr_Clear();
     }
-    return checked(PyObject_CallFunctionObjArgs(steps.fields[kRequest], traj, obs, mask, nullptr));
+    return checked(called(steps.fields[kRequest], traj, obs, mask));
 }
 
 // Adds an ordinary next step. False if it is not ordinary.
@@ -393,7 +394,7 @@ Ref add(Steps& steps, PyObject* traj, PyObject* action) {
     auto* const type = reinterpret_cast<PyTypeObject*>(steps.fields[kActionType]);
     if (is_trajectory(traj) && Py_TYPE(action) == type && ordinary_add(steps, traj, action)) return none();
     PyErr_Clear();
-    return checked(PyObject_CallFunctionObjArgs(steps.fields[kAdd], traj, action, nullptr));
+    return checked(called(steps.fields[kAdd], traj, action));
 }
 
 // `objects` are the first fields.

@@ -225,6 +225,7 @@ Outgoing join_submit(std::uint64_t first_seq, std::uint64_t want_steps, const st
             codings.emplace_back(code_frame(*out.body[n], sections[n], *zstd, frame));
             before += out.body[n]->size();
             after += frame.size();
+            frame.shrink_to_fit();  // ZeroMQ can hold it for long
             coded.push_back(std::make_shared<const std::string>(std::move(frame)));
         }
         if (static_cast<double>(after) <= kGain * static_cast<double>(before) && before <= kMostExpansion * after + kFreeBytes &&

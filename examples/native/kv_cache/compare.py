@@ -1,6 +1,6 @@
 """A cache server that learns which eviction rule to use, against each fixed rule, on the same traces.
 
-Build the C library first (``make native`` in the top folder). Then, in this folder, some minutes for five seeds::
+Build the C library first (``make native`` in the top folder). Then, in this folder, a quarter of an hour for five seeds::
 
     python compare.py
 
@@ -100,7 +100,7 @@ def main() -> None:
     """Train and compare, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--traces", type=int, default=80, help="traces of training, each with 400 decisions")
+    parser.add_argument("--traces", type=int, default=200, help="traces of training, each with 400 decisions")
     parser.add_argument("--tests", type=int, default=5, help="traces of the comparison")
     parser.add_argument("--library", type=Path, default=ROOT / "build" / "native", help="folder with librl4sys_client.so")
     options = parser.parse_args()

@@ -123,6 +123,7 @@ def _step(options: BenchOptions, say: PrintLine) -> Record:
             record[label] = {
                 "median_us": _line(say, f"step, us, {label}, median", times.medians),
                 "p99_us": _line(say, f"step, us, {label}, p99", times.p99),
+                "p99.9_us": _line(say, f"step, us, {label}, p99.9", times.p999),
                 "forward_us": times.forward_us,
             }
             say(f"{'  forward pass alone, plain numpy':46} {'':12} {times.forward_us:12.2f}")

@@ -39,11 +39,13 @@ class StepTimeComparison:
     Attributes:
         medians: The median time, in pairs.
         p99: The 99th percentile, in pairs.
+        p999: The 99.9th percentile, in pairs.
         forward_us: The median time of the forward pass alone, in plain numpy.
     """
 
     medians: PairedFigures
     p99: PairedFigures
+    p999: PairedFigures
     forward_us: float
 
 
@@ -177,14 +179,16 @@ def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> 
         ours, plain, forward = agent_step(agent), plain_step(), forward_only()
         for step in (ours, plain, forward):
             times_us(step, min(steps, 5000))
-        medians, p99, alone = [], [], []
+        medians, alone = [], []
+        tails: dict[float, list[tuple[float, float]]] = {99.0: [], 99.9: []}
         for number in range(pairs):
             order = (ours, plain) if number % 2 == 0 else (plain, ours)
             taken = {step: times_us(step, steps, pause_s) for step in order}
             medians.append((float(np.median(taken[ours])), float(np.median(taken[plain]))))
-            p99.append((float(np.percentile(taken[ours], 99)), float(np.percentile(taken[plain], 99))))
+            for percent, sides in tails.items():
+                sides.append((float(np.percentile(taken[ours], percent)), float(np.percentile(taken[plain], percent))))
             alone.append(float(np.median(times_us(forward, steps // 4))))
-    return StepTimeComparison(_pairs(medians), _pairs(p99), float(np.median(alone)))
+    return StepTimeComparison(_pairs(medians), _pairs(tails[99.0]), _pairs(tails[99.9]), float(np.median(alone)))
 
 
 def measure_recurrent_step(address: str, pairs: int, steps: int) -> PairedFigures:

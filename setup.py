@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: the long description for an index page, and the extension module of the compiled form.
+"""Define what setup.cfg cannot: the long description for an index page, and the extension module of the compiled form.
 
 The extension is optional. It needs a compiler of C++17 and Python's headers, and no other library. Where one is missing, the
 package is installed without it: the pure Python form. The environment variable RL4SYS_NATIVE says otherwise: ``never`` builds

@@ -81,7 +81,7 @@ class FallbackActionSelector:
         return self.max_age_s is not None and self._parts.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory) -> RL4SysAction:
-        """Return the calling thread's previous action, or the idle action if there is none."""
+        """Return the previous action of the calling thread. If it has none, return the idle action."""
         last = copy_tree(self._parts.threads.state.last_act)
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
@@ -116,7 +116,7 @@ class FallbackActionSelector:
         return self._unstored_action(observation, act)
 
     def baseline(self, observation: Tree, mask: Mask) -> RL4SysAction:
-        """Return the baseline's action, or the idle action if there is no baseline."""
+        """Return the action of the baseline. Without a baseline, return the idle action."""
         self._parts.counters.add("baseline_actions")
         return self._idle_action(observation, mask)
 
@@ -210,7 +210,7 @@ class ActionSelector:
             self.request = self.steps.request  # type: ignore[method-assign, assignment]
 
     def _compiled_steps(self, spec: PolicySpec) -> _native.Steps | None:
-        """Return the compiled fast path, which calls the methods here for all that is not ordinary; None if there is none."""
+        """Return the compiled fast path, or None if this configuration has none. It calls the methods here in rare cases."""
         parts, dtype = self._parts, self._plain_dtype
         if parts.form != "compiled" or not COMPILED or not self._has_fast_path or dtype is None or self._keeps_last:
             return None

@@ -29,7 +29,7 @@ if TYPE_CHECKING or _native is None:
         __slots__ = ("left", "limit", "masks", "missing", "pending", "rows", "stamp", "steps")
 
         def bind_columns(self, *columns: Any) -> None:
-            """Do nothing: there is no compiled code to write to the columns."""
+            """Do nothing. Only compiled code needs the memory of the columns."""
 
 else:
     ActionSlots, TrajectorySlots, WriterSlots = _native.ActionSlots, _native.TrajectorySlots, _native.WriterSlots

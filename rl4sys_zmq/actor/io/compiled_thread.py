@@ -190,7 +190,7 @@ _HELLO = (
 
 
 class _Changes:
-    """The part of `threading.Condition` with which host threads wait for the compiled thread. There is no lock in Python."""
+    """Waits of host threads for the compiled thread, with methods of `threading.Condition`. It has no lock in Python."""
 
     def __init__(self, native: _native.IoThread) -> None:
         self._native, self._seen = native, threading.local()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 from rl4sys_zmq.errors import ConfigError
 
 MAX_NAME = 200
 """The longest name of a client, an actor, a key, a store or an environment, in characters."""
+
+MAX_HOST = 40
+"""The longest beginning of a host's name in the default name of an actor, in characters."""
 
 NAME_RULE = f"1 to {MAX_NAME} printable characters without / \\ :, not starting or ending with a dot or space"
 
@@ -32,6 +38,12 @@ def check_name(value: object, key: str) -> str:
     if not is_name(value):
         raise ConfigError(f"{key} {value!r:.60} is not a valid name; expected {NAME_RULE}", key=key)
     return str(value)
+
+
+def new_actor_id() -> str:
+    """Return the name of an actor that has none: its host, its process and a random number, such as ``cache-7.4121-9f3c01ab``."""
+    host = re.sub(r"[^0-9A-Za-z._-]", "-", os.uname().nodename).strip(".")[:MAX_HOST] or "host"
+    return f"{host}.{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def algorithm_key(name: str) -> str:

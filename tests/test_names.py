@@ -1,5 +1,8 @@
 """Names from outside the program, and the parts of paths that are made from them."""
 
+import os
+import re
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,7 +13,7 @@ from kit import raising
 
 from rl4sys_zmq.config import AgentConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.names import check_name, file_name, folder_name, is_name, name_of
+from rl4sys_zmq.names import check_name, file_name, folder_name, is_name, name_of, new_actor_id
 
 
 @given(one=st.text(max_size=300), other=st.text(max_size=300))
@@ -52,6 +55,18 @@ def test_file_names_of_several_names_do_not_meet() -> None:
     assert len({name.lower() for name in names}) == 6
     longest = file_name("x" * 200, "y" * 200, str(1 << 63), str(1 << 63))
     assert len(longest) < 250 and longest != file_name("x" * 199 + "z", "y" * 200, str(1 << 63), str(1 << 63))
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("cache-7", "cache-7"), ("a b:ü", "a-b--"), ("x" * 64, "x" * 40), ("", "host"), ("..lab.example.", "lab.example")],
+)
+def test_an_actor_without_a_name_is_named_by_host_and_process(host: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=host))
+    names = {new_actor_id() for _ in range(100)}
+    assert len(names) == 100
+    for name in names:
+        assert is_name(name) and re.fullmatch(rf"{re.escape(shown)}\.{os.getpid()}-[0-9a-f]{{8}}", name)
 
 
 @pytest.mark.parametrize("name", ["luna", "journal.db-journal", "naïve", "%2e%2e", "a b", "x" * 200, "日本", "learner.secret"])

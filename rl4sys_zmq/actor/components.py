@@ -7,7 +7,6 @@ import os
 import random
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from rl4sys_zmq.delivery.session import SessionState
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.names import new_actor_id
 from rl4sys_zmq.native import VARIABLE, require
 from rl4sys_zmq.native import default as default_form
 from rl4sys_zmq.native import load as load_native
@@ -156,7 +156,7 @@ class AgentComponents:
     ) -> None:
         """Start the I/O thread, and wait until it has opened the spool and the policy cache."""
         self.config = config
-        self.actor_id = config.actor_id or uuid.uuid4().hex
+        self.actor_id = config.actor_id or new_actor_id()
         drops = config.on_bad_input == "drop"
         self.owner: AgentIdentity = AgentIdentity(counters, drops_bad_input=drops) if parent is None else parent.owner
         self.counters = counters

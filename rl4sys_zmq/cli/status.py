@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,10 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
         if as_json:
             print_line(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
         else:
-            lead = CLEAR if watch and sys.stdout.isatty() else ""
-            print_line(lead + "\n".join(_lines(report)))
+            is_terminal = sys.stdout.isatty()
+            if watch and is_terminal:
+                sys.stdout.write(CLEAR)
+            print_line("\n".join(_lines(report, shutil.get_terminal_size().columns if is_terminal else None)))
         if not watch:
             return report
         _pause()
@@ -62,9 +65,9 @@ def _pause() -> None:
     check_signals()
 
 
-def _lines(report: Mapping[str, Any]) -> list[str]:
+def _lines(report: Mapping[str, Any], width: int | None = None) -> list[str]:
     try:
-        return report_lines(report, time.time())
+        return report_lines(report, time.time(), width)
     except (LookupError, TypeError, ValueError) as exc:
         remedy = "this version cannot read the status; print it with --json, or use the same version on both sides"
         raise ProtocolError(RefusalReason.MALFORMED, remedy) from exc

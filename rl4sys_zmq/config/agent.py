@@ -57,7 +57,7 @@ class AgentConfig(PolicyOptions, ProcessConfig):
     """The name of the client. A client is one policy and the learner thread that trains the policy. Default for a file
     with sections (RL4Sys's second form): the name of the file without its suffix."""
     actor_id: str | None = option(optional(name), None)
-    """The name of this actor. Default: a random UUID."""
+    """The name of this actor. Default: host, process and a random number, such as ``cache-7.4121-9f3c01ab``."""
     debug: bool = option(flag, False)
     """True has the same effect as ``log_level: DEBUG``."""
     log_level: str | None = option(optional(log_level), None)

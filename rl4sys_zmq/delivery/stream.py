@@ -36,6 +36,7 @@ class SegmentStream:
     spooled: bool = False  # the actor continues the numbering after a restart. Never discard `received` then.
     owner: str = field(default="", init=False)  # the user that the stream belongs to; empty without keys
     library: str = field(default="", init=False)  # name and version, as the actor reports it
+    address: str = field(default="", init=False)  # the IP address of the peer; empty on ipc and inproc
     relay: str = field(default="", init=False)  # the URI of the first relay that the actor should use; empty for none
     received: int = field(init=False)  # the next number that the learner expects. Those below were accepted or refused.
     durable: int = field(init=False)  # all segments below this number are in the journal

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.errors import restart_command
-from rl4sys_zmq.liveness import WORKER_SILENCE_S
+from rl4sys_zmq.liveness import HEARTBEAT_S, WORKER_SILENCE_S
 from rl4sys_zmq.logs import printable
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Verdict
 
 MAX_ACTORS_SHOWN = 20
+MAX_LINES = 12
+"""The longest text of one problem, in lines of a terminal."""
+
+LEAST_NAME = 8
+QUIET_S = 2 * HEARTBEAT_S
+"""Time without a message after which an actor counts as silent, in seconds."""
+
 MAX_LIBRARIES = 4
 BUSY_S = 5.0
 NODE_CHARS = 8
 """Number of characters of a Ray node's id that are shown."""
 
+_RANDOM = re.compile(r"(\.[0-9]+)-[0-9a-f]{8}$")
+"""The end of a default name of an actor: its process, and a random number."""
 
-def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    """Return the lines about a learner or a relay. Problems are marked with ``!!``."""
-    if report.get("relay"):
-        return [printable(line) for line in _relay_lines(report)]
+
+def report_lines(report: Mapping[str, Any], now_unix_s: float, width: int | None = None) -> list[str]:
+    """Return the lines about a learner or a relay, of at most `width` characters. Problems are marked with ``!!``."""
+    lines = list(_relay_lines(report)) if report.get("relay") else _learner_lines(report, now_unix_s, width)
+    return [short for line in lines for short in _wrapped(printable(line), width)]
+
+
+def _learner_lines(report: Mapping[str, Any], now_unix_s: float, width: int | None) -> list[str]:
     lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}", _versions(report)]
     lines += _whole(report)
     for client_id, client in sorted(report["clients"].items()):
-        lines += ["", *_client_lines(client_id, client, now_unix_s)]
-    return [printable(line) for line in (lines if report["clients"] else [*lines, "no clients yet"])]
+        lines += ["", *_client_lines(client_id, client, now_unix_s, width)]
+    return lines if report["clients"] else [*lines, "no clients yet"]
 
 
 def _relay_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -142,7 +157,7 @@ def _named(counters: Mapping[str, Any], prefix: str) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in named)
 
 
-def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) -> Iterator[str]:
+def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float, width: int | None) -> Iterator[str]:
     (row,) = client_rows({"clients": {client_id: client}})
     state = row.state + (" (resuming)" if client.get("resuming") else "")
     age = span_text(max(0.0, now_unix_s - client["generation"] / 1000))  # a generation is the Unix time in ms
@@ -174,7 +189,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
         age = span_text(max(0.0, now_unix_s - alarm["last_unix_s"]))
         yield f"  !! alarm {name}: {alarm['count']:,}, the last one {age} ago: {alarm['text']}"
     if client["actors"]:
-        yield from _actor_lines(client["actors"], client["actors_total"])
+        yield from _actor_lines(client["actors"], client["actors_total"], width)
 
 
 def _evaluation_lines(client: Mapping[str, Any]) -> Iterator[str]:
@@ -227,22 +242,65 @@ def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
         yield f"  !! {crashes:,} crashes, the last one: {worker['last_crash']}{pause}"
 
 
-def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
-    """Return a table of the actors: connected ones first, each group by the most recent message."""
-    names = ("received", "durable", "trained", "checkpointed", "credit_steps")
-    rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
-    order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))
+def _actor_lines(actors: Mapping[str, Any], total: int, width: int | None) -> list[str]:
+    """Return a table of the actors: first those that are not connected, then silent ones, each group by name."""
+    numbers = ("received", "durable", "trained", "checkpointed", "credit_steps")
+    order = sorted(actors.items(), key=lambda item: (item[1]["live"], item[1]["silent_s"] < QUIET_S, item[0]))
+    short = _short_names(actors)
+    rows: list[tuple[str, ...]] = [("actor", "live", "silent", "received", "durable", "trained", "saved", "credit", "from")]
     for actor_id, actor in order[:MAX_ACTORS_SHOWN]:
-        numbers = [f"{actor[name]:,}" for name in names]
-        short = actor_id if len(actor_id) <= 16 else f"{actor_id[:15]}\u2026"
-        rows.append((f"  {short}", "yes" if actor["live"] else "no", span_text(actor["silent_s"]), *numbers))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
+        counts = (count_text(actor[name]) for name in numbers)
+        live = "yes" if actor["live"] else "no"
+        rows.append((short[actor_id], live, span_text(actor["silent_s"]), *counts, actor.get("address", "")))
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    if not any(columns[-1][1:]) or (width is not None and _table_width(columns) > width):
+        columns.pop()  # the names of actors have the hosts
+    if width is not None and (over := _table_width(columns) - width) > 0:
+        room = max(LEAST_NAME, max(map(len, columns[0])) - over)
+        columns[0] = [_cut(name, room) for name in columns[0]]
+    for place, column in enumerate(columns):
+        most = max(map(len, column))
+        column[:] = [cell.ljust(most) if place in (0, 1, 8) else cell.rjust(most) for cell in column]
+    lines = [f"  {'  '.join(row)}".rstrip() for row in zip(*columns, strict=True)]
     hidden, shown = total - MAX_ACTORS_SHOWN, "all" if total == len(actors) else len(actors)
     return [*lines, f"  and {hidden:,} more (--json shows {shown})"] if hidden > 0 else lines
+
+
+def _table_width(columns: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in columns)
+
+
+def _short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of actors without the random part of default names, where that is clear."""
+    short = {name: _RANDOM.sub(r"\1", name) for name in names}
+    uses = Counter(short.values())
+    return {name: printable(cut if uses[cut] == 1 else name) for name, cut in short.items()}
+
+
+def _cut(name: str, most: int) -> str:
+    """Return a name with an ellipsis instead of its middle, so that it has at most `most` characters."""
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}\u2026{name[len(name) - end :]}"
+
+
+def _wrapped(line: str, width: int | None) -> list[str]:
+    """Return a line as lines of at most `width` characters, with an ellipsis at the end if there would be too many."""
+    if width is None or len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_on_hyphens=False, max_lines=MAX_LINES, placeholder=" \u2026"
+    )
+
+
+def count_text(count: int) -> str:
+    """Return a count as a text of at most 8 characters, such as ``12,345`` or ``1.2 M``."""
+    if count < 1_000_000:
+        return f"{count:,}"
+    thousands = min((len(str(count)) - 1) // 3, 6)
+    return f"{count / 1000**thousands:.1f} {' kMGTPE'[thousands]}"
 
 
 def span_text(seconds: float) -> str:

@@ -115,7 +115,7 @@ def test_ten_readers_at_once_get_the_same_records(inproc_lab: Lab) -> None:
 
     def reads() -> None:
         with StatusConnection(learner.address) as connection:
-            since, records = 0, []
+            since, records = 0, list[dict[str, Any]]()
             while since < whole.next_record:  # a busy learner may send none
                 answer = connection.read(PATIENCE_S, since)
                 records, since = records + answer.records, answer.next_record

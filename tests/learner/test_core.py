@@ -1,5 +1,6 @@
 """Tests of the learner's core without sockets. They deliver messages of actors and learner threads, and check the answers."""
 
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -394,6 +395,38 @@ def test_an_actor_that_asks_again_learns_that_its_client_is_starting() -> None:
     assert not [name for name in rig.core.counters.snapshot() if name.startswith("refused.")]
     rig.ready()
     assert isinstance(rig.answers()[0], Welcome) and isinstance(rig.answers(b"q")[0], Welcome)
+
+
+def test_the_address_of_an_actor_is_that_of_its_connection_also_if_it_had_to_wait() -> None:
+    rig = Rig()
+    for host, peer, name in (("10.0.0.7", b"p", "a"), ("", b"q", "b")):
+        rig.host = host
+        rig.say(hello(name), peer)
+    rig.host = "10.0.0.8"
+    rig.ready()
+    rig.join(b"r", actor_id="c")
+    shown = {name: actor["address"] for name, actor in rig.client.report(rig.now)["actors"].items()}
+    assert shown == {"a": "10.0.0.7", "b": "", "c": "10.0.0.8"}
+
+
+def test_a_learner_whose_statuses_took_long_repeats_the_last_one_without_records(rig: Rig) -> None:
+    builds: list[int] = []
+
+    def slow_status() -> dict[str, Any]:
+        builds.append(len(builds))
+        rig.now += 0.1
+        return {"builds": len(builds), "clients": {}}
+
+    rig.core.actor_sessions._callbacks = replace(rig.core.actor_sessions._callbacks, status=slow_status)
+    rig.history.add({"t": 1.0, "event": "alarm"})
+    replies = [only(rig.say(StatusRequest(0)), StatusReply) for _ in range(3)]
+    assert [(reply.report["builds"], bool(reply.body)) for reply in replies] == [(1, True), (1, False), (1, False)]
+    assert json.loads(bytes(replies[0].body[0])) == {"next_record": 1, "records": [{"t": 1.0, "event": "alarm"}]}
+    rig.now += 2.0
+    late = only(rig.say(StatusRequest(1)), StatusReply)
+    assert late.report["builds"] == 2 and json.loads(bytes(late.body[0])) == {"next_record": 1, "records": []}
+    rig.now += 3.0
+    assert not only(rig.say(StatusRequest()), StatusReply).body
 
 
 def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard(rig: Rig) -> None:

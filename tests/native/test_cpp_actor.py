@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from kit import free_port, until, write_keys
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.names import new_actor_id
 from rl4sys_zmq.weights import digest
 
 from .conftest import Records
@@ -303,7 +305,10 @@ def test_a_forked_child_becomes_another_actor(driver: Driver, records: Records, 
     driver.step(0.1)
     child = driver("fork", steps=10)
     assert (child["status"], child["error"]) == (0, "")
-    assert child["actor_id"] != driver("stats")["actor_id"] and child["accepted"] == 2 and child["counters"]["forks"] == 1
+    parent = driver("stats")["actor_id"]
+    for name in (parent, child["actor_id"]):  # the names of Python's actors, but for process and number
+        assert re.sub(r"\d+-[0-9a-f]{8}", "", name) == re.sub(r"\d+-[0-9a-f]{8}", "", new_actor_id())
+    assert child["actor_id"] != parent and child["accepted"] == 2 and child["counters"]["forks"] == 1
     assert driver("fork", steps=0)["status"] == 0  # a child that never uses the agent
     driver("end")
     assert driver("stats")["in_doubt"] == 0

@@ -1,5 +1,8 @@
 """A status report as text: the important values in 80 columns, and clear marks at faults."""
 
+import io
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -7,6 +10,7 @@ from click.testing import CliRunner
 
 from rl4sys_zmq import __version__
 from rl4sys_zmq.cli.learner import main
+from rl4sys_zmq.cli.status import show_status
 from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, conservation_error, report_lines
 
 NOW = 1_800_000_000.0
@@ -115,7 +119,7 @@ def text(**changes: Any) -> str:
 
 
 def test_everything_is_there_in_80_columns() -> None:
-    lines = report_lines(report(), NOW)
+    lines = report_lines(report(), NOW, 80)
     assert max(map(len, lines)) <= 80
     assert lines == [
         "learner at tcp://127.0.0.1:50051, process 4242, up 12 s",
@@ -130,8 +134,8 @@ def test_everything_is_there_in_80_columns() -> None:
         "  accepted 131: trained 100  stale 10  quarantined 3  pending 7  rolled_back 11",
         "  refused 2  duplicate 9  gap 4  queue 5 (1.2 MB)",
         "  checkpoint 12: version 59, 3.2 s ago",
-        "  actor             live  silent  received  durable  trained  saved  credit",
-        "  3f2a9c41-long-n…  yes    0.2 s     1,042    1,041    1,040  1,039   2,048",
+        "  actor                  live  silent  received  durable  trained  saved  credit",
+        "  3f2a9c41-l…name-of-it  yes    0.2 s     1,042    1,041    1,040  1,039   2,048",
     ]
 
 
@@ -220,14 +224,60 @@ def test_a_client_has_a_line_for_each_of_its_parts(changes: dict[str, Any], line
     assert line in text(clients={"a": client(**changes)}).splitlines()
 
 
-def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
-    actors = {f"a{i:03}": actor(live=i >= 40, silent_s=float(i)) for i in range(45)}
-    lines = report_lines(report(clients={"luna": client(actors=actors, actors_total=45)}), NOW)
-    assert lines[-1] == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
+def actor_lines(actors: dict[str, Any], width: int | None = None, **changes: Any) -> list[str]:
+    """Return the lines of the table of actors, without its head."""
+    lines = report_lines(report(clients={"luna": client(actors=actors, actors_total=len(actors), **changes)}), NOW, width)
+    return lines[[line.startswith("  actor ") for line in lines].index(True) + 1 :]
+
+
+def test_many_actors_are_cut_and_those_in_trouble_come_first() -> None:
+    actors = {f"a{i:03}": actor(live=i % 9 != 0, silent_s=2.5 if i % 10 == 0 else 0.1) for i in range(45)}
+    *lines, more = actor_lines(actors)
+    assert more == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
+    assert [line.split()[0] for line in lines] == [
+        *("a000", "a009", "a018", "a027", "a036"),  # not connected
+        *("a010", "a020", "a030", "a040"),  # silent
+        *(f"a{i:03}" for i in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13)),
+    ]
     fewer = report_lines(report(clients={"luna": client(actors=actors, actors_total=450)}), NOW)
     assert fewer[-1] == f"  and {450 - MAX_ACTORS_SHOWN} more (--json shows 45)"
-    assert lines[13].split()[:2] == ["a040", "yes"]
-    assert sum(" yes " in line for line in lines) == 5
+
+
+def test_actors_are_shown_by_host_and_process_where_that_is_clear() -> None:
+    names = ("cache-7.4121-9f3c01ab", "cache-7.4122-9f3c01ab", "cache-7.4122-00000000", "mine-9f3c01ab", "x" * 60 + ".4-9f3c01ab")
+    actors = {name: actor(address="10.0.0.7") for name in names}
+    rows = [line.split() for line in actor_lines(actors)]
+    assert [row[0] for row in rows] == ["cache-7.4121", *sorted(names[1:3]), names[3], "x" * 60 + ".4"]
+    assert all(row[-1] == "10.0.0.7" for row in rows)
+    rows = [line.split() for line in actor_lines(actors, 80)]
+    assert [row[0] for row in rows[:2]] == ["cache-7.4121", "cache-7.4122-00000000"]
+    assert rows[-1][0].startswith("xxxx") and "…" in rows[-1][0] and rows[-1][0].endswith("xx.4")
+    short = actor_lines({"a.1-9f3c01ab": actor(address="10.0.0.7")}, 80)
+    assert short == ["  a.1    yes    0.2 s     1,042    1,041    1,040  1,039   2,048  10.0.0.7"]
+
+
+LONG = " ".join(["ValueError: it has no end"] * 500)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_whatever_is_in_it_no_line_is_wider_than_the_terminal(width: int) -> None:
+    actors = {
+        f"{'w' * 150}.{i}-9f3c01ab": actor(**dict.fromkeys(("received", "durable", "trained", "checkpointed"), 10**i))
+        for i in range(19)
+    }
+    alarms = {"stalled": {"count": 10**9, "text": LONG, "first_unix_s": 1.0, "last_unix_s": 1.0}}
+    bad = client(state="failed", error=LONG, alarms=alarms, actors=actors, actors_total=999, steps=10**15, steps_per_s=1e12)
+    worker = {"engine": "ray", "host": "h" * 100, "pid": 7, "crashes": 2, "last_crash": "/" + "deep/" * 100, "silent_s": 9.0}
+    found = report(
+        clients={"c" * 200: {**bad, "worker": worker}, "luna": client(checkpoint={"number": 0, "error": LONG})},
+        warnings=["/" + "x" * 500],
+        relays=[{"address": "tcp://r" + "x" * 200, "host": "", "live": False, "silent_s": 1.0, "children": {"c" * 200: 4}}],
+        counters={f"refused.{'code' * i}": 10**9 for i in range(12)},
+    )
+    lines = report_lines(found, NOW, width)
+    assert max(map(len, lines)) <= width
+    assert sum(len(line) for line in lines) < 12_000 and any(line.endswith("…") for line in lines)
+    assert len(report_lines(found, NOW)) < len(lines), "a pipe gets whole lines"
 
 
 ALARM = {"stalled": {"count": 1, "text": "it waits", "first_unix_s": 1.0, "last_unix_s": 1.0}}
@@ -252,3 +302,21 @@ def test_a_checked_status_has_an_exit_code(
     plain, checked = (CliRunner().invoke(main, ["status", "a:1", *words]) for words in (form, ["--check", *form]))
     assert (plain.exit_code, checked.exit_code) == (0, code)
     assert checked.stdout == plain.stdout
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_its_width_and_is_cleared_while_it_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: report(warnings=["/" + "x" * 100]))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((50, 24)))
+    monkeypatch.setattr("rl4sys_zmq.cli.status._pause", lambda: 1 // 0)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with pytest.raises(ZeroDivisionError):
+        show_status("a:1", 1.0, keys=None, as_json=False, watch=True)
+    shown = terminal.getvalue()
+    assert shown.startswith("\x1b[H\x1b[Jlearner at ") and "x1b" not in repr(shown[6:])
+    assert max(map(len, shown[6:].splitlines())) <= 50

@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -24,6 +27,7 @@ using cppclient::RL4SysTrajectory;
 using policy::Space;
 
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kMaxHost = 40;  // characters of the host's name in the default name of an actor
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlice = 0.25;         // longest sleep of a waiting host thread
 constexpr double kClientStart = 600.0;  // longest wait while the learner answers that it starts the training
@@ -37,11 +41,18 @@ std::uint64_t random_bits() {
     return std::uint64_t{words[0]} << 32 | words[1];
 }
 
-std::string random_name() {
-    std::string out;
-    for (const std::uint32_t word : support::system_seed(4))
-        for (int shift = 28; shift >= 0; shift -= 4) out.push_back("0123456789abcdef"[word >> shift & 15]);
-    return out;
+// The name of an actor that has none (names.py): its host, its process and a random number.
+std::string new_actor_id() {
+    std::array<char, 256> host{};
+    gethostname(host.data(), host.size() - 1);
+    std::string out(host.data());
+    for (char& letter : out)
+        if (!std::isalnum(static_cast<unsigned char>(letter)) && !std::strchr("._-", letter)) letter = '-';
+    out.erase(0, out.find_first_not_of('.'));
+    out = out.substr(0, out.find_last_not_of('.') + 1).substr(0, kMaxHost);
+    std::array<char, 9> number{};
+    std::snprintf(number.data(), number.size(), "%08x", static_cast<unsigned>(support::system_seed(1)[0]));
+    return (out.empty() ? "host" : out) + "." + std::to_string(getpid()) + "-" + number.data();
 }
 
 // The Unix time in nanoseconds with 24 random low bits (delivery/incarnation.py).
@@ -355,7 +366,7 @@ Agent::Agent(const cppclient::AgentConfig& given, Fallback baseline, cppclient::
                                    actor::LogLevel level, const std::string& text) {
             its.log(static_cast<cppclient::LogLevel>(level), text);
         };
-    if (options.settings.hello.actor_id.empty()) options.settings.hello.actor_id = random_name();
+    if (options.settings.hello.actor_id.empty()) options.settings.hello.actor_id = new_actor_id();
     options.settings.hello.incarnation = first_incarnation();
     parts_ = std::make_shared<Parts>(options, options.settings.seed ? *options.settings.seed : support::system_seed(4), this);
     parts_->io.start();
@@ -416,7 +427,7 @@ Parts& Agent::use() {
 void Agent::become_child() {
     if (parts_->closed.load()) throw Failure(Code::closed, "this agent is closed");
     Options options = parts_->options;
-    options.settings.hello.actor_id = random_name();
+    options.settings.hello.actor_id = new_actor_id();
     options.settings.hello.incarnation = first_incarnation();
     options.settings.policy_cache.clear();
     std::vector<std::uint32_t> seed{static_cast<std::uint32_t>(getpid())};

@@ -76,7 +76,7 @@ class CompiledIOThread(Worker):
     def __init__(
         self, native: ModuleType, config: AgentConfig, hello: Hello, outbox: CompiledOutbox, keys: UserKeys | None = None
     ) -> None:
-        super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
+        super().__init__(f"rl4sys-actor-{hello.actor_id[-8:]}")
         self._config = config
         own = [] if keys is None else [keys.own.public, keys.own.secret, keys.learner_public]
         self.native: _native.IoThread = native.IoThread(_settings(config, hello, own), context(), config.cache_file is not None)

@@ -20,7 +20,6 @@ import itertools
 import random
 import sqlite3
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.names import new_actor_id
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import PackedSegment
 
@@ -321,7 +321,7 @@ class Spool(Resource):
             rng = random.SystemRandom()
             start = first_incarnation(self._clock(), rng)
             if meta is None:
-                meta = SpoolMeta(client_id, actor_id or uuid.uuid4().hex, start, start)
+                meta = SpoolMeta(client_id, actor_id or new_actor_id(), start, start)
             else:
                 meta = replace(meta, incarnation=max(next_incarnation(meta.incarnation, rng), start))
                 meta = meta if meta.sure_from is not None else replace(meta, sure_from=meta.next_id)

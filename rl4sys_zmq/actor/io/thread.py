@@ -195,7 +195,7 @@ class ActorIOThread(Worker):
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
-        super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
+        super().__init__(f"rl4sys-actor-{hello.actor_id[-8:]}")
         self.host = ActorSharedState()
         self.counters = Counters()
         self._config = config

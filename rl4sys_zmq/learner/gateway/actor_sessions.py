@@ -311,7 +311,8 @@ class ActorSessionHandler:
         try:
             check_hello(hello)
             # An actor whose configuration names relays gets none.
-            relays = self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
+            host = self._callbacks.sender_host()
+            relays = self.relays.choose(hello.actor_id, host) if not hello.relay else []
             client = self._registry.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
@@ -328,7 +329,8 @@ class ActorSessionHandler:
             self._refusals.note(hello, code, str(exc), exc.key, now)
             self.refuse(peer, code, str(exc), field=exc.key)
             return
-        client.note_subscriber(self._callbacks.sender_host(), relays=False)
+        client.note_subscriber(host, relays=False)
+        name = sender.name if sender is not None else ""
         match client.state:
             case LearnerThreadState.STARTING:
                 if client.waiting.pop(peer, None):  # a repeated HELLO: the actor can wait longer. It is not counted as refused
@@ -336,11 +338,11 @@ class ActorSessionHandler:
                     self._send(peer, Refused(RefusalReason.STARTING.value, "", reason, 0, 0))
                 while len(client.waiting) >= self._config.max_actors:
                     del client.waiting[next(iter(client.waiting))]  # the oldest; its actor sends HELLO again if it is alive
-                client.waiting[peer] = hello, sender.name if sender is not None else "", relays
+                client.waiting[peer] = hello, name, host, relays
             case LearnerThreadState.FAILED:
                 raise ProtocolError(RefusalReason.FAILED, client.error)
             case LearnerThreadState.RUNNING:
-                self._welcome(peer, client, hello, sender.name if sender is not None else "", relays, now)
+                self._welcome(peer, client, hello, name, host, relays, now)
 
     def _note_refusal(self, hello: Hello, error: ProtocolError, now: float) -> None:
         if not error.incarnation:  # else, the refusal only tells the actor to continue with a higher one
@@ -351,7 +353,7 @@ class ActorSessionHandler:
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 
-    def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, relays: Relays, now: float) -> None:
+    def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, host: str, relays: Relays, now: float) -> None:
         owner = client.table.owner_of(hello.actor_id)
         if owner not in ("", user):  # two users with one actor name may have waited for the learner thread
             raise ProtocolError(RefusalReason.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
@@ -361,7 +363,7 @@ class ActorSessionHandler:
         spoke = client.table.is_actor_live(hello.actor_id)
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
-        stream.owner, stream.library = user, hello.library[:MAX_LIBRARY]
+        stream.owner, stream.library, stream.address = user, hello.library[:MAX_LIBRARY], host
         stream.relay = hello.relay[:MAX_ADDRESS] or (relays[0][0] if relays else "")
         publishing, settings = client.publishing, client.settings
         if stream.relay and not publishing.tag_key:
@@ -449,9 +451,9 @@ class ActorSessionHandler:
     def admit_waiting(self, client: ClientState, now: float) -> None:
         """Answer the requests for sessions that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
-        for peer, (hello, user, relays) in waiting.items():
+        for peer, (hello, user, host, relays) in waiting.items():
             try:
-                self._welcome(peer, client, hello, user, relays, now)
+                self._welcome(peer, client, hello, user, host, relays, now)
             except ProtocolError as exc:
                 self._note_refusal(hello, exc, now)
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)

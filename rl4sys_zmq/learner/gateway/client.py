@@ -39,7 +39,7 @@ ACTORS_SHOWN = 100
 RECORDED = ("client_id", "actor_id", "origin", "incarnation", "accepted_steps", "refused", "submits", "spooled", "owner")
 """The attributes of a stream that `StreamRow` has under the same names."""
 
-SHOWN = ("library", "relay", "incarnation", "spooled", "received", "durable", "trained", "pending", "accepted_steps")
+SHOWN = ("library", "address", "relay", "incarnation", "spooled", "received", "durable", "trained", "pending", "accepted_steps")
 """The attributes of a stream that the report has under the same names."""
 
 
@@ -59,8 +59,8 @@ class ClientState:
         pool: The division of credit for the current learner thread among the actors.
         dirty: The ids of the actors that need an acknowledgement.
         next_ack_at: The earliest time for the next acknowledgements, on the monotonic clock, in seconds.
-        waiting: Actors' requests for sessions while the learner thread starts, by routing id, each with the name of its user
-            and the relays for its actor.
+        waiting: Actors' requests for sessions while the learner thread starts, by routing id, each with the name of its user,
+            its IP address and the relays for its actor.
         known: True if the journal has a record of this client.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
@@ -94,7 +94,7 @@ class ClientState:
         self.max_policy_lag = -1
         self.schema: SegmentSchema | None = None
         self.parameters: dict[str, Any] = {}
-        self.waiting: dict[bytes, tuple[Hello, str, Relays]] = {}
+        self.waiting: dict[bytes, tuple[Hello, str, str, Relays]] = {}
         self.dirty: set[str] = set()
         self.next_ack_at = 0.0
         self.known = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import hmac
@@ -15,7 +16,6 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -32,15 +32,16 @@ from rl4sys_zmq.web.watcher import LearnerSnapshot, Watcher
 
 COOKIE = "rl4sys_web"
 LEAST_TOKEN_CHARS = 16
-FILES = {"page.css": "text/css", "page.js": "text/javascript", "charts.js": "text/javascript", "login.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_SCRIPT, _PAGE = "text/javascript", "text/html"
+FILES = {"page.css": "text/css", "page.js": _SCRIPT, "charts.js": _SCRIPT, "login.js": _SCRIPT, "icon.svg": "image/svg+xml"}
 PLOTLY = "plotly.min.js"
 _STYLES_OF_PLOTLY = (
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # an empty element, which it fills through the CSSOM
     " 'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"  # that of its maps, which are not used
 )
 HEADERS = {
-    "content-security-policy": f"default-src 'none'; script-src 'self'; style-src 'self' {_STYLES_OF_PLOTLY}; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": f"default-src 'none'; script-src 'self'; style-src 'self' {_STYLES_OF_PLOTLY}; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -86,16 +87,16 @@ class WebServer:
         }
         guard = Middleware(_Guard, token=token, host=None if token is not None else host)
         self.app = Starlette(
-            routes=[Route(path, _no_wait(handler), methods=["GET"]) for path, handler in routes.items()],
+            routes=[Route(path, _endpoint(handler), methods=["GET"]) for path, handler in routes.items()],
             middleware=[guard, Middleware(GZipMiddleware, minimum_size=1_000, compresslevel=4)],
         )
 
     def serve(self, stop: Callable[[], bool]) -> None:
         """Answer requests until `stop`, which is called ten times a second, returns True or raises."""
-        config = uvicorn.Config(
-            self.app, log_config=None, access_log=False, lifespan="off", loop="asyncio", http="h11", ws="none", server_header=False,
-            proxy_headers=False, limit_concurrency=128, timeout_keep_alive=10, timeout_graceful_shutdown=1,
-        )  # fmt: skip
+        limits = {"limit_concurrency": 128, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 1}
+        quiet = {"log_config": None, "access_log": False, "server_header": False}
+        plain = {"lifespan": "off", "loop": "asyncio", "http": "h11", "ws": "none", "proxy_headers": False}
+        config = uvicorn.Config(self.app, **limits, **quiet, **plain)
         try:
             _Uvicorn(config, stop).run(sockets=[self._socket])
         finally:
@@ -144,7 +145,9 @@ class WebServer:
     def _history(self, request: Request) -> Response:
         watcher = self._watchers[request.query_params["learner"]]
         records, following, epoch = watcher.records(request.query_params.get("client"), _number(request, "since"))
-        return Response(b'{"epoch":%b,"next":%d,"records":%b}' % (to_json(epoch), following, records), media_type="application/json")
+        return Response(
+            b'{"epoch":%b,"next":%d,"records":%b}' % (to_json(epoch), following, records), media_type="application/json"
+        )
 
     def _report(self, request: Request) -> Mapping[str, Any]:
         return self._watchers[request.query_params["learner"]].snapshot().report or {"clients": {}}
@@ -157,7 +160,9 @@ class WebServer:
         """Answer 200, or 503 with the reasons, which only those who may read get."""
         reasons = check(self._snapshots())
         text = "\n".join(reasons) if request.state.may_read or not reasons else "no"
-        return Response(f"{text or 'ok'}\n", HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK, media_type="text/plain")
+        return Response(
+            f"{text or 'ok'}\n", HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK, media_type="text/plain"
+        )
 
     def _snapshots(self) -> list[LearnerSnapshot]:
         return [watcher.snapshot() for watcher in self._watchers.values()]
@@ -226,12 +231,12 @@ class _Uvicorn(uvicorn.Server):
         return await super().on_tick(counter) or self._stop()
 
 
-def _no_wait(handler: Callable[[Request], Response]) -> Callable[[Request], Any]:
-    """Return an endpoint that calls a handler outside of the event loop, and answers what a request got wrong."""
+def _endpoint(handler: Callable[[Request], Response]) -> Callable[[Request], Any]:
+    """Return an endpoint that calls a handler, which never waits, and answers what a request got wrong."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await run_in_threadpool(handler, request)
+            return handler(request)
         except KeyError as exc:
             return _error(f"{exc} is missing or unknown", HTTPStatus.NOT_FOUND)
         except MALFORMED as exc:
@@ -259,7 +264,7 @@ def _listen(bind: str) -> socket.socket:
             (host.strip("[]"), int(port)), family=socket.AF_INET6 if host.startswith("[") else socket.AF_INET, backlog=128
         )
     except OSError as exc:
-        if exc.errno in (98, 48):
+        if exc.errno == errno.EADDRINUSE:
             raise AddressInUse(bind) from exc
         raise TransportError(f"{bind}: {exc.strerror or exc}; give an address of this machine, such as 127.0.0.1:8080") from exc
 
@@ -267,12 +272,12 @@ def _listen(bind: str) -> socket.socket:
 def _read_files() -> dict[str, tuple[str, bytes, str]]:
     """Return the page's files, and plotly's as its package has it: type, content in gzip, entity tag."""
     here = Path(__file__).with_name("static")
-    paths = {name: (kind, here / name) for name, kind in {**FILES, "page.html": "text/html", "login.html": "text/html"}.items()}
+    paths = {name: (kind, here / name) for name, kind in {**FILES, "page.html": _PAGE, "login.html": _PAGE}.items()}
     spec = importlib.util.find_spec("plotly")  # importing it would cost memory
     if spec is None or spec.origin is None:
         raise ConfigError("the page needs plotly, which is not installed: pip install 'rl4sys-zmq[web]'")
     paths[PLOTLY] = "text/javascript", Path(spec.origin).parent / "package_data" / PLOTLY
-    files = {}
+    files = dict[str, tuple[str, bytes, str]]()
     for name, (kind, path) in paths.items():
         content = path.read_bytes()
         tag = hashlib.blake2b(content, digest_size=12).hexdigest()

@@ -8,19 +8,17 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.ops.report import client_problems, client_rows, learner_problems, worker_text
 
 PAGE_ROWS, MAX_HOSTS, MAX_POINTS, MAX_CHANGES = 50, 20, 64, 40
 ROUTINE = frozenset({"metrics", "system", "checkpoint", "actor_joined", "actor_silent", "client_started"})
 """The events that are not shown as changes."""
+CURVES = ("charts/episodic_return", "charts/mean_reward")
 SORTS = {"silent_s": False, "actor": False, "host": False, "library": False, "accepted_steps": True, "pending": True}
 """The columns by which actors are sorted. True: the largest first."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-
-
-class MalformedReport(RL4SysError):
-    """A status that does not have the form of this version."""
+"""What reading a status of another form raises."""
+MAX_UNIX_S = 1e11
 
 
 def to_json(value: object) -> bytes:
@@ -43,26 +41,35 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def overview(report: Mapping[str, Any], now_unix_s: float) -> dict[str, Any]:
-    """Return the figures of a learner and its clients for the first screen.
+def is_record(record: Mapping[str, Any]) -> bool:
+    """Return True for a record that has the form of the learner's log."""
+    event, at, scalars = (
+        record.get("event"),
+        record.get("t"),
+        record.get("scalars", {} if record.get("event") != "metrics" else None),
+    )
+    timed = isinstance(at, int | float) and 0 <= at < MAX_UNIX_S
+    return timed and isinstance(event, str) and isinstance(record.get("client_id", ""), str) and isinstance(scalars, Mapping)
 
-    Raises:
-        MalformedReport: If the report does not have the form of this version.
-    """
-    try:
-        rows = client_rows(report)
-        return {
-            "version": str(report["version"]),
-            "pid": report["pid"],
-            "uptime_s": float(report["uptime_s"]),
-            "problems": learner_problems(report),
-            "journal": report.get("journal"),
-            "system": [dict(record) for record in report.get("system") or ()],
-            "refused": sum(n for name, n in report["counters"].items() if name.startswith("refused.")),
-            "clients": {row.client_id: _client(row.client_id, row.cells(), report, now_unix_s) for row in rows},
-        }
-    except MALFORMED as exc:
-        raise MalformedReport(str(exc)) from exc
+
+def overview(report: Mapping[str, Any], now_unix_s: float) -> dict[str, Any]:
+    """Return the figures of a learner and its clients for the first screen, or raise one of `MALFORMED`."""
+    rows = client_rows(report)
+    return {
+        "version": str(report["version"]),
+        "pid": report["pid"],
+        "uptime_s": float(report["uptime_s"]),
+        "problems": learner_problems(report),
+        "journal": report.get("journal"),
+        "system": [_usage(record) for record in report.get("system") or ()],
+        "refused": sum(n for name, n in report["counters"].items() if name.startswith("refused.")),
+        "clients": {row.client_id: _client(row.client_id, row.cells(), report, now_unix_s) for row in rows},
+    }
+
+
+def _usage(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a process, with numbers as numbers and all else as text."""
+    return {str(name): value if isinstance(value, int | float | None) else str(value) for name, value in record.items()}
 
 
 def _client(client_id: str, cells: Mapping[str, str], report: Mapping[str, Any], now_unix_s: float) -> dict[str, Any]:
@@ -128,11 +135,31 @@ def actors_page(report: Mapping[str, Any], client_id: str, page: int, sort: str)
     }
 
 
+class _Curve:
+    """A curve of at most `MAX_POINTS` points: when there are more, each two become one."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self._stride, self._count, self._sum = 1, 0, 0.0
+
+    def add(self, step: float, value: float) -> None:
+        if self._count:
+            self.points.pop()  # the mean so far of the newest point
+        self._count, self._sum = self._count + 1, self._sum + value
+        self.points.append((step, self._sum / self._count))
+        if self._count == self._stride:
+            self._count, self._sum = 0, 0.0
+            if len(self.points) == MAX_POINTS:
+                pairs = zip(self.points[::2], self.points[1::2], strict=True)
+                self.points = [(later[0], (earlier[1] + later[1]) / 2) for earlier, later in pairs]
+                self._stride *= 2
+
+
 class Sparklines:
     """A short curve of each client's return, or else of its reward per step, and the newest changes of the learner."""
 
     def __init__(self) -> None:
-        self._points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        self._curves: dict[tuple[str, str], _Curve] = {}
         self._changes: deque[Mapping[str, Any]] = deque(maxlen=MAX_CHANGES)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -142,13 +169,10 @@ class Sparklines:
         scalars, step = record.get("scalars"), record.get("step")
         if not isinstance(scalars, Mapping) or not isinstance(step, int | float):
             return
-        for name in ("charts/episodic_return", "charts/mean_reward"):
+        for name in CURVES:
             value = scalars.get(name)
             if isinstance(value, int | float) and math.isfinite(value):
-                points = self._points.setdefault((str(record.get("client_id")), name), [])
-                points.append((step, value))
-                if len(points) > MAX_POINTS:
-                    del points[1 : MAX_POINTS // 2 : 2]
+                self._curves.setdefault((str(record.get("client_id")), name), _Curve()).add(step, value)
 
     def changes(self) -> Sequence[Mapping[str, Any]]:
         """Return the newest changes, oldest first."""
@@ -156,7 +180,7 @@ class Sparklines:
 
     def of(self, client_id: str) -> dict[str, Any]:
         """Return the curve of a client, and what it shows."""
-        for name in ("charts/episodic_return", "charts/mean_reward"):
-            if points := self._points.get((client_id, name)):
-                return {"name": name, "points": [[step, float(f"{value:.5g}")] for step, value in points]}
+        for name in CURVES:
+            if curve := self._curves.get((client_id, name)):
+                return {"name": name, "points": [[step, float(f"{value:.5g}")] for step, value in curve.points]}
         return {"name": "", "points": []}

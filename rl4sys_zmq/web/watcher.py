@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4sys_zmq.errors import RL4SysError
-from rl4sys_zmq.learner.gateway.history import History
+from rl4sys_zmq.learner.run.history import History
 from rl4sys_zmq.ops.requests import StatusConnection
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.security.keys import UserKeys
-from rl4sys_zmq.web.views import MalformedReport, Sparklines, overview
+from rl4sys_zmq.web.views import MALFORMED, Sparklines, is_record, overview
 
 ASK_S, TIMEOUT_S = 1.0, 3.0
 MAX_CATCH_UP = 256
@@ -88,10 +88,10 @@ class Watcher(Worker, Resource):
                     break
             self._overview = seen
             self._snapshot = LearnerSnapshot(self.address, answer.report, now, "")
-        except MalformedReport:
-            self._fail(UNREADABLE)
         except (RL4SysError, OSError) as exc:
             self._fail(str(exc))
+        except MALFORMED:
+            self._fail(UNREADABLE)
 
     def _keep(self, epoch: float, records: Iterable[Mapping[str, Any]], following: int) -> bool:
         """Keep records, and return True if there are no more of them."""
@@ -103,7 +103,7 @@ class Watcher(Worker, Resource):
                     return False
             complete = following <= self._next
             self._next = following
-            for record in records:
+            for record in filter(is_record, records):
                 self._history.add(record)
                 self._sparklines.add(record)
         return complete

@@ -12,6 +12,7 @@ function load() {
   return library;
 }
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const local = t => t * 1000 - new Date().getTimezoneOffset() * 60000;  // plotly shows times as UTC
 const numeric = value => typeof value === "number" ? value : null;
 
 export class Charts {
@@ -51,7 +52,7 @@ export class Charts {
   }
 
   charts({metrics, system, events}, lags) {
-    const at = record => this.x === "t" ? record.t * 1000 : record.step;
+    const at = record => this.x === "t" ? local(record.t) : record.step;
     const series = tag => metrics.filter(r => numeric(r.scalars?.[tag]) !== null).map(r => [at(r), r.scalars[tag]]);
     const line = (points, name, more) => ({x: points.map(p => p[0]), y: points.map(p => p[1]), name, mode: points.length > 1 ? "lines" : "markers", line: {width: 1.6, ...more}, hovertemplate: "%{y:.5g}<extra>%{fullData.name}</extra>"});
     const smooth = points => points.map((p, i) => { const part = points.slice(Math.max(0, i - WINDOW + 1), i + 1); return [p[0], part.reduce((s, q) => s + q[1], 0) / part.length]; });
@@ -68,7 +69,7 @@ export class Charts {
     const steps = t => { const i = metrics.findIndex(r => r.t >= t); return i < 0 ? metrics.at(-1)?.step ?? null : metrics[i].step; };
     for (const [key, title] of [["cpu", "CPU cores by process"], ["rss_bytes", "memory by process (bytes)"]]) {
       const by = new Map();
-      for (const r of system) if (numeric(r[key]) !== null) { const who = `${r.role} ${r.name || r.pid}`.slice(0, 40); by.set(who, [...(by.get(who) ?? []), [this.x === "t" ? r.t * 1000 : steps(r.t), r[key]]]); }
+      for (const r of system) if (numeric(r[key]) !== null) { const who = `${r.role} ${r.name || r.pid}`.slice(0, 40); by.set(who, [...(by.get(who) ?? []), [this.x === "t" ? local(r.t) : steps(r.t), r[key]]]); }
       if (by.size) found.push({id: key, title, legend: by.size > 1, half: true, traces: [...by].slice(0, 8).map(([who, points]) => line(points, who, {}))});
     }
     this.steps = steps;
@@ -87,7 +88,7 @@ export class Charts {
     box.setAttribute("aria-label", `${title}${typeof newest === "number" && !bars ? `: newest ${+newest.toPrecision(4)}` : ""}`);
     const shapes = [], text = css("--dim"), time = this.x === "t";
     if (marks) {
-      const known = events.filter(r => r.event in this.marked).slice(-40), x = known.map(r => time ? r.t * 1000 : this.steps(r.t)), tops = traces[0].y.filter(Number.isFinite);
+      const known = events.filter(r => r.event in this.marked).slice(-40), x = known.map(r => time ? local(r.t) : this.steps(r.t)), tops = traces[0].y.filter(Number.isFinite);
       for (const at of new Set(x)) if (at !== null) shapes.push({type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: {color: css("--warn"), width: 1, dash: "dot"}});
       const height = tops.length ? tops.reduce((a, b) => Math.max(a, b)) : 0;
       const notes = known.map(r => plain(`${this.marked[r.event]}: ${this.told(r)}`.slice(0, 160)));
@@ -95,7 +96,7 @@ export class Charts {
     }
     const axis = {gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, tickfont: {color: text, size: 10.5}, automargin: true};
     const ranged = bars ? {type: "category"} : {type: time ? "date" : "linear", autorange: this.range === null, ...(this.range ? {range: this.range} : {}), tickformat: time ? undefined : "~s"};
-    const layout = {title: {text: title, font: {size: 12.5, color: text}, x: 0, xref: "paper", xanchor: "left", y: 0.97, yanchor: "top", yref: "container"}, margin: {l: 8, r: 10, t: 26, b: 8}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {family: "system-ui, sans-serif", color: css("--text")},
+    const layout = {title: {text: title, font: {size: 12.5, color: text}, x: 0.012, xref: "container", xanchor: "left", y: 0.97, yanchor: "top", yref: "container"}, margin: {l: 8, r: 10, t: 26, b: 8}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {family: "system-ui, sans-serif", color: css("--text")},
       xaxis: {...axis, ...ranged, nticks: wide ? 12 : 5}, yaxis: {...axis, fixedrange: true, nticks: 5, rangemode: bars ? "tozero" : "normal"}, dragmode: bars ? false : "zoom", hovermode: wide ? "x unified" : "closest", hoverlabel: {bgcolor: css("--panel"), bordercolor: css("--line"), font: {color: css("--text")}},
       shapes, showlegend: Boolean(wide || legend), legend: {orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: {color: text, size: 11}}};
     const fresh = !box.data;

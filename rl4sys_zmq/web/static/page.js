@@ -1,7 +1,7 @@
 // The page: asks its server, and draws what is known. Every text from a learner becomes a text node, never markup.
 import {Charts} from "/static/charts.js";
 
-const POLL_MS = 1000, ANSWER_MS = 8000, CLIENT_ROWS = 20, MAX_METRICS = 600, MAX_EVENTS = 200, STALE_S = 5;
+const POLL_MS = 1000, ANSWER_MS = 8000, CLIENT_ROWS = 20, MAX_RECORDS = 600, MAX_EVENTS = 200, STALE_S = 5;
 const MARKED = {parameters_changed: "parameters", client_restarted: "restart", client_ready: "start", worker_crashed: "crash",
   client_failed: "failure", fed_again: "rollback", checkpoint_damaged: "damaged checkpoint", warm_started: "warm start",
   learner_started: "learner start"};
@@ -102,7 +102,7 @@ function pager(id, at, pages) {
 }
 const command = (what, text) => [el("dt", {}, what), el("dd", {}, el("code", {}, text), el("button", {"data-copy": text, "aria-label": `Copy the command: ${what}`}, "Copy"))];
 function problemList(problems) {
-  return el("section", {class: problems.length ? "wrong" : null, "aria-labelledby": "wrong"}, el("h2", {id: "wrong"}, problems.length ? `${many(problems.length, "problem")}` : "No problems"),
+  return el("section", {class: problems.length ? "wrong" : "calm", "aria-labelledby": "wrong"}, el("h2", {id: "wrong"}, problems.length ? `${many(problems.length, "problem")}` : "No problems"),
     problems.length ? el("ul", {class: "problems"}, problems.slice(0, 12).map(([where, text, fix]) => el("li", {}, where && [where, ": "], visible(text),
       fix && [el("br"), el("code", {}, fix), " ", el("button", {"data-copy": fix, "aria-label": "Copy this command"}, "Copy")])),
       problems.length > 12 && el("li", {}, `and ${many(problems.length - 12, "more problem")}; rl4sys-learner status shows all`)) : el("p", {class: "dim"}, "No alarm, no failed client, no damage."));
@@ -124,6 +124,7 @@ function waits(client) {
   if (client.state !== "running") return "–";
   return client.credit_steps > 0 ? "learner waits for data" : client.queued > 0 ? "actors wait: learner is busy" : "balanced";
 }
+const achieved = c => c.cells.return !== "-" ? `return ${c.cells.return}` : `reward/step ${c.cells["reward/step"]}`;
 const fix = (address, id) => `rl4sys-learner client ${shell(address)} ${shell(id)} restart`;
 const problemsOf = (address, id, client) => client.problems.map((text, i) => [el("a", {href: page(address, id)}, name(id)), text, i === 0 && client.state === "failed" ? fix(address, id) : null]);
 const isStale = l => !l.answered_unix_s || l.error || Date.now() / 1000 - l.answered_unix_s > STALE_S;
@@ -141,7 +142,7 @@ function overview(learners) {
   const failed = clients.filter(x => x.c.state === "failed").length, sum = key => clients.reduce((n, x) => n + (x.c[key] ?? 0), 0);
   const changes = learners.flatMap(l => l.changes ?? []).sort((a, b) => a.t - b.t), newest = changes.at(-1), paces = running.map(x => waits(x.c)), hungry = paces.filter(w => w.includes("for data")).length;
   const lag = running.length ? Math.max(...running.map(x => x.c.lag)) : null, down = learners.filter(isStale).length;
-  const known = trends.filter(Boolean).length;
+  const known = trends.filter(Boolean).length, only = running.length === 1 ? running[0] : null;
   const pagesOf = Math.max(1, Math.ceil(clients.length / CLIENT_ROWS));
   pages.clients = Math.min(pages.clients, pagesOf - 1);
   const shown = clients.slice(pages.clients * CLIENT_ROWS, (pages.clients + 1) * CLIENT_ROWS);
@@ -149,8 +150,8 @@ function overview(learners) {
   patch(main, [
     el("h1", {}, learners.length === 1 ? ["Learner ", name(learners[0].address)] : many(learners.length, "learner")),
     el("ul", {class: "strip", "aria-label": "At a glance"},
-      card("Is it learning?", known ? [count("rising") && `${count("rising")} rising`, count("steady") && `${count("steady")} steady`, count("falling") && `${count("falling")} falling`].filter(Boolean).join(", ") : running.length ? "too early to say" : "no client runs",
-        `${running.length} of ${many(clients.length, "client")} running`, count("falling") ? "warn" : known ? "good" : "dim"),
+      card("Is it learning?", only ? `${achieved(only.c)} ${ARROWS[trends[0]] ?? ""}` : known ? [count("rising") && `${count("rising")} rising`, count("steady") && `${count("steady")} steady`, count("falling") && `${count("falling")} falling`].filter(Boolean).join(", ") : running.length ? "too early to say" : "no client runs",
+        `${only ? `${trends[0] ?? "too early to say"}; ` : ""}${running.length} of ${many(clients.length, "client")} running`, count("falling") ? "warn" : known ? "good" : "dim"),
       card("Is it fed?", `${num(sum("steps_per_s"))} steps/s`, running.length ? [`lag at most ${fig(lag)} versions; `, hungry ? `${hungry} of ${running.length} wait for data` : "no client waits for data"] : "", running.length ? "" : "dim"),
       card("Is anything wrong?", down ? `${many(down, "learner")} silent` : failed ? `${many(failed, "client")} failed` : problems.length ? many(problems.length, "problem") : "nothing", `${num(learners.reduce((n, l) => n + (l.refused ?? 0), 0))} messages refused`, problems.length ? "bad" : "good"),
       card("Who is connected?", many(sum("actors_live"), "actor"), `of ${num(sum("actors_total"))} on record`, ""),
@@ -172,8 +173,16 @@ function overview(learners) {
 }
 
 // ---- the page of a client
+function thinned(records) {
+  // The newest quarter, and of the older ones at most half of the bound, at equal distances in time.
+  const old = records.slice(0, -MAX_RECORDS / 4), gap = (old.at(-1).t - old[0].t) / (MAX_RECORDS / 2), last = new Map();
+  const kept = old.filter(r => {
+    const kind = `${r.pid} ${Object.keys(r.scalars ?? {})}`;
+    return r.t - (last.get(kind) ?? -Infinity) >= gap && last.set(kind, r.t);
+  });
+  return [...kept, ...records.slice(-MAX_RECORDS / 4)].slice(-0.9 * MAX_RECORDS);
+}
 class Memory {
-  // What the page keeps of a client's records: a bounded number, with fewer of them the older they are.
   constructor() { this.clear(null); }
   clear(epoch) { Object.assign(this, {epoch, next: 0, metrics: [], system: [], events: []}); }
   add(answer) {
@@ -181,7 +190,7 @@ class Memory {
     for (const record of answer.records) {
       const kind = record.event === "metrics" ? this.metrics : record.event === "system" ? this.system : this.events;
       if (kind !== this.metrics || typeof record.step === "number") kind.push(record);
-      if (kind.length > MAX_METRICS) { const half = MAX_METRICS / 2; kind.splice(0, half, ...kind.slice(0, half).filter((_, i) => i % 2)); }
+      if (kind.length > MAX_RECORDS) kind.splice(0, Infinity, ...thinned(kind));
     }
     this.events = this.events.slice(-MAX_EVENTS);
     this.next = answer.next;
@@ -205,7 +214,7 @@ function clientPage(learner, overviewOf, client, actors) {
   document.title = `${problems.length ? `(${problems.length}) ` : ""}${here.client}`;
   patch(top, [el("h1", {}, name(here.client), " ", el("small", {}, el("span", {class: c.state === "failed" ? "bad" : c.state === "running" ? "good" : "warn"}, c.state), ` · ${visible(c.cells.algorithm)} · ${visible(client.worker_text)} · generation ${ago(c.generation_unix_s)}`)),
     el("ul", {class: "strip", "aria-label": "At a glance"},
-      card("Is it learning?", `${c.cells.return !== "-" ? `return ${c.cells.return}` : `reward/step ${c.cells["reward/step"]}`}${t ? ` ${ARROWS[t]}` : ""}`, [best != null && `evaluation ${fig(best)}; `, t ?? "too early to say", `; version ${c.cells.version}`], t === "falling" ? "warn" : t ? "good" : "dim"),
+      card("Is it learning?", `${achieved(c)}${t ? ` ${ARROWS[t]}` : ""}`, [best != null && `evaluation ${fig(best)}; `, t ?? "too early to say", `; version ${c.cells.version}`], t === "falling" ? "warn" : t ? "good" : "dim"),
       card("Is it fed?", `${c.cells["steps/s"]} steps/s`, `${waits(c)}; lag ${c.cells.lag}; queue ${c.cells.queue}`, ""),
       card("Is anything wrong?", isStale(learner) ? "learner is silent" : c.state === "failed" ? "failed" : problems.length ? many(problems.length, "problem") : "nothing", `unfit/stale ${c.cells["unfit/stale"]}`, problems.length ? "bad" : "good"),
       card("Who is connected?", many(c.actors_live, "actor"), [`on ${many(c.hosts, "host")}; of ${num(c.actors_total)} on record`], ""),
@@ -224,11 +233,12 @@ function clientPage(learner, overviewOf, client, actors) {
           table("Dead letters and refusals", [["when"], ["actor", "long"], ["reason", "long"]], dead.slice(-15).reverse().map(r => [`${r.t}${r.actor_id}`, ago(r.t), name(r.actor_id ?? ""), visible(r.reason ?? told(r))]), "None since the history begins."),
           el("dl", {class: "copy"}, command("List them, on the learner's machine", `rl4sys-learner deadletter RUN --client ${shell(here.client)}`))),
         el("section", {"aria-labelledby": "commands"}, el("h2", {id: "commands"}, "Commands ", el("small", {}, "with keys, add --keys admin.keys")), el("dl", {class: "copy"},
-          command("Restart its training", `${lead} restart`), command("Save a checkpoint", `${lead} checkpoint`), command("Change a parameter", `${lead} set NAME=VALUE`), command("Drop an actor", `${lead} drop ACTOR`)))),
+          command("Restart its training", `${lead} restart`), command("Change a parameter", `${lead} set NAME=VALUE`), command("Remove an actor", `${lead} drop-actor ACTOR`), command("Remove the client", `${lead} forget`)))),
       el("div", {},
         el("section", {"aria-labelledby": "checkpoint"}, el("h2", {id: "checkpoint"}, "Checkpoint"), el("dl", {class: "facts"}, (saved.number ? [["number", num(saved.number)], ["version", num(saved.version)], ["age", span(saved.age_s)], ["took", `${fig(saved.duration_s)} s`]] : [["number", "none yet"]]).map(([k, v]) => [el("dt", {}, k), el("dd", {}, v)]))),
-        el("section", {"aria-labelledby": "parameters"}, el("h2", {id: "parameters"}, "Parameters in force"), parameters.length ? el("dl", {class: "facts"}, parameters.map(([k, v]) => [el("dt", {}, visible(k)), el("dd", {}, visible(typeof v === "object" ? JSON.stringify(v) : v))])) : el("p", {class: "dim"}, "Not known while it starts.")),
-        machines((learner.system ?? []).filter(s => !s.client_id || s.client_id === here.client))))]);
+        machines((learner.system ?? []).filter(s => !s.client_id || s.client_id === here.client)))),
+    el("section", {"aria-labelledby": "parameters"}, el("h2", {id: "parameters"}, "Parameters in force"), parameters.length ? el("dl", {class: "facts many"}, parameters.map(([k, v]) => el("div", {}, el("dt", {}, visible(k)),
+      el("dd", {}, visible(v !== null && typeof v === "object" ? JSON.stringify(v) : v ?? "–"))))) : el("p", {class: "dim"}, "Not known while it starts."))]);
   charts.draw(memory, client.policy_lags ?? {});
 }
 

@@ -22,6 +22,8 @@ from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.gateway.gateway import RELIEF_S, Gateway
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
+from rl4sys_zmq.learner.run.history import HistorySink
+from rl4sys_zmq.learner.run.log_files import newest_records
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder
 from rl4sys_zmq.learner.run.resume import (
     CHECKPOINTS,
@@ -43,6 +45,8 @@ log = get_logger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 60.0
+HISTORY_BYTES = 1 << 22
+"""The length of the end of the log with which the history begins, in bytes."""
 
 T = TypeVar("T")
 
@@ -110,10 +114,11 @@ class Learner(Resource):
             check_engines(self.config)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
-            sink: EventSink = NullEventSink()
+            sink = HistorySink(NullEventSink(), ())
             if self.config.run_dir is not None:
                 moved = move_misplaced(self.config.run_dir)
-                self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
+                self._recorder = Recorder(self.config.run_dir, self.config.to_json())
+                sink = HistorySink(self._recorder, newest_records(self.config.run_dir, HISTORY_BYTES))
                 for source, target in moved:
                     sink.event("moved", source=source, target=target)
             try:

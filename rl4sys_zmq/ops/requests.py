@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from rl4sys_zmq.config import AgentConfig
@@ -14,6 +16,7 @@ from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security.keys import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, explain_silence, look_up
@@ -35,58 +38,125 @@ LOOK_S = 0.05
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class StatusAnswer:
+    """The answer of a learner or a relay to one reading of its status.
+
+    Attributes:
+        report: The status. ``started_unix_s`` tells one start of a learner from another: each one numbers its records from 0.
+        records: The records of the history that were asked for, oldest first; numbers that are not finite are None. There can be
+            more: ask again.
+        next_record: The `since` with which to ask for the records after these.
+    """
+
+    report: dict[str, Any]
+    records: list[dict[str, Any]]
+    next_record: int
+
+
+class StatusConnection(Resource):
+    """A connection to a learner or a relay for operators. It opens at the first request, stays open, and is for one thread.
+
+    After a failed request, the next one uses a new connection, so that it cannot get the late answer to an earlier one.
+    """
+
+    def __init__(self, address: str, keys: UserKeys | None = None) -> None:
+        """Create the connection, without I/O. Raise ConfigError for a wrong address."""
+        self._address = Address.parse(AgentConfig(client_id="status", train_server_address=address).address)
+        self._keys = keys
+        self._dealer: Socket | None = None
+
+    def read(self, timeout_s: float, since: int = -1) -> StatusAnswer:
+        """Return the status, and the records of the history from `since` on; no records for -1.
+
+        Raises:
+            LearnerUnavailable: If no answer arrives within `timeout_s` seconds.
+            ProtocolError: If the request is refused, the keys do not have the role ``admin``, or the answer cannot be read.
+        """
+        answer = self.request(StatusRequest(since), StatusReply, timeout_s)
+        if limited := answer.report.get("limited"):
+            raise ProtocolError(RefusalReason.FORBIDDEN, str(limited))
+        if not answer.body:
+            return StatusAnswer(answer.report, [], max(since, 0))
+        try:
+            history = json.loads(bytes(answer.body[0]))
+            records, following = history["records"], history["next_record"]
+        except (LookupError, TypeError, ValueError, RecursionError) as exc:
+            raise ProtocolError(RefusalReason.MALFORMED, f"the history cannot be read: {exc}") from exc
+        if not isinstance(records, list) or not all(isinstance(r, dict) for r in records) or not isinstance(following, int):
+            raise ProtocolError(RefusalReason.MALFORMED, "the history is not a list of records")
+        return StatusAnswer(answer.report, records, following)
+
+    def request(self, message: StatusRequest | OperatorCommand, kind: type[T], timeout_s: float) -> T:
+        """Send a message, and return the reply. Raise an exception if the receiver refuses or is silent."""
+        timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
+        what = "a status request"
+        if isinstance(message, OperatorCommand):
+            what = f"{message.command}, which continues if it was received"
+        try:
+            answer, hint = self._exchange(message, what, timeout_s)
+            if isinstance(answer, kind):
+                return answer
+            if answer is not None:
+                raise ProtocolError(RefusalReason.DIRECTION, f"the reply to {what} was a {type(answer).__name__}")
+            uri = self._address.uri
+            hint = hint or explain_silence(uri, has_keys=self._keys is not None)
+            hint = hint or "check that it runs and that the address is correct"
+            raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection. A later request opens another one."""
+        dealer, self._dealer = self._dealer, None
+        if dealer is not None:
+            dealer.close()
+
+    def _exchange(self, message: StatusRequest | OperatorCommand, what: str, timeout_s: float) -> tuple[Message | None, str]:
+        """Return the reply, or None and what is wrong with the connection, if that is known."""
+        uri, hint = self._address.uri, ""
+        if self._dealer is None:
+            if self._address.scheme == "tcp":
+                try:
+                    look_up(self._address, timeout_s)  # a name without an address does not get one by waiting
+                except LearnerUnreachable as exc:
+                    raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, str(exc)) from exc
+            secure = curve_client(self._keys) if self._keys is not None else None
+            self._dealer = Socket.dealer(self._address, secure=secure, watch=True)
+        dealer = self._dealer
+
+        def look() -> Message | None:
+            nonlocal hint
+            while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
+                answer = decode(frames)
+                if not isinstance(answer, Refused):
+                    return answer
+                if answer.code == RefusalReason.CONFIG:
+                    raise ConfigError(answer.reason, key=answer.field)
+                code = RefusalReason(answer.code) if answer.code in set(RefusalReason) else RefusalReason.MALFORMED
+                raise ProtocolError(code, answer.reason)
+            for event in dealer.events():
+                if event.is_failure:
+                    hint = handshake_error(event, self._keys is not None)
+                    if event.is_final:
+                        raise ProtocolError(RefusalReason.FORBIDDEN, f"{uri}: {hint}")
+            return None
+
+        dealer.send(encode(message))
+        return cast(Message | None, until(look, timeout_s, dealer)), hint  # mypy joins a union of many to object
+
+
 def request_status(address: str, timeout_s: float, keys: UserKeys | None = None) -> dict[str, Any]:
-    report = _request(address, StatusRequest(), StatusReply, timeout_s, keys).report
-    if limited := report.get("limited"):
-        raise ProtocolError(RefusalReason.FORBIDDEN, str(limited))
-    return report
+    with StatusConnection(address, keys) as connection:
+        return connection.read(timeout_s).report
 
 
 def request_command(
     address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
 ) -> OperatorCommandDone:
-    return _request(address, command, OperatorCommandDone, timeout_s, keys)
-
-
-def _request(address: str, message: StatusRequest | OperatorCommand, kind: type[T], timeout_s: float, keys: UserKeys | None) -> T:
-    """Send a message on a new connection, and return the reply. Raise an exception if the receiver refuses or is silent."""
-    timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
-    what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
-    uri = AgentConfig(client_id="status", train_server_address=address).address
-    parsed = Address.parse(uri)
-    if parsed.scheme == "tcp":
-        try:
-            look_up(parsed, timeout_s)  # a name without an address does not get one by waiting
-        except LearnerUnreachable as exc:
-            raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, str(exc)) from exc
-    hint = ""
-
-    def look() -> Message | None:
-        nonlocal hint
-        while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
-            answer = decode(frames)
-            if not isinstance(answer, Refused):
-                return answer
-            if answer.code == RefusalReason.CONFIG:
-                raise ConfigError(answer.reason, key=answer.field)
-            code = RefusalReason(answer.code) if answer.code in set(RefusalReason) else RefusalReason.MALFORMED
-            raise ProtocolError(code, answer.reason)
-        for event in dealer.events():
-            if event.is_failure:
-                hint = handshake_error(event, keys is not None)
-                if event.is_final:
-                    raise ProtocolError(RefusalReason.FORBIDDEN, f"{uri}: {hint}")
-        return None
-
-    with Socket.dealer(parsed, secure=curve_client(keys) if keys is not None else None, watch=True) as dealer:
-        dealer.send(encode(message))
-        answer = cast(Message | None, until(look, timeout_s, dealer))  # mypy joins a union of many to object
-    if isinstance(answer, kind):
-        return answer
-    if answer is not None:
-        raise ProtocolError(RefusalReason.DIRECTION, f"the reply to {what} was a {type(answer).__name__}")
-    hint = hint or explain_silence(uri, has_keys=keys is not None) or "check that it runs and that the address is correct"
-    raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
+    with StatusConnection(address, keys) as connection:
+        return connection.request(command, OperatorCommandDone, timeout_s)
 
 
 def handshake_error(event: MonitorEvent, have_keys: bool) -> str:

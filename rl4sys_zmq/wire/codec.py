@@ -38,7 +38,7 @@ _CHECKERS: dict[object, Checker] = {
     list[Any]: lambda v: type(v) is list,
     dict[str, Any]: lambda v: type(v) is dict,
 }
-_SIGNED = {"max_policy_lag", "pacing_lag"}
+_SIGNED = {"max_policy_lag", "pacing_lag", "since"}
 
 
 @immutable

@@ -162,9 +162,14 @@ class FetchWeights(ToLearner):
 
 @immutable
 class StatusRequest(ToLearner):
-    """A request for the learner's status, without a session. The answer is `StatusReply`."""
+    """A request for the learner's status, without a session. The answer is `StatusReply`.
+
+    Attributes:
+        since: The number of the first record of the learner's history to send; -1 for none.
+    """
 
     KIND: ClassVar[int] = 5
+    since: int = -1
 
 
 @immutable
@@ -349,10 +354,16 @@ class WeightsReply(ToActor):
 
 @immutable
 class StatusReply(ToActor):
-    """The answer to `StatusRequest`."""
+    """The answer to `StatusRequest`.
+
+    Attributes:
+        body: The history, if it was requested: one frame of JSON, ``{"next_record": int, "records": [...]}``. ``next_record`` is
+            the `StatusRequest.since` with which to ask for the records after these. Not all that there are need be sent.
+    """
 
     KIND: ClassVar[int] = 21
     report: Document
+    body: tuple[Frame, ...] = ()
 
 
 @immutable

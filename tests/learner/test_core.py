@@ -17,6 +17,7 @@ from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, RESTART, SET
+from rl4sys_zmq.learner.run.history import History
 from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.learner.training.reporting import GatewaySender
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
@@ -137,7 +138,7 @@ class Rig:
         self.forgotten: list[str] = []
         self.gone: set[bytes] = set()
         self._sent: list[tuple[bytes, Message]] = []
-        self.sink = Events()
+        self.sink, self.history = Events(), History()
         callbacks = CoreCallbacks(
             monotonic=lambda: self.now,
             unix=lambda: 1e9 + self.now,
@@ -149,6 +150,7 @@ class Rig:
             offer_policy=lambda client: False,
             forget_policy=self.forgotten.append,
             status=lambda: self.core.report(self.now),
+            history=self.history.since,
             sender_host=lambda: self.host,
         )
         spaces = {"observation_space": space_to_json(SPEC.observation_space), "action_space": space_to_json(SPEC.action_space)}

@@ -186,6 +186,7 @@ class SimLearner:
             offer_policy=lambda client: False,
             forget_policy=lambda client_id: None,
             status=dict,
+            history=lambda since, may_see: (b"[]", since),
         )
         config = _config(schedule.lease_s, disk is not None)
         sink = _EventSink(self._on_wrong)

@@ -24,6 +24,7 @@ from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode, read_heads
+from rl4sys_zmq.wire.frames import pack_frames, pack_header
 from rl4sys_zmq.wire.messages import (
     AnyBytes,
     Bye,
@@ -101,7 +102,7 @@ class ActorSessionHandler:
         self._refusals = RefusalLog(core.sink)
         self._live_by_user: Counter[str] = Counter()
         self._status: dict[str, Any] = {}
-        self._status_frames_kept: dict[frozenset[str] | None, list[Frame]] = {}
+        self._status_headers: dict[frozenset[str] | None, bytes] = {}
         self._status_until = 0.0
 
     def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
@@ -147,7 +148,7 @@ class ActorSessionHandler:
                     self._note_refusal(message, exc, now)
                     raise
             case StatusRequest():
-                self._send_frames(peer, self._status_frames(sender))
+                self._send_frames(peer, self._status_frames(sender, message.since))
             case OperatorCommand():
                 self._on_command(peer, sender, message)
             case FollowWeights():
@@ -221,21 +222,32 @@ class ActorSessionHandler:
             raise ProtocolError(RefusalReason.FAILED, client.error)
         return client
 
-    def _status_frames(self, sender: User | None) -> list[Frame]:
-        """Return the status that a user may see, as a message. If statuses took too much time lately, it is the last one."""
+    def _status_frames(self, sender: User | None, since: int) -> list[Frame]:
+        """Return the status that a user may see, as a message, with the history from `since` on.
+
+        If statuses took too much time lately, it is the last one, without records.
+        """
         if limited := self._authorizer.limited_status(sender):
             names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
             known = {"version": package_version(), "pub": self.pub_address, "clients": {name: {} for name in names}}
             return encode(StatusReply(limited | known))
         now = self._monotonic()
         scope = sender.client_ids if sender is not None else None
-        if now + STATUS_BURST_S >= self._status_until:
-            self._status, self._status_frames_kept = self._callbacks.status(), {}
-        if scope not in self._status_frames_kept:
-            self._status_frames_kept[scope] = _encoded_status(self._authorizer.visible_status(sender, self._status))
-            done = self._monotonic()
-            self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
-        return self._status_frames_kept[scope]
+        if has_time := now + STATUS_BURST_S >= self._status_until:
+            self._status, self._status_headers = self._callbacks.status(), {}
+        if scope not in self._status_headers:
+            self._status_headers[scope] = _status_header(self._authorizer.visible_status(sender, self._status))
+            has_time = True
+        body = self._history(sender, since) if has_time and since >= 0 else ()
+        frames = pack_frames(StatusReply.KIND, self._status_headers[scope], body)
+        if has_time:
+            self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (self._monotonic() - now)
+        return frames
+
+    def _history(self, sender: User | None, since: int) -> tuple[Frame, ...]:
+        may_see = sender.may_act_for if sender is not None else lambda client_id: True
+        records, following = self._callbacks.history(since, may_see)
+        return (b'{"next_record": %d, "records": %b}' % (following, records),)
 
     def _on_submit(
         self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
@@ -493,11 +505,11 @@ class ActorSessionHandler:
             self.close_session(peer, *session)
 
 
-def _encoded_status(report: dict[str, Any]) -> list[Frame]:
-    """Return a status as a message. If it does not fit, leave out actors: those that were silent for the longest time."""
+def _status_header(report: dict[str, Any]) -> bytes:
+    """Return the header of a status. If it is too long, leave out actors: those that were silent for the longest time."""
     while True:
         try:
-            return encode(StatusReply(report))
+            return pack_header({"report": report})
         except ProtocolError as exc:
             clients = report["clients"].values()
             most = max((len(client["actors"]) for client in clients), default=0)

@@ -33,6 +33,7 @@ class CoreCallbacks:
             service has ever received a call for this client.
         forget_policy: Removes a client's policy from the inference service.
         status: Returns the status document of the learner.
+        history: Returns the records of the learner's history from a number on, as `History.since` does.
         sender_host: Returns the IP address of the peer whose message is being handled; empty if it is unknown.
     """
 
@@ -46,4 +47,5 @@ class CoreCallbacks:
     offer_policy: Callable[[ClientState], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]
+    history: Callable[[int, Callable[[str], bool]], tuple[bytes, int]]
     sender_host: Callable[[], str] = lambda: ""

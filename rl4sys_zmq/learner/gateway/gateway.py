@@ -21,7 +21,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery.journal import JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
-from rl4sys_zmq.interfaces import Engine, EventSink, Journal, WorkerHandle
+from rl4sys_zmq.interfaces import Engine, Journal, WorkerHandle
 from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
 from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLinks
@@ -32,6 +32,7 @@ from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.gateway.inference import InferenceService
+from rl4sys_zmq.learner.run.history import HistorySink
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
@@ -77,7 +78,7 @@ class Gateway(Worker):
     def __init__(
         self,
         config: LearnerConfig,
-        sink: EventSink,
+        sink: HistorySink,
         journal: Journal,
         restored: JournalContent | None,
         authenticator: Authenticator | None,
@@ -94,7 +95,7 @@ class Gateway(Worker):
         self._calls = ThreadCallQueue("learner")
         self._open = threading.Event()
         self._bind_error: RL4SysError | None = None
-        self._started_at = time.monotonic()
+        self._started_at, self._started_unix_s = time.monotonic(), round(time.time(), 6)
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
         self._sockets: list[Socket] = []
         self._upstreams: list[Socket] = []
@@ -112,6 +113,7 @@ class Gateway(Worker):
             offer_policy=self._offer_policy,
             forget_policy=self._forget_policy,
             status=self.status,
+            history=sink.since,
             sender_host=self._sender_host,
         )
         self.core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
@@ -387,6 +389,7 @@ class Gateway(Worker):
             "advertise": self._config.advertise,
             "version": package_version(),
             "pid": os.getpid(),
+            "started_unix_s": self._started_unix_s,
             "uptime_s": round(now - self._started_at, 3),
             "counters": self.core.counters.snapshot(),
             "security": self._authenticator.report() if self._authenticator is not None else None,

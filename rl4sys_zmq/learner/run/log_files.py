@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.lags import LAG_LIMITS
 from rl4sys_zmq.learner.run.record_series import FileSeriesFormat, FileSeriesRecord, RotatingFileWriter, list_parts
 from rl4sys_zmq.names import folder_name
+from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
 TENSORBOARD = "tensorboard"
 """The name of the folder in a run directory that contains one folder of event files per client, and nothing else."""
@@ -150,6 +152,42 @@ def last_record_unix_s(run_dir: Path) -> float | None:
         return None
     times = (_TIME.match(line) for line in reversed(lines) if line.endswith(b"}\n"))
     return next((float(match[1]) for match in times if match is not None), None)
+
+
+def metrics_record(client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> dict[str, Any]:
+    record = {
+        "t": round(at_unix_s, 3),
+        "event": "metrics",
+        "client_id": client_id,
+        "step": metrics.step,
+        "update": metrics.update,
+        "scalars": metrics.scalars,
+        "episodes": metrics.episodes,
+        "lags": metrics.lags,
+    }
+    return {**record, "evaluations": metrics.evaluations} if metrics.evaluations else record
+
+
+def newest_records(run_dir: Path, max_bytes: int) -> Iterator[Any]:
+    """Yield the newest records of a log, as many as `max_bytes` bytes have, oldest first. A line that is no JSON is None."""
+    newest: list[list[bytes]] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            for file in reversed(_opened(run_dir, stack)):
+                start = file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+                newest.append(file.read(max_bytes).splitlines(keepends=True)[bool(start) :])
+                if (max_bytes := max_bytes - file.tell() + start) <= 0:
+                    break
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise RunDirectoryError(f"{run_dir / LOG} cannot be read: {exc.strerror}") from exc
+    for line in itertools.chain.from_iterable(reversed(newest)):
+        if line.endswith(b"\n"):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                yield None
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:

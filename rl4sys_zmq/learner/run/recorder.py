@@ -21,6 +21,7 @@ from rl4sys_zmq.learner.run.log_files import (
     event_series,
     last_record_unix_s,
     log_series,
+    metrics_record,
 )
 from rl4sys_zmq.learner.run.record_series import RotatingFileWriter
 from rl4sys_zmq.learner.run.resume import CONFIG, DEAD
@@ -56,18 +57,7 @@ class RunDirectoryWriter(Resource):
         self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
-        record = {
-            "t": round(at_unix_s, 3),
-            "event": "metrics",
-            "client_id": client_id,
-            "step": metrics.step,
-            "update": metrics.update,
-            "scalars": metrics.scalars,
-            "episodes": metrics.episodes,
-            "lags": metrics.lags,
-        }
-        if metrics.evaluations:
-            record["evaluations"] = metrics.evaluations
+        record = metrics_record(client_id, metrics, at_unix_s)
         try:
             self._write(self._log, json.dumps(record).encode() + b"\n", at_unix_s)
         finally:  # if one file cannot be written, the other still gets the metrics

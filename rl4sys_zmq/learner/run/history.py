@@ -1,0 +1,187 @@
+"""The learner's memory of its newest records, for those who watch it. The log on disk has more.
+
+A **record** is what the log has: a map with the Unix time ``t`` and the name ``event``. The episodes of a record of ``metrics``
+are replaced by their means and their number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from heapq import merge
+from threading import Lock
+from typing import Any, NamedTuple
+
+from rl4sys_zmq.interfaces import EventSink
+from rl4sys_zmq.learner.run.log_files import LEARNER_STARTED, metrics_record
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
+
+METRICS, SYSTEM = "metrics", "system"
+MAX_METRICS, MAX_SYSTEM, MAX_EVENTS = 500, 2_000, 200
+"""The largest numbers of kept records: of metrics of one client, of ``system``, and of any other event of one name."""
+
+MAX_REPLY_BYTES = 1 << 18
+MAX_RECORD_BYTES = 1 << 16
+GONE = frozenset({"client_forgotten", "client_expired"})
+"""The events after which a client's metrics are of no use."""
+
+
+class _Kept(NamedTuple):
+    number: int
+    kind: object  # records of one kind are thinned out evenly
+    client_id: str
+    content: bytes
+
+
+class History:
+    """The newest records of a learner, numbered from 0 in the order in which they came.
+
+    If there are too many metrics or records of ``system``, every second one of the older half is dropped, so that there are
+    fewer of them the older they are. Of other events, the oldest are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], list[_Kept]] = {}
+        self._next = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Keep a record, with the next number."""
+        event, client_id = str(record["event"]), str(record.get("client_id", ""))
+        kind: object = event
+        key, limit = (event, ""), MAX_EVENTS
+        if event == METRICS:
+            record = _with_means(record)
+            kind, key, limit = frozenset(record["scalars"]), (METRICS, client_id), MAX_METRICS
+        elif event == SYSTEM:
+            kind, limit = f"{record.get('host')} {record.get('pid')}", MAX_SYSTEM
+        elif event in GONE:
+            self._series.pop((METRICS, client_id), None)
+        series = self._series.setdefault(key, [])
+        series.append(_Kept(self._next, kind, client_id, _encoded(record)))
+        self._next += 1
+        if len(series) > limit:
+            thinned = series if limit == MAX_EVENTS else _thinned(series)
+            series[:] = thinned[-limit:]
+
+    def since(
+        self, number: int, may_see: Callable[[str], bool] = lambda client_id: True, max_bytes: int = MAX_REPLY_BYTES
+    ) -> tuple[bytes, int]:
+        """Return the kept records from `number` on as a JSON array, and the number with which to ask for those after them.
+
+        Args:
+            number: The first record of interest.
+            may_see: Returns True for the clients whose records the reader may see. Records without a client are for all.
+            max_bytes: Space for records, in bytes. The oldest are returned first.
+        """
+        tails = [series[bisect_left(series, number, key=lambda kept: kept.number) :] for series in self._series.values()]
+        found: list[bytes] = []
+        size = 0
+        for kept in merge(*tails, key=lambda kept: kept.number):
+            if kept.client_id and not may_see(kept.client_id):
+                continue
+            size += len(kept.content) + 1
+            if found and size > max_bytes:
+                return b"[%b]" % b",".join(found), kept.number
+            found.append(kept.content)
+        return b"[%b]" % b",".join(found), self._next
+
+
+def _thinned(series: list[_Kept]) -> list[_Kept]:
+    """Return records without every second one of each kind in the older half."""
+    half = len(series) // 2
+    odd: set[object] = set()
+    kept: list[_Kept] = []
+    for record in series[:half]:
+        if record.kind in odd:
+            odd.remove(record.kind)
+        else:
+            odd.add(record.kind)
+            kept.append(record)
+    return kept + series[half:]
+
+
+def _with_means(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of metrics with the means of its episodes instead of the episodes."""
+    rest = {name: value for name, value in record.items() if name not in ("episodes", "evaluations")}
+    episodes = record.get("episodes") or ()
+    if not episodes:
+        return rest
+    count = len(episodes)
+    means = {
+        "charts/episodic_return": sum(total for _, total, _ in episodes) / count,
+        "charts/episodic_length": sum(length for _, _, length in episodes) / count,
+        "charts/episodes": count,
+    }
+    return {**rest, "scalars": {**record["scalars"], **means}}
+
+
+def _encoded(record: Mapping[str, Any]) -> bytes:
+    """Return a record as JSON, with null for numbers that are not finite. One that is too long loses all but its name."""
+    try:
+        content = json.dumps(record, allow_nan=False, default=str).encode()
+    except ValueError:
+        content = json.dumps(_finite(record), default=str).encode()
+    if len(content) <= MAX_RECORD_BYTES:
+        return content
+    short = {name: value for name, value in record.items() if name in ("t", "event", "client_id", "step", "update")}
+    return json.dumps({**short, "too_long_bytes": len(content), "scalars": {}}).encode()
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: _finite(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_finite(inner) for inner in value]
+        case _:
+            return value
+
+
+log = get_logger(__name__)
+
+
+class HistorySink:
+    """An event sink that passes everything on to another one, and keeps it in a `History`. Any thread can use it."""
+
+    def __init__(self, sink: EventSink, records: Iterable[Mapping[str, Any]]) -> None:
+        """Begin the history with the records of an earlier learner, oldest first. Skip and log those that cannot be read."""
+        self._sink, self._history, self._lock = sink, History(), Lock()
+        wrong = 0
+        for record in records:
+            try:
+                self._history.add(record)
+            except (LookupError, TypeError, ValueError):
+                wrong += 1
+        if wrong:
+            log.warning("%d records in the log cannot be read; the history that is shown lacks them", wrong)
+        self._add({"t": round(time.time(), 3), "event": LEARNER_STARTED, "version": package_version()})  # the recorder logs it
+
+    def since(self, number: int, may_see: Callable[[str], bool]) -> tuple[bytes, int]:
+        """Return records as `History.since` does."""
+        with self._lock:
+            return self._history.since(number, may_see)
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
+        self._sink.metrics(client_id, metrics)
+        self._add(metrics_record(client_id, metrics, time.time()))
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._sink.event(name, **fields)
+        self._add({"t": round(time.time(), 3), "event": name, **fields})
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        self._sink.dead_letter(client_id, letter)
+
+    def forget(self, client_id: str) -> None:
+        self._sink.forget(client_id)
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._history.add(record)

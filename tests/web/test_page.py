@@ -246,7 +246,7 @@ def test_all_can_be_done_by_keyboard_and_the_focus_stays_while_figures_change(ta
         tab.keyboard.press("Tab")
         tab.keyboard.press("Enter")
         tab.wait_for_function(f"({extent})[0] < 74")
-        assert tab.evaluate("document.querySelectorAll('.chart')[2].layout.xaxis.range[0]") == tab.evaluate(extent)[0]
+        assert tab.evaluate("document.querySelectorAll('.chart')[1].layout.xaxis.range[0]") == tab.evaluate(extent)[0]
         tab.focus("#axis")
         tab.keyboard.press("ArrowDown")
         tab.wait_for_function("document.querySelector('.chart').layout.xaxis.type === 'date'")

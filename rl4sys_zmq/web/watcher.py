@@ -18,6 +18,8 @@ from rl4sys_zmq.web.views import MALFORMED, Sparklines, is_record, overview
 ASK_S, TIMEOUT_S = 1.0, 3.0
 MAX_CATCH_UP = 256
 """The largest number of requests, of 256 kB of records each, with which a watcher reads a learner's history at once."""
+FEW = 32
+"""With fewer records than this in an answer, what else there is can wait for the next one."""
 UNREADABLE = "its status cannot be read; it has another version: install the same one on both sides"
 RELAY = "a relay answers at this address; give the address of its learner"
 
@@ -84,7 +86,8 @@ class Watcher(Worker, Resource):
                     return self._fail(RELAY)
                 now = time.time()
                 seen = overview(answer.report, now)
-                if self._keep(float(answer.report.get("started_unix_s", 0.0)), answer.records, answer.next_record):
+                epoch = float(answer.report.get("started_unix_s", 0.0))
+                if self._keep(epoch, answer.records, answer.next_record) and len(answer.records) < FEW:
                     break
             self._overview = seen
             self._snapshot = LearnerSnapshot(self.address, answer.report, now, "")
@@ -94,19 +97,18 @@ class Watcher(Worker, Resource):
             self._fail(UNREADABLE)
 
     def _keep(self, epoch: float, records: Iterable[Mapping[str, Any]], following: int) -> bool:
-        """Keep records, and return True if there are no more of them."""
+        """Keep records. Return False if they are to be asked for again from 0."""
         with self._lock:
             if epoch != self._epoch or following < self._next:
                 asked, self._next, self._epoch = self._next, 0, epoch
                 self._history, self._sparklines = History(), Sparklines()
                 if asked:
                     return False
-            complete = following <= self._next
             self._next = following
             for record in filter(is_record, records):
                 self._history.add(record)
                 self._sparklines.add(record)
-        return complete
+        return True
 
     def _fail(self, error: str) -> None:
         self._snapshot = replace(self._snapshot, error=error)

@@ -260,8 +260,12 @@ async function look() {
     return patch(main, [el("h1", {}, name(here.client)), el("p", {}, learner?.error ? silence(learner) : learner ? "The learner has no such client." : "This page does not watch that learner."), el("p", {}, el("a", {href: "/"}, "All learners"))]);
   }
   const both = {learner: here.learner, client: here.client};
-  const [about, actors, history] = await Promise.all([ask("/api/client", both), ask("/api/actors", {...both, page: pages.actors, sort: sortBy}), ask("/api/history", {...both, since: memory.next})]);
-  memory.add(history);
+  const [about, actors] = await Promise.all([ask("/api/client", both), ask("/api/actors", {...both, page: pages.actors, sort: sortBy})]);
+  for (let more = true, turns = 0; more && turns < 20; turns++) {
+    const history = await ask("/api/history", {...both, since: memory.next});
+    more = history.records.length > 50;
+    memory.add(history);
+  }
   if (!charts) clientFrame();
   clientPage(learner, client, about, actors);
 }

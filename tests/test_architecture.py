@@ -56,7 +56,7 @@ CORE = (
 )
 """What an actor and a learner need. It reaches the batteries through registries only."""
 BATTERIES = (("algorithms", "remote", "relay", "serving", "compat"), ("fleet", "capacity"))
-TOOLS = (("ops", "testing"), ("cli",), ("__init__",))
+TOOLS = (("ops", "testing"), ("web",), ("cli",), ("__init__",))
 FLOORS = (*CORE, *BATTERIES, *TOOLS)
 TIERS = {"core": CORE, "batteries": BATTERIES, "tools": TOOLS}
 LEARNER_FLOORS = (
@@ -454,10 +454,10 @@ PLANTED = [
     ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F6 never meet"),
     ("values/a.py", "from rl4sys_zmq import wire", "F1 values imports F2 wire"),
     ("values/a.py", "from ..wire import b", "F1 values imports F2 wire"),
-    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F10 cli"),
+    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F11 cli"),
     ("errors.py", "import rl4sys_zmq.values", "F0 errors imports F1 values"),
-    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F10 cli"),
-    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F11 __init__"),
+    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F11 cli"),
+    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F12 __init__"),
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("policies/a.py", "def f():\n    import torch", "policies imports torch"),

@@ -44,6 +44,16 @@ def test_metrics_are_bounded_in_order_the_newest_are_whole_and_the_old_ones_thin
     assert len(steps) == count or len(steps) > MAX_METRICS // 2
 
 
+def test_a_long_curve_keeps_its_form() -> None:
+    history = History()
+    for step in range(100_000):
+        history.add(metrics(step))
+    steps = [record["step"] for record in read(history)]
+    tenths = [sum(10_000 * tenth <= step < 10_000 * (tenth + 1) for step in steps) for tenth in range(9)]
+    assert min(tenths) >= MAX_METRICS // 50
+    assert max(tenths) <= 4 * min(tenths)
+
+
 def test_records_that_alternate_are_thinned_each_for_itself() -> None:
     history = History()
     for step in range(4 * MAX_METRICS):

@@ -41,8 +41,8 @@ class _Kept(NamedTuple):
 class History:
     """The newest records of a learner, numbered from 0 in the order in which they came.
 
-    If there are too many metrics or records of ``system``, every second one of the older half is dropped, so that there are
-    fewer of them the older they are. Of other events, the oldest are dropped.
+    If there are too many metrics or records of ``system``, the newest quarter stays whole, and older ones stay at equal
+    distances. Of other events, the oldest are dropped.
     """
 
     def __init__(self) -> None:
@@ -92,17 +92,18 @@ class History:
 
 
 def _thinned(series: list[_Kept]) -> list[_Kept]:
-    """Return records without every second one of each kind in the older half."""
-    half = len(series) // 2
-    odd: set[object] = set()
+    """Return the newest quarter, and before it records of each kind at about equal distances, so that a curve keeps its form."""
+    end = len(series) * 3 // 4
+    old = series[:end]
+    kinds = {record.kind for record in old}
+    gap = (old[-1].number - old[0].number) * len(kinds) * 2 / len(series)
+    last: dict[object, int] = {}
     kept: list[_Kept] = []
-    for record in series[:half]:
-        if record.kind in odd:
-            odd.remove(record.kind)
-        else:
-            odd.add(record.kind)
+    for record in old:
+        if record.kind not in last or record.number - last[record.kind] >= gap:
+            last[record.kind] = record.number
             kept.append(record)
-    return kept + series[half:]
+    return kept + series[end:]
 
 
 def _with_means(record: Mapping[str, Any]) -> dict[str, Any]:

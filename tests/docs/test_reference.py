@@ -15,6 +15,7 @@ import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.config import (
+    AlarmsConfig,
     ClientConfig,
     DemonstrationsConfig,
     EvaluationConfig,
@@ -129,6 +130,7 @@ def test_every_key_of_status_and_stats_is_on_the_page(page: str, tmp_path: Path)
     "cls",
     [
         AgentConfig,
+        AlarmsConfig,
         ClientConfig,
         DemonstrationsConfig,
         EvaluationConfig,

@@ -67,6 +67,8 @@ def main() -> None:
     help="The Ray cluster for --engine ray. auto: that of this machine. local: a Ray of the learner's own.  "
     "[default: RAY_ADDRESS, or else local]",
 )
+@option("--web", metavar="HOST:PORT", help="Serve the page of `rl4sys-learner web` there, in a process that ends with this one.")
+@option("--web-keys", type=FILE, metavar="FILE", help="With --web and --keys: NAME.keys with the role admin, for the page.")
 @plugin_option(expose_value=False)
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
@@ -79,6 +81,8 @@ def serve(
     client: str | None,
     users: Path | None,
     max_memory: int | None,
+    web: str | None,
+    web_keys: Path | None,
     debug: bool,
     insecure: bool,
     **options: Any,
@@ -94,10 +98,35 @@ def serve(
         raise click.UsageError("give either --port or --bind")
     if client is not None and init is None:
         raise click.UsageError("--client applies to --init")
+    if web_keys is not None and web is None:
+        raise click.UsageError("--web-keys applies to --web")
     options |= {"users_file": users, "insecure": insecure or None}
     options["bind"] = bind if port is None else f"tcp://127.0.0.1:{port}"
     options = {key: value for key, value in options.items() if value is not None}
-    run(config, options, debug=debug, max_memory_bytes=max_memory, init=init, client=client)
+    run(config, options, debug=debug, max_memory_bytes=max_memory, init=init, client=client, web=web, web_keys=web_keys)
+
+
+@main.command()
+@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...", type=ADDRESS)
+@option("--bind", default="127.0.0.1:8080", metavar="HOST:PORT", help="Serve the page there; port 0 picks a free one.")
+@option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for learners with keys.")
+@option(
+    "--token-file",
+    type=FILE,
+    metavar="FILE",
+    help="Only who has the token in this file can read.  [default: a new token, if other machines reach --bind]",
+)
+@option("--exit-with-stdin", is_flag=True, help="Exit when stdin is closed, so that a child process ends with its parent.")
+@option("--debug", is_flag=True, help="Log everything.")
+def web(addresses: tuple[str, ...], **options: Any) -> None:
+    """Serve a page about the learners at ADDRESS... (host:port or a URI), until Ctrl-C or SIGTERM.
+
+    It shows clients, curves, actors, machines and problems, and changes nothing. The first line of output has its address. The
+    same address has /metrics for Prometheus, /healthz, /readyz and /api/status.
+    """
+    from rl4sys_zmq.cli.web import web as run
+
+    run(addresses, **options)
 
 
 @main.command()

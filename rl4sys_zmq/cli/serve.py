@@ -17,6 +17,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, check_signals
+from rl4sys_zmq.cli.web import MODULES, page_of
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.delivery.journal_marks import marks_path
@@ -111,12 +112,16 @@ def serve(
     max_memory_bytes: int | None,
     init: Path | None,
     client: str | None,
+    web: str | None,
+    web_keys: Path | None,
 ) -> None:
     """Run a learner with the options of a file and `overrides`. The help of the command describes the other arguments."""
     require("learner", "torch", "tensorboard", "rich")
     outlive_output()
     config = LearnerConfig.load(path, **overrides) if path is not None else LearnerConfig.from_mapping(overrides)
     config = _with_init(config, init, client)
+    if web is not None:
+        _check_page(config, web_keys)
     import_plugins(config.plugins, path)
     with with_source(str(path or "")):
         check_buildable(config)
@@ -143,13 +148,22 @@ def serve(
         for client_id, entry in learner.config.clients.items():
             if entry.init is not None:
                 print_line(f"client {client_id} starts with the weights in {entry.init}, unless it has a checkpoint")
-        with make_progress(debug=debug) as progress:
+        with page_of(learner.address, web, web_keys), make_progress(debug=debug) as progress:
             while True:
                 time.sleep(POLL_S)
                 check_signals()
                 report = await_status(learner)
                 if report is not None:
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
+
+
+def _check_page(config: LearnerConfig, keys: Path | None) -> None:
+    require("web", *MODULES)
+    if config.bind.startswith("inproc://"):
+        raise ConfigError(f"a page cannot reach {config.bind} from its own process; bind the learner to tcp or ipc", key="web")
+    if config.keys is not None and keys is None:
+        remedy = "create an admin's with `rl4sys-learner keys DIR --user web --role admin`, and give --web-keys web.keys"
+        raise ConfigError(f"the learner has keys, so its page needs some: {remedy}", key="web_keys")
 
 
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:

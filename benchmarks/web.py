@@ -2,16 +2,18 @@
 
     python benchmarks/web.py --pairs 20 --json benchmarks/results/web.json
 
-The page is a process of ``rl4sys-learner web``. One more process makes the requests of a browser that shows a client, and a scrape,
-each second. For each side: the steps per second that the learner receives when a process sends as fast as it can (P1 of
-``bench.ingress``); and, before that, the time from the end of a short episode to its acknowledgement. The goals are an ingress of
-at least 0.97 of that without the page, a median time within 5 %, and less than 120 MB of memory for the page's process.
+The page is a process of ``rl4sys-learner web``. One more process makes the requests of a browser that shows a client, and a
+scrape, each second. For each side: the steps per second that the learner receives when a process sends as fast as it can (P1 of
+``bench.ingress``); and, before that, the time from a message with a short segment to its acknowledgement. The goals are an
+ingress of at least 0.97 of that without the page, a median time within 5 %, and less than 120 MB of memory for the page's
+process.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import re
 import subprocess
@@ -22,69 +24,79 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import numpy as np
 
 from bench.environment import environment
 from bench.pairs import PairedFigures, measure_pairs, spread
-from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.capacity.harness import P1, START_S, UntrainedAlgorithm, child, send, senders
+from rl4sys_zmq.capacity.harness import P1, START_S, UNLIMITED, UntrainedAlgorithm, child, make_segment, send, senders
 from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.capacity.measure_paths import measure as measure_rate
 from rl4sys_zmq.capacity.measure_paths import wait_for
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.transports import Address, Poller, Socket
 from rl4sys_zmq.values import ObservationSpace, Space, space_to_json
+from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
+from rl4sys_zmq.wire.messages import Ack, Hello, Welcome
 
 FLOOD, PROBE = "lab", "probe"
 """The clients: one that receives as much as it can, and one whose acknowledgements are timed."""
 BATCH = 64
-EPISODE_STEPS = 8
-PAUSE_S, LOOK_S = 0.004, 0.000_2
+PAUSE_S = 0.004
+SMALL_P1 = dataclasses.replace(P1, steps=8)
 EVERY_S = 1.0
 REQUESTS = ("api/status", "api/client?{which}", "api/actors?{which}&page=0&sort=silent_s", "api/history?{which}&since={since}")
 INGRESS, ACK_P50, ACK_P99, MEMORY = "ingress, M steps/s", "ack, median, ms", "ack, p99, ms", "page, resident, MB"
 LEAST_INGRESS, GREATEST_ACK, GREATEST_MB = 0.97, 1.05, 120.0
 
 Figures = dict[str, float]
+T = TypeVar("T")
 
 
 def probe(pipe: Connection, address: str) -> None:
-    """Send short episodes one after the other, until the pipe has a message. Answer with the times, in milliseconds.
+    """Send short segments one after the other, until the pipe has a message. Answer with the times to their `Ack`s, in ms.
 
-    A first message begins the measurement.
+    A first message begins the measurement. An agent would read its acknowledgements at its own pace.
     """
-    observations = np.random.default_rng(1).standard_normal((EPISODE_STEPS, 8), dtype=np.float32)
     times: list[float] = []
-    with RL4SysAgent(config=AgentConfig(client_id=PROBE, train_server_address=address, connect_timeout_s=START_S)) as agent:
-        began = False
+    with Socket.dealer(Address.parse(address)) as dealer, Poller() as poller:
+        poller.register(dealer)
+
+        def answer(kind: type[T], ready: Callable[[T], bool]) -> T:
+            deadline = time.monotonic() + START_S
+            while time.monotonic() < deadline:
+                poller.poll(0.1)
+                while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
+                    message = decode(frames)
+                    if isinstance(message, kind) and ready(message):
+                        return message
+            raise TimeoutError(f"no {kind.__name__} within {START_S:g} s")
+
+        dealer.send(encode(Hello(PROBE, PROBE, 1, 0, 0, 0)))
+        segment = pack_segment(make_segment(SMALL_P1, answer(Welcome, lambda _: True).generation))
+        whole, seq, began = join_submit(0, UNLIMITED, [segment]), 0, False
         while True:
             if pipe.poll():
                 if began:
                     break
                 began, times = bool(pipe.recv()), []
-            sent = agent.stats()["accepted"] + 1
-            trajectory: Any = None
-            action: Any = None
-            for observation in observations:
-                trajectory, action = agent.request_for_action(trajectory, observation)
-                action.update_reward(1.0)
-                agent.add_to_trajectory(trajectory, action)
-            agent.mark_end_of_trajectory(trajectory, action)
-            ended = time.monotonic()
-            while agent.stats()["accepted"] < sent and time.monotonic() - ended < START_S:
-                time.sleep(LOOK_S)
-            times.append((time.monotonic() - ended) * 1000)
+            sent = time.monotonic()
+            dealer.send(encode(dataclasses.replace(whole, first_seq=seq)))
+            seq += 1
+            answer(Ack, lambda ack: ack.durable >= seq)  # noqa: B023 - called at once
+            times.append((time.monotonic() - sent) * 1000)
             time.sleep(PAUSE_S)
     pipe.send(times)
 
 
 def browse(pipe: Connection, page: str, address: str) -> None:
-    """Make the requests of an open page, and a scrape, each second, until the pipe has a message. Send a message after the first."""
-    which, since, rounds = urlencode({"learner": address, "client": FLOOD}), 0, 0
+    """Make the requests of an open page, and a scrape, each second, until the pipe has a message. Send one after the first."""
+    which, since, rounds = urlencode({"learner": address, "client": PROBE}), 0, 0
     while not pipe.poll(EVERY_S if rounds else 0.0):
         for path in REQUESTS:
             answer = _get(f"{page}/{path.format(which=which, since=since)}")
@@ -142,9 +154,9 @@ def measure(seconds: float, *, page: bool) -> Figures:
         run = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         config = {"bind": "tcp://127.0.0.1:0", "run_dir": str(run), "journal": "memory", "shutdown_timeout_s": START_S}
         learner = stack.enter_context(Learner(LearnerConfig.from_mapping({**config, "clients": {FLOOD: entry, PROBE: entry}})))
-        memory_mb = stack.enter_context(open_page(learner.address)) if page else None
         with child(probe, learner.address) as probing:
             wait_for(lambda: made and made[-1].steps)
+            memory_mb = stack.enter_context(open_page(learner.address)) if page else None
             probing.send(True)
             time.sleep(seconds)
             probing.send(False)

@@ -10,6 +10,8 @@ import shutil
 import stat
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import click
 import pytest
 from kit import open_agent, play, until, write_keys
 
+from rl4sys_zmq.child_process import child_environment
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -81,7 +84,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         for container in pod["containers"]:
             yield "kubernetes", [container["image"], *container["args"]]
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                if probe in container:
+                if "exec" in container.get(probe, {}):
                     command = container[probe]["exec"]["command"]
                     yield "kubernetes", arguments_of(shlex.split(command[2]) if command[0] == "/bin/sh" else command)
     script = (RECIPES / "slurm/rl4sys.sbatch").read_text().replace("\\\n", " ")
@@ -118,6 +121,7 @@ def test_every_command_of_a_recipe_exists_with_its_options(monkeypatch: pytest.M
         ("rl4sys-learner.service", "rl4sys-learner serve"),
         ("rl4sys-learner.service", "rl4sys-learner status"),
         ("rl4sys.sbatch", "rl4sys-learner keys"),
+        ("kubernetes", "rl4sys-learner web"),
     }
 
 
@@ -125,12 +129,10 @@ def checks() -> dict[str, str]:
     """Return the command of the shell in each probe that checks the clients, by recipe."""
     (unit,) = re.findall(r"^ExecStartPost=/bin/sh -c '(.*)'$", (RECIPES / "systemd/rl4sys-learner.service").read_text(), re.M)
     (kind, compose) = documents("docker/compose.yaml")[0]["services"]["learner"]["healthcheck"]["test"]
-    (learner_pod,) = (container for pod in pods() for container in pod["containers"] if "readinessProbe" in container)
-    shell, option, kubernetes = learner_pod["readinessProbe"]["exec"]["command"]
-    assert (kind, shell, option) == ("CMD-SHELL", "/bin/sh", "-c")
+    assert kind == "CMD-SHELL"
     (body,) = re.findall(r"^(healthy\(\) \{\n.*?^\}$)", (RECIPES / "slurm/rl4sys.sbatch").read_text(), re.M | re.S)
     slurm = f"learner=(rl4sys-learner) head=localhost port=50051 keys=/keys\n{body}\nhealthy"
-    found = {"systemd": unit, "compose": compose, "kubernetes": kubernetes, "slurm": f"exec bash -c {shlex.quote(slurm)}"}
+    found = {"systemd": unit, "compose": compose, "slurm": f"exec bash -c {shlex.quote(slurm)}"}
     return {name: text.replace("$$", "$") for name, text in found.items()}
 
 
@@ -145,15 +147,24 @@ def test_a_probe_passes_if_no_client_has_failed(code: int, passes: bool, tmp_pat
         assert (done.returncode == 0) is passes, text
 
 
+def localised(text: str, learner: Learner, folder: Path) -> str:
+    """Return a text of a recipe with the address of a learner of this process, and with paths in a folder."""
+    for old, new in (
+        ("/opt/rl4sys/bin", str(folder)),
+        ("port=50051", f"port={learner.address.rpartition(':')[2]}"),
+        ("localhost:50051", learner.address),
+        ("0.0.0.0:8080", "127.0.0.1:0"),
+    ):
+        text = text.replace(old, new)
+    return re.sub(r"(/etc/rl4sys/keys|/keys/own|/keys)(?=[/\s])", str(folder / "keys"), text)
+
+
 def probe(text: str, learner: Learner, folder: Path) -> int:
     """Run a probe as it stands in a recipe, with a learner of this process, and return its exit code."""
     program = folder / "rl4sys-learner"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m rl4sys_zmq.cli.learner "$@"\n')
     program.chmod(0o755)
-    for old, new in (("/opt/rl4sys/bin", str(folder)), ("port=50051", f"port={learner.address.rpartition(':')[2]}")):
-        text = text.replace(old, new)
-    text = text.replace("localhost:50051", learner.address)
-    text = re.sub(r"(/etc/rl4sys/keys|/keys/own|/keys)(?=[/\s])", str(folder / "keys"), text)
+    text = localised(text, learner, folder)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(RECIPES.parents[1])}
     return subprocess.run(
         ["/bin/sh", "-c", text], env=environment, stdout=subprocess.DEVNULL, timeout=120, check=False
@@ -174,6 +185,42 @@ def test_every_probe_fails_when_a_client_has_failed_and_not_before(tmp_path: Pat
             play(other, 8)
             until(lambda: learner.status()["clients"]["mars"]["state"] == "failed", learner.status)
         assert {name: probe(text, learner, tmp_path) for name, text in checks().items()} == dict.fromkeys(checks(), 1)
+
+
+def test_a_pod_is_not_ready_when_a_client_has_failed(tmp_path: Path) -> None:
+    """Run the container of the page as it stands in the manifest, and make the request of its probe."""
+    for needed in ("starlette", "uvicorn", "plotly", "prometheus_client"):
+        pytest.importorskip(needed, reason=f"{needed} is not installed (extra web)")
+    (container,) = (c for pod in pods() for c in pod["containers"] if "readinessProbe" in c)
+    register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=8, fail_after_updates=0))
+    write_keys(tmp_path / "keys", {"ops": ["admin"], "actors": ["submit", "read_weights"]})
+    (tmp_path / "keys/page.token").write_text("0123456789abcdef\n")
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "keys")
+    with (
+        Learner(config) as learner,
+        open_agent(learner, "mars", algorithm_name="BREAKS", keys=tmp_path / "keys/actors.keys") as agent,
+    ):
+        arguments = [localised(word, learner, tmp_path) for word in container["args"]]
+        command = [sys.executable, "-m", "rl4sys_zmq.cli.learner", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as page:
+            assert page.stdout is not None
+            url = page.stdout.readline().removeprefix("page at ").partition(";")[0].strip()
+
+            def answers() -> int:
+                try:
+                    with urllib.request.urlopen(url + container["readinessProbe"]["httpGet"]["path"], timeout=30) as reply:
+                        return int(reply.status)
+                except urllib.error.HTTPError as error:
+                    with error:
+                        return error.code
+
+            try:
+                until(lambda: answers() == 200, learner.status)
+                play(agent, 8)
+                until(lambda: answers() == 503, learner.status)
+                assert learner.status()["clients"]["mars"]["state"] == "failed"
+            finally:
+                page.terminate()
 
 
 @pytest.mark.parametrize(("check", "seen"), [(1, "the job ends: a client has failed"), (0, "actors done")])
@@ -411,6 +458,8 @@ def test_network_policies_allow_the_ports_of_the_learner_only() -> None:
     learner_policy, actor_policy = documents("kubernetes/network.yaml")
     (service,) = (d for d in documents("kubernetes/learner.yaml") if d["kind"] == "Service")
     ports = {port["port"] for port in service["spec"]["ports"]}
+    (page,) = (p["name"] for pod in pods() for c in pod["containers"] for p in c.get("ports", ()) if c["args"][0] == "web")
+    assert [rule["port"] for rule in learner_policy["spec"]["ingress"][1]["ports"]] == [page]
     assert {rule["port"] for rule in learner_policy["spec"]["ingress"][0]["ports"]} == {"data", "weights"}
     assert learner_policy["spec"]["egress"] == [] and actor_policy["spec"]["ingress"] == []
     assert {rule["port"] for rule in actor_policy["spec"]["egress"][0]["ports"]} == ports

@@ -27,7 +27,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.like import our_name
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "like", "options", "parameters"]
+__all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "figures", "generate", "like", "options", "parameters"]
 
 PUBLIC = (
     "rl4sys_zmq",
@@ -54,7 +54,7 @@ CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig, RelayConfig)
 def generate(kind: str, argument: str) -> str:
     """Return the Markdown that a page asks for, for example ``options rl4sys_zmq.config:AgentConfig``."""
     made: dict[str, Callable[[Any], str]] = {
-        "options": options, "parameters": parameters, "like": like, "codes": codes, "commands": commands
+        "options": options, "parameters": parameters, "like": like, "codes": codes, "commands": commands, "figures": figures
     }  # fmt: skip
     return made[kind](_resolve(argument)) if kind in made else api(argument)
 
@@ -105,6 +105,16 @@ def codes(cls: type[enum.Enum]) -> str:
     found = re.findall(r'^    [A-Z_]+ = "([a-z_]+)"  # (.*)$', source, re.MULTILINE)
     assert [code for code, _ in found] == [member.value for member in cls], f"{cls.__name__} has a member without a comment"
     return _table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in found])
+
+
+def figures(groups: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> str:
+    """Return the table of the figures that the page exports: name, kind, labels and meaning."""
+    rows = [
+        (f"`{f.full_name}`", f.kind, ", ".join(f"`{label}`" for label in (*labels, *f.labels)), f.help)
+        for labels, found in groups
+        for f in found
+    ]
+    return _table(("name", "kind", "labels", "meaning"), rows)
 
 
 def command_paths(group: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

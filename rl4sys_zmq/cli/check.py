@@ -1,8 +1,9 @@
-"""The commands ``rl4sys-learner config check`` and ``rl4sys-learner algorithms``."""
+"""The commands ``rl4sys-learner config check``, ``alarm-test`` and ``algorithms``."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.algorithms.networks import NETWORKS, network_names
-from rl4sys_zmq.cli.app import print_line
+from rl4sys_zmq.cli.app import FAILED, print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import with_source
@@ -21,6 +22,7 @@ from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters
 from rl4sys_zmq.learner.gateway.static_check import check_buildable, entry_parameters, under
 from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table, rl4sys_notes
 from rl4sys_zmq.learner.registry.like import ambiguous_names, our_name
+from rl4sys_zmq.learner.run.alarm_messages import deliver, message
 from rl4sys_zmq.ops.episodes import make_environment
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space, observation_space_from, space_from
@@ -44,6 +46,19 @@ def check_file(path: Path) -> None:
     for line in lines:
         print_line(line)
     print_line("ok")
+
+
+def alarm_test(path: Path) -> int:
+    """Send a message to each receiver of alarms that a learner's file names, print the results, and return the exit code."""
+    config = LearnerConfig.load(path)
+    if config.alarms is None:
+        raise ConfigError("there is no receiver of alarms; set alarms.webhook, alarms.command, or both", key="alarms")
+    sample = message("alarm_test", {"text": "this is a test"}, time.time(), config.run_dir)
+    code = 0
+    for receiver, error in deliver(config.alarms, sample):
+        print_line(f"{receiver}: {error or 'delivered'}")
+        code = FAILED if error else code
+    return code
 
 
 def is_learner_file(document: Mapping[str, object]) -> bool:

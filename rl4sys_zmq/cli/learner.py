@@ -320,6 +320,18 @@ def export(run: Path, client: str | None, output: Path, force: bool) -> None:
     run_export(run, client, output, force=force)
 
 
+@main.command("alarm-test")
+@click.argument("file", type=FILE)
+def alarm_test(file: Path) -> int:
+    """Send a test message to the webhook and the command of `alarms` in FILE, a learner's configuration.
+
+    The output has a line for each receiver. The exit code is 0 if each took the message, else 1.
+    """
+    from rl4sys_zmq.cli.check import alarm_test as run
+
+    return run(file)
+
+
 @main.group("config")
 def configuration() -> None:
     """Check configuration files."""

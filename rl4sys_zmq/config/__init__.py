@@ -2,7 +2,7 @@
 
 - `AgentConfig`, `LearnerConfig`, `RelayConfig`: the options of an actor, a learner and a relay process.
 - `ClientConfig`: the learner's options for one client, with `EvaluationConfig` and `DemonstrationsConfig`.
-- `WeightsConfig`, `ResourcesConfig`, `RelayAddress`, `RelayRule`: groups of options in these classes.
+- `WeightsConfig`, `ResourcesConfig`, `AlarmsConfig`, `RelayAddress`, `RelayRule`: groups of options in these classes.
 
 For an unknown key or an invalid value, each class raises a `ConfigError` of one line: the key, the file, and the valid key that
 is spelled most similarly.
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from rl4sys_zmq.config.addresses import RelayAddress, RelayRule
     from rl4sys_zmq.config.agent import AgentConfig
     from rl4sys_zmq.config.client import ClientConfig, DemonstrationsConfig, EvaluationConfig, ResourcesConfig
-    from rl4sys_zmq.config.learner import LearnerConfig
+    from rl4sys_zmq.config.learner import AlarmsConfig, LearnerConfig
     from rl4sys_zmq.config.relay import RelayConfig
     from rl4sys_zmq.config.section import WeightsConfig
 
 __all__ = [
     "AgentConfig",
+    "AlarmsConfig",
     "ClientConfig",
     "DemonstrationsConfig",
     "EvaluationConfig",
@@ -41,7 +42,7 @@ __getattr__ = lazy_getattr(
         "agent": ("AgentConfig",),
         "addresses": ("RelayAddress", "RelayRule"),
         "client": ("ClientConfig", "DemonstrationsConfig", "EvaluationConfig", "ResourcesConfig"),
-        "learner": ("LearnerConfig",),
+        "learner": ("AlarmsConfig", "LearnerConfig"),
         "relay": ("RelayConfig",),
         "section": ("WeightsConfig",),
     },

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
+from urllib.parse import urlsplit
 
 from rl4sys_zmq.config.addresses import RelayRule, bind_uri, check_relay_keys, relay_rules
 from rl4sys_zmq.config.client import ClientConfig, ResourcesConfig
@@ -30,7 +33,7 @@ from rl4sys_zmq.config.options import (
 )
 from rl4sys_zmq.config.relay import LearnerAndRelayOptions
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, FLAT_KEYS, algorithm_name, algorithm_parameters, translate_global
-from rl4sys_zmq.config.section import ProcessConfig, WeightsConfig
+from rl4sys_zmq.config.section import ConfigSection, ProcessConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 
 _INHERITED = (
@@ -73,6 +76,37 @@ def ray_address(value: object) -> str:
             "(ray start --address HOST:PORT), as with HOST:PORT, and ray:// is not supported"
         )
     return str(value)
+
+
+def _web_address(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/?#@]+(?:[/?#][!-~]*)?", value):
+        with contextlib.suppress(ValueError):
+            if urlsplit(value).hostname and urlsplit(value).port != 0:
+                return value
+    raise InvalidValue("an http:// or https:// address")
+
+
+@checked_arguments
+@dataclass(frozen=True, kw_only=True)
+class AlarmsConfig(ConfigSection):
+    """The receivers of messages about alarms, failed clients and lost data: the key ``alarms`` in a learner's configuration.
+
+    Raises:
+        ConfigError: If a value is invalid, or neither `webhook` nor `command` is given.
+    """
+
+    webhook: str | None = option(optional(_web_address), None)
+    """The http or https address to which each message is posted as JSON. Redirects are not followed."""
+    command: Path | None = option(optional(path), None)
+    """The program that is run for each message. Its standard input has the message as JSON. Its output is dropped."""
+    every_s: float = option(number(0), 60.0)
+    """Shortest time between two messages of one kind about one client, in seconds. The second has the number of those between
+    them (``left_out``)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.webhook is None and self.command is None:
+            raise ConfigError("alarms: there is no receiver; set webhook, command, or both", key="webhook")
 
 
 @checked_arguments
@@ -180,6 +214,8 @@ class LearnerConfig(LearnerAndRelayOptions, ProcessConfig):
     for networks of a million parameters and more."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
     """The seed of the training of clients whose parameters have no ``seed``. Default: from the operating system."""
+    alarms: AlarmsConfig | None = option(optional(AlarmsConfig.read), None)
+    """The receivers of messages about alarms. Default: no messages."""
     ignored: tuple[str, ...] = option(_texts, ())
     """Keys of the file that have no meaning for the learner, such as ``server.trajectory_server``. The class sets this when it
     reads a file; it is not a key of the file. The learner logs them when it starts."""

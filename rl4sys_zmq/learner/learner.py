@@ -22,6 +22,7 @@ from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.gateway.gateway import RELIEF_S, Gateway
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
+from rl4sys_zmq.learner.run.alarm_messages import AlarmSender
 from rl4sys_zmq.learner.run.history import HistorySink
 from rl4sys_zmq.learner.run.log_files import newest_records
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder
@@ -83,6 +84,7 @@ class Learner(Resource):
         self._authenticator: Authenticator | None = None
         self._journal: DiskJournal | MemoryJournal | None = None
         self._recorder: Recorder | None = None
+        self._alarms: AlarmSender | None = None
         self._memory: MemoryLimitThread | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -114,13 +116,15 @@ class Learner(Resource):
             check_engines(self.config)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
-            sink = HistorySink(NullEventSink(), ())
+            sink: EventSink = HistorySink(NullEventSink(), ())
             if self.config.run_dir is not None:
                 moved = move_misplaced(self.config.run_dir)
                 self._recorder = Recorder(self.config.run_dir, self.config.to_json())
                 sink = HistorySink(self._recorder, newest_records(self.config.run_dir, HISTORY_BYTES))
                 for source, target in moved:
                     sink.event("moved", source=source, target=target)
+            if self.config.alarms is not None:
+                self._alarms = sink = AlarmSender(self.config.alarms, self.config.run_dir, sink)
             try:
                 self._journal, restored = open_journal(self.config, self._wake)
                 self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
@@ -138,6 +142,8 @@ class Learner(Resource):
                 self.start_notes = tuple(gateway.core.start_notes)
                 if self._recorder is not None:
                     self._recorder.open()
+                if self._alarms is not None:
+                    self._alarms.start()
                 if self._authenticator is not None:
                     self._authenticator.open(gateway.change_access)
                 if self.config.max_memory_bytes is not None:
@@ -177,6 +183,7 @@ class Learner(Resource):
         report = self._ask(self._running.status)
         if self._recorder is not None:
             report["recorder"] = self._recorder.counters.snapshot()
+        report["alarm_messages"] = self._alarms.counters.snapshot() if self._alarms is not None else {}
         return report
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
@@ -387,7 +394,7 @@ class Learner(Resource):
             WorkerDied: If another thread ended with an exception: the gateway (network), the journal, the recorder (log and
                 metrics) or the reader of the access list.
         """
-        for part in (self._running, self._memory, self._authenticator, self._journal, self._recorder):
+        for part in (self._running, self._memory, self._authenticator, self._journal, self._recorder, self._alarms):
             if part is not None and not isinstance(part, MemoryJournal):
                 part.raise_if_dead()
 
@@ -408,6 +415,7 @@ class Learner(Resource):
         gateway, recorder, journal, memory = self._gateway, self._recorder, self._journal, self._memory
         self._gateway = self._recorder = self._journal = self._memory = None
         authenticator, self._authenticator = self._authenticator, None
+        alarms, self._alarms = self._alarms, None
         if memory is not None:
             memory.stop()
         deadline = time.monotonic() + self.config.shutdown_timeout_s
@@ -424,7 +432,7 @@ class Learner(Resource):
             memory.join(RELIEF_S)
         if authenticator is not None:
             authenticator.close()
-        for part in (journal, recorder):
+        for part in (alarms, journal, recorder):
             if part is not None:
                 part.stop()
                 part.join(max(0.5, deadline - time.monotonic()))

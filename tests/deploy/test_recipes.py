@@ -3,21 +3,28 @@
 import importlib.util
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
 import stat
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from kit import open_agent, play, until, write_keys
 
+from rl4sys_zmq.child_process import child_environment
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main as learner
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples/deploy"
 UNITS = sorted((RECIPES / "systemd").glob("*.service"))
@@ -77,7 +84,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         for container in pod["containers"]:
             yield "kubernetes", [container["image"], *container["args"]]
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                if probe in container:
+                if "exec" in container.get(probe, {}):
                     command = container[probe]["exec"]["command"]
                     yield "kubernetes", arguments_of(shlex.split(command[2]) if command[0] == "/bin/sh" else command)
     script = (RECIPES / "slurm/rl4sys.sbatch").read_text().replace("\\\n", " ")
@@ -114,6 +121,7 @@ def test_every_command_of_a_recipe_exists_with_its_options(monkeypatch: pytest.M
         ("rl4sys-learner.service", "rl4sys-learner serve"),
         ("rl4sys-learner.service", "rl4sys-learner status"),
         ("rl4sys.sbatch", "rl4sys-learner keys"),
+        ("kubernetes", "rl4sys-learner web"),
     }
 
 
@@ -121,10 +129,11 @@ def checks() -> dict[str, str]:
     """Return the command of the shell in each probe that checks the clients, by recipe."""
     (unit,) = re.findall(r"^ExecStartPost=/bin/sh -c '(.*)'$", (RECIPES / "systemd/rl4sys-learner.service").read_text(), re.M)
     (kind, compose) = documents("docker/compose.yaml")[0]["services"]["learner"]["healthcheck"]["test"]
-    (learner_pod,) = (container for pod in pods() for container in pod["containers"] if "readinessProbe" in container)
-    shell, option, kubernetes = learner_pod["readinessProbe"]["exec"]["command"]
-    assert (kind, shell, option) == ("CMD-SHELL", "/bin/sh", "-c")
-    return {"systemd": unit.replace("$$", "$"), "compose": compose.replace("$$", "$"), "kubernetes": kubernetes}
+    assert kind == "CMD-SHELL"
+    (body,) = re.findall(r"^(healthy\(\) \{\n.*?^\}$)", (RECIPES / "slurm/rl4sys.sbatch").read_text(), re.M | re.S)
+    slurm = f"learner=(rl4sys-learner) head=localhost port=50051 keys=/keys\n{body}\nhealthy"
+    found = {"systemd": unit, "compose": compose, "slurm": f"exec bash -c {shlex.quote(slurm)}"}
+    return {name: text.replace("$$", "$") for name, text in found.items()}
 
 
 @pytest.mark.parametrize(("code", "passes"), [(0, True), (1, False), (2, False), (3, True), (130, False)])
@@ -138,12 +147,186 @@ def test_a_probe_passes_if_no_client_has_failed(code: int, passes: bool, tmp_pat
         assert (done.returncode == 0) is passes, text
 
 
+def localised(text: str, learner: Learner, folder: Path) -> str:
+    """Return a text of a recipe with the address of a learner of this process, and with paths in a folder."""
+    for old, new in (
+        ("/opt/rl4sys/bin", str(folder)),
+        ("port=50051", f"port={learner.address.rpartition(':')[2]}"),
+        ("localhost:50051", learner.address),
+        ("0.0.0.0:8080", "127.0.0.1:0"),
+    ):
+        text = text.replace(old, new)
+    return re.sub(r"(/etc/rl4sys/keys|/keys/own|/keys)(?=[/\s])", str(folder / "keys"), text)
+
+
+def probe(text: str, learner: Learner, folder: Path) -> int:
+    """Run a probe as it stands in a recipe, with a learner of this process, and return its exit code."""
+    program = folder / "rl4sys-learner"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m rl4sys_zmq.cli.learner "$@"\n')
+    program.chmod(0o755)
+    text = localised(text, learner, folder)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(RECIPES.parents[1])}
+    return subprocess.run(
+        ["/bin/sh", "-c", text], env=environment, stdout=subprocess.DEVNULL, timeout=120, check=False
+    ).returncode
+
+
+def test_every_probe_fails_when_a_client_has_failed_and_not_before(tmp_path: Path) -> None:
+    register_algorithm("PROBED", FakeAlgorithm.factory(steps_per_update=8))
+    register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=8, fail_after_updates=0))
+    write_keys(tmp_path / "keys", {"ops": ["admin"], "actors": ["submit", "read_weights"]})
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "keys")
+    actors = {"keys": tmp_path / "keys/actors.keys"}
+    with Learner(config) as learner, open_agent(learner, "luna", algorithm_name="PROBED", **actors) as agent:
+        play(agent, 8, reward=1e13)  # a segment in quarantine is an alarm
+        until(lambda: learner.status()["clients"]["luna"]["alarms"], learner.status)
+        assert {name: probe(text, learner, tmp_path) for name, text in checks().items()} == dict.fromkeys(checks(), 0)
+        with open_agent(learner, "mars", algorithm_name="BREAKS", **actors) as other:
+            play(other, 8)
+            until(lambda: learner.status()["clients"]["mars"]["state"] == "failed", learner.status)
+        assert {name: probe(text, learner, tmp_path) for name, text in checks().items()} == dict.fromkeys(checks(), 1)
+
+
+def test_a_pod_is_not_ready_when_a_client_has_failed(tmp_path: Path) -> None:
+    """Run the container of the page as it stands in the manifest, and make the request of its probe."""
+    for needed in ("starlette", "uvicorn", "plotly", "prometheus_client"):
+        pytest.importorskip(needed, reason=f"{needed} is not installed (extra web)")
+    (container,) = (c for pod in pods() for c in pod["containers"] if "readinessProbe" in c)
+    register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=8, fail_after_updates=0))
+    write_keys(tmp_path / "keys", {"ops": ["admin"], "actors": ["submit", "read_weights"]})
+    (tmp_path / "keys/page.token").write_text("0123456789abcdef\n")
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "keys")
+    with (
+        Learner(config) as learner,
+        open_agent(learner, "mars", algorithm_name="BREAKS", keys=tmp_path / "keys/actors.keys") as agent,
+    ):
+        arguments = [localised(word, learner, tmp_path) for word in container["args"]]
+        command = [sys.executable, "-m", "rl4sys_zmq.cli.learner", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as page:
+            assert page.stdout is not None
+            url = page.stdout.readline().removeprefix("page at ").partition(";")[0].strip()
+
+            def answers() -> int:
+                try:
+                    with urllib.request.urlopen(url + container["readinessProbe"]["httpGet"]["path"], timeout=30) as reply:
+                        return int(reply.status)
+                except urllib.error.HTTPError as error:
+                    with error:
+                        return error.code
+
+            try:
+                until(lambda: answers() == 200, learner.status)
+                play(agent, 8)
+                until(lambda: answers() == 503, learner.status)
+                assert learner.status()["clients"]["mars"]["state"] == "failed"
+            finally:
+                page.terminate()
+
+
+@pytest.mark.parametrize(("check", "seen"), [(1, "the job ends: a client has failed"), (0, "actors done")])
+def test_a_job_ends_when_a_client_has_failed(check: int, seen: str, tmp_path: Path) -> None:
+    """Run the batch script with stub programs in place of Slurm's and of this library's."""
+    stubs = {
+        "scontrol": "echo node",
+        "scancel": 'case $* in *.1) touch "$STUBS/drained";; *.0) touch "$STUBS/ended";; esac',
+        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+        "python": """
+case $* in
+    *"--check"*) touch "$STUBS/checked"; exit $CHECK;;
+    *"learner serve"*) until [ -e "$STUBS/ended" ]; do sleep 0.05; done;;
+    *"actor run"*)
+        until [ -e "$STUBS/drained" ] || { [ "$CHECK" = 0 ] && [ -e "$STUBS/checked" ]; }; do sleep 0.05; done
+        echo actors done;;
+esac""",
+    }
+    for name, text in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {
+        "STUBS": tmp_path,
+        "CHECK": check,
+        "RL4SYS_PYTHON": tmp_path / "python",
+        "RL4SYS_CHECK_S": 0.05,
+        "SLURM_JOB_ID": 7,
+    }
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_NODELIST": "node",
+        "SLURM_JOB_NUM_NODES": "1",
+        **{name: str(value) for name, value in variables.items()},
+    }
+    script = ["bash", str(RECIPES / "slurm/rl4sys.sbatch"), str(tmp_path / "run"), "CartPole-v1", "pole"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == check, done.stdout + done.stderr
+    assert seen in done.stdout + done.stderr
+    assert (tmp_path / "ended").exists()
+
+
+def exported() -> dict[str, set[str]]:
+    """Return the names that queries can use, with the labels of each."""
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra web)")
+    from rl4sys_zmq.web.metrics import FIGURES, HISTOGRAM
+
+    names: dict[str, set[str]] = {}
+    for labels, figures in FIGURES:
+        for figure in figures:
+            given = {*labels, *figure.labels}
+            if figure.kind == HISTOGRAM:
+                names |= {f"{figure.full_name}_bucket": {*given, "le"}, f"{figure.full_name}_count": given}
+            else:
+                names[figure.full_name] = given
+    return names
+
+
+def queries() -> dict[str, str]:
+    """Return the queries of the rules and of the dashboard, by the name of the rule or the panel."""
+    dashboard = json.loads((RECIPES / "grafana/rl4sys.json").read_text())
+    found = {f"{p['title']}, {t['refId']}": t["expr"] for p in dashboard["panels"] for t in p["targets"]}
+    (group,) = documents("prometheus/rules.yml")[0]["groups"]
+    return {**found, **{rule["alert"]: rule["expr"] for rule in group["rules"]}}
+
+
+def test_queries_use_names_and_labels_that_are_exported() -> None:
+    names = exported()
+    for title, query in queries().items():
+        used = re.findall(r"\b((?:rl4sys|process|system)_\w+)(?:\{(.*?)\})?", query)
+        assert used or title == "RL4SysPageDown", title
+        for name, selectors in used:
+            assert set(re.findall(r"(\w+)=", selectors)) <= names[name], (title, name)
+
+
+def test_the_variables_and_legends_of_the_dashboard_exist() -> None:
+    dashboard, labels = json.loads((RECIPES / "grafana/rl4sys.json").read_text()), set().union(*exported().values())
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard["panels"]))) <= {*variables, "__rate_interval"}
+    assert set(re.findall(r"\{\{(\w+)\}\}", json.dumps(dashboard["panels"]))) <= labels
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_promtool_accepts_the_rules_and_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    tool, folder = has("promtool"), RECIPES / "prometheus"
+    assert f"{sum(title.startswith('RL4Sys') for title in queries())} rules found" in accepted(
+        tool, "check", "config", folder / "prometheus.yml"
+    )
+    accepted(tool, "test", "rules", folder / "rules_test.yml")
+    tested = (folder / "rules_test.yml").read_text()
+    assert not [title for title in queries() if title.startswith("RL4Sys") and f"alertname: {title}\n" not in tested]
+    rules = [
+        {"record": f"panel_{number}", "expr": query.replace("$__rate_interval", "1m")}
+        for number, query in enumerate(queries().values())
+    ]
+    (tmp_path / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    accepted(tool, "check", "rules", tmp_path / "panels.yml")
+
+
 def test_no_recipe_holds_a_secret_or_turns_keys_off() -> None:
     for path in (p for p in RECIPES.rglob("*") if p.is_file()):
         text = path.read_text()
         assert "--insecure" not in text, path
         assert not re.search(r"kind: Secret\b|BEGIN .*PRIVATE|password|secret_key", text, re.IGNORECASE), path
-        assert not [word for word in re.split(r"[\s\"']+", text) if len(word) == KEY_CHARS and "/" not in word], path
+        assert not [
+            word for word in re.split(r"[\s\"']+", text) if len(word) == KEY_CHARS and "/" not in word and not word.islower()
+        ], path
 
 
 @pytest.fixture
@@ -275,6 +458,8 @@ def test_network_policies_allow_the_ports_of_the_learner_only() -> None:
     learner_policy, actor_policy = documents("kubernetes/network.yaml")
     (service,) = (d for d in documents("kubernetes/learner.yaml") if d["kind"] == "Service")
     ports = {port["port"] for port in service["spec"]["ports"]}
+    (page,) = (p["name"] for pod in pods() for c in pod["containers"] for p in c.get("ports", ()) if c["args"][0] == "web")
+    assert [rule["port"] for rule in learner_policy["spec"]["ingress"][1]["ports"]] == [page]
     assert {rule["port"] for rule in learner_policy["spec"]["ingress"][0]["ports"]} == {"data", "weights"}
     assert learner_policy["spec"]["egress"] == [] and actor_policy["spec"]["ingress"] == []
     assert {rule["port"] for rule in actor_policy["spec"]["egress"][0]["ports"]} == ports

@@ -15,6 +15,7 @@ import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.config import (
+    AlarmsConfig,
     ClientConfig,
     DemonstrationsConfig,
     EvaluationConfig,
@@ -125,10 +126,21 @@ def test_every_key_of_status_and_stats_is_on_the_page(page: str, tmp_path: Path)
     assert set(stats["spool"]) <= listed(page, "### The spool")
 
 
+def test_every_exported_figure_is_on_the_page(page: str) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra web)")
+    from rl4sys_zmq.web.metrics import FIGURES
+
+    assert "```{generated} figures rl4sys_zmq.web.metrics:FIGURES\n```" in page
+    made = tables.generate("figures", "rl4sys_zmq.web.metrics:FIGURES")
+    assert "| `rl4sys_segments_accepted_total` | counter | `learner`, `client` | Segments acknowledged |" in made
+    assert len(made.splitlines()) == 2 + sum(len(figures) for _, figures in FIGURES)
+
+
 @pytest.mark.parametrize(
     "cls",
     [
         AgentConfig,
+        AlarmsConfig,
         ClientConfig,
         DemonstrationsConfig,
         EvaluationConfig,

@@ -22,7 +22,7 @@ from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.engines.base import check_engines
 from rl4sys_zmq.learner.gateway.gateway import RELIEF_S, Gateway
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
-from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder
+from rl4sys_zmq.learner.run.recorder import COMMENT, EventSinks, NullEventSink, Recorder
 from rl4sys_zmq.learner.run.resume import (
     CHECKPOINTS,
     JOURNAL,
@@ -31,6 +31,7 @@ from rl4sys_zmq.learner.run.resume import (
     open_journal,
     return_to_checkpoint,
 )
+from rl4sys_zmq.learner.run.run_loggers import LoggerThread, close_s, describe_run, make_loggers
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
@@ -79,6 +80,7 @@ class Learner(Resource):
         self._authenticator: Authenticator | None = None
         self._journal: DiskJournal | MemoryJournal | None = None
         self._recorder: Recorder | None = None
+        self._loggers: list[LoggerThread] = []
         self._memory: MemoryLimitThread | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -111,11 +113,15 @@ class Learner(Resource):
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
             sink: EventSink = NullEventSink()
+            moved = move_misplaced(self.config.run_dir) if self.config.run_dir is not None else []
+            run = describe_run(self.config)
             if self.config.run_dir is not None:
-                moved = move_misplaced(self.config.run_dir)
-                self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
-                for source, target in moved:
-                    sink.event("moved", source=source, target=target)
+                document = {**run.config, COMMENT: {"id": run.run_id, "commit": run.commit}}
+                self._recorder = sink = Recorder(self.config.run_dir, document)
+            self._loggers = make_loggers(self.config, run)
+            sink = EventSinks((sink, *self._loggers))
+            for source, target in moved:
+                sink.event("moved", source=source, target=target)
             try:
                 self._journal, restored = open_journal(self.config, self._wake)
                 self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
@@ -133,6 +139,8 @@ class Learner(Resource):
                 self.start_notes = tuple(gateway.core.start_notes)
                 if self._recorder is not None:
                     self._recorder.open()
+                for logger in self._loggers:
+                    logger.start()
                 if self._authenticator is not None:
                     self._authenticator.open(gateway.change_access)
                 if self.config.max_memory_bytes is not None:
@@ -172,6 +180,7 @@ class Learner(Resource):
         report = self._ask(self._running.status)
         if self._recorder is not None:
             report["recorder"] = self._recorder.counters.snapshot()
+        report["loggers"] = {logger.title: logger.counters.snapshot() for logger in self._loggers}
         return report
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
@@ -403,6 +412,7 @@ class Learner(Resource):
         gateway, recorder, journal, memory = self._gateway, self._recorder, self._journal, self._memory
         self._gateway = self._recorder = self._journal = self._memory = None
         authenticator, self._authenticator = self._authenticator, None
+        loggers, self._loggers = self._loggers, []
         if memory is not None:
             memory.stop()
         deadline = time.monotonic() + self.config.shutdown_timeout_s
@@ -423,6 +433,11 @@ class Learner(Resource):
             if part is not None:
                 part.stop()
                 part.join(max(0.5, deadline - time.monotonic()))
+        for logger in loggers:
+            logger.end([client.client_id for client in gateway.core.registry] if gateway is not None else [])
+        for logger in loggers:
+            if not logger.join(max(0.5, deadline + close_s(self.config) - time.monotonic())):
+                log.warning("logger %s has not ended; it loses its last records", logger.title)
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
         """Log and return a warning for each part of the run directory that other users can write."""

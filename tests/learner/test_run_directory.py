@@ -11,13 +11,14 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.run import recorder as recorder_module
+from rl4sys_zmq.learner.run import record_thread
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run.resume import move_misplaced
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
+READY = {"algorithm": "PPO", "parameters": {"learning_rate": 3e-4, "clip": None, "anneal": True, "hidden_sizes": [64, 64]}}
 
 
 def test_what_stands_in_the_way_is_moved_once_and_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,8 +111,8 @@ def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> Non
 
 
 def test_a_recorder_whose_queue_is_full_at_its_end_writes_it_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "FLUSH_S", 0.01)
-    monkeypatch.setattr(recorder_module, "QUEUE_RECORDS", 4)
+    monkeypatch.setattr(record_thread, "FLUSH_S", 0.01)
+    monkeypatch.setattr(record_thread, "QUEUE_RECORDS", 4)
     recorder = Recorder(tmp_path, CONFIG)
     recorder.open()
     busy, go = threading.Event(), threading.Event()
@@ -136,16 +137,21 @@ def test_a_recorder_whose_queue_is_full_at_its_end_writes_it_and_ends(tmp_path: 
 
 def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    with RunDirectoryWriter(tmp_path, CONFIG) as files:
+    with RunDirectoryWriter(tmp_path, CONFIG | {"_comment_run": {"id": "1", "commit": "c0ffee"}}) as files:
         files.open(99.0)
         for step in (10, 20, 30):
             figures = TrainingMetrics(step, 1, {"losses/policy_loss": step / 10}, [[step, 5.0, 10]], 1, [8, 0, 2] + [0] * 6)
             files.metrics("luna", figures, 100.0 + step)
-        files.event("client_ready", {"client_id": "luna", "checkpoint": 2, "steps": 20, "episodes": 2}, 200.0)
+        files.event("client_ready", {"client_id": "luna", "checkpoint": 2, "steps": 20, "episodes": 2, **READY}, 200.0)
         files.metrics("luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2, []), 201.0)
     events = EventAccumulator(str(tmp_path / "tensorboard" / "luna"), size_guidance={"scalars": 0, "histograms": 0})
     events.Reload()
+    start = HParamsPluginData.FromString(events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
+    shown = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.session_start_info.hparams.items()}
+    wanted = {"learning_rate": 3e-4, "clip": "null", "anneal": True, "hidden_sizes": "[64, 64]"}
+    assert shown == wanted | {"algorithm": "PPO", "commit": "c0ffee"}
     assert set(events.Tags()["scalars"]) == {"losses/policy_loss", "charts/episodic_return", "charts/episodic_length"}
     assert [(point.step, point.value) for point in events.Scalars("losses/policy_loss")] == [(10, 1.0), (20, 2.0), (25, 9.0)]
     assert [point.step for point in events.Scalars("charts/episodic_return")] == [10, 20]

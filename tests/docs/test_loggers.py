@@ -53,6 +53,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
     """Yield the records of an offline run: W&B's messages, in blocks of 32 KiB as LevelDB writes them."""
     from wandb.proto import wandb_internal_pb2
 
+    messages: Any = wandb_internal_pb2
     data, at, parts = path.read_bytes(), 7, b""
     assert data.startswith(b":W&B")
     while at + HEAD.size <= len(data):
@@ -64,7 +65,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
         at += HEAD.size
         parts, at = parts + data[at : at + size], at + size
         if kind in (1, 4):  # whole, or the last part
-            yield wandb_internal_pb2.Record.FromString(parts)
+            yield messages.Record.FromString(parts)
             parts = b""
 
 
@@ -77,7 +78,10 @@ def test_wandb_has_the_figures_parameters_events_and_the_policy(section: Any) ->
     pytest.importorskip("wandb")
     folder, events = section("W&B")
     (file,) = (folder / "runs/learner/wandb").glob("offline-run-*/*.wandb")
-    history, config, summary, artefacts, run = [], {}, {}, [], None
+    history: list[dict[str, Any]] = []
+    config: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    artefacts, run = [], None
     for record in wandb_records(file):
         match record.WhichOneof("record_type"):
             case "run":

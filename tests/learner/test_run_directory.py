@@ -137,9 +137,8 @@ def test_a_recorder_whose_queue_is_full_at_its_end_writes_it_and_ends(tmp_path: 
 
 def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    with RunDirectoryWriter(tmp_path, CONFIG | {"_comment_run": {"id": "1", "commit": "c0ffee"}}) as files:
+    with RunDirectoryWriter(tmp_path, CONFIG) as files:
         files.open(99.0)
         for step in (10, 20, 30):
             figures = TrainingMetrics(step, 1, {"losses/policy_loss": step / 10}, [[step, 5.0, 10]], 1, [8, 0, 2] + [0] * 6)
@@ -148,10 +147,6 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
         files.metrics("luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2, []), 201.0)
     events = EventAccumulator(str(tmp_path / "tensorboard" / "luna"), size_guidance={"scalars": 0, "histograms": 0})
     events.Reload()
-    start = HParamsPluginData.FromString(events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
-    shown = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.session_start_info.hparams.items()}
-    wanted = {"learning_rate": 3e-4, "clip": "null", "anneal": True, "hidden_sizes": "[64, 64]"}
-    assert shown == wanted | {"algorithm": "PPO", "commit": "c0ffee"}
     assert set(events.Tags()["scalars"]) == {"losses/policy_loss", "charts/episodic_return", "charts/episodic_length"}
     assert [(point.step, point.value) for point in events.Scalars("losses/policy_loss")] == [(10, 1.0), (20, 2.0), (25, 9.0)]
     assert [point.step for point in events.Scalars("charts/episodic_return")] == [10, 20]
@@ -161,6 +156,35 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
         histogram.num == 10
         and dict(zip(histogram.bucket_limit, histogram.bucket, strict=True)).items() >= {0.5: 8, 2.5: 2}.items()
     )
+
+
+def test_tensorboards_tab_hparams_has_the_parameters_and_the_commit(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    changed = {**READY, "parameters": {"learning_rate": 1.0}}
+    for ready in (READY, changed):  # the second is a restart with another value
+        with RunDirectoryWriter(tmp_path, CONFIG | {"_comment_run": {"id": "1", "commit": "c0ffee"}}) as files:
+            files.open(99.0)
+            files.event("client_ready", {"client_id": "Luna", "checkpoint": 2, "steps": 20, "episodes": 2, **ready}, 100.0)
+            files.metrics("Luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2, []), 101.0)
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(tmp_path / "tensorboard"))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(tmp_path))
+    plugin = backend_context.Context(TBContext(logdir=str(tmp_path), data_provider=provider))
+    names = ("learning_rate", "clip", "anneal", "hidden_sizes", "algorithm", "commit")
+    columns = [api_pb2.ColParams(hparam=name) for name in names]
+    columns.append(api_pb2.ColParams(metric=api_pb2.MetricName(tag="losses/policy_loss")))
+    wanted = api_pb2.ListSessionGroupsRequest(slice_size=9, allowed_statuses=[api_pb2.STATUS_UNKNOWN], col_params=columns)
+    (group,) = list_session_groups.Handler(RequestContext(), plugin, "", wanted).run().session_groups
+    shown = {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()}
+    values = {"learning_rate": 3e-4, "clip": "null", "anneal": True, "hidden_sizes": "[64, 64]"}
+    assert group.name == "Luna" and shown == values | {"algorithm": "PPO", "commit": "c0ffee"}
+    assert [figure.value for figure in group.metric_values] == [9.0]
 
 
 def test_an_event_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,9 @@ from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.learner.run import record_thread
 from rl4sys_zmq.learner.run.log_files import TENSORBOARD, _event_folder, read_log
 from rl4sys_zmq.learner.run.run_loggers import LOGGERS, LoggerEntry, RunInfo, describe_run
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.policies import read_policy
+from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.testing import FakeAlgorithm
 
 register_algorithm("LOGGED", FakeAlgorithm.factory(steps_per_update=8))
@@ -54,10 +56,10 @@ class Kept:
 class Raises(Kept):
     """A logger that keeps nothing."""
 
-    def scalars(self, *arguments: Any) -> None:
+    def _raise(self, *arguments: Any) -> None:
         raise RuntimeError("the service is down")
 
-    event = artefact = scalars
+    scalars = event = artefact = _raise
 
 
 class NeverOpen(Kept):
@@ -118,6 +120,18 @@ def test_a_logger_gets_the_run_its_figures_events_and_final_policy(tmp_path: Pat
     assert (ready["algorithm"], ready["parameters"]["steps_per_update"]) == ("LOGGED", 4)
     assert kept.versions == {"final": max(int(values["dist/version"]) for values in scalars if "dist/version" in values)}
     assert not (tmp_path / "run" / TENSORBOARD).exists(), "only the loggers that are named write"
+
+
+def test_a_logger_gets_the_best_policy_when_it_is_found(tmp_path: Path, named: Any) -> None:
+    kept = Kept()
+    with Learner(config(tmp_path, named("kept", kept))) as learner:
+        train(learner)
+        folder, policy = newest_policy(tmp_path / "run", "lab")
+        write_policy(tmp_path / "run/best/lab/policy", encode_policy(policy))
+        (thread,) = learner._loggers
+        thread.event("best_policy", client_id="lab", generation=1)
+        until(lambda: kept.versions)
+        assert kept.versions == {"best": policy.snapshot.version} and folder.exists()
 
 
 def test_the_run_and_its_commit_are_the_same_after_a_restart(tmp_path: Path, named: Any, monkeypatch: pytest.MonkeyPatch) -> None:

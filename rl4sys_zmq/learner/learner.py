@@ -31,7 +31,7 @@ from rl4sys_zmq.learner.run.resume import (
     open_journal,
     return_to_checkpoint,
 )
-from rl4sys_zmq.learner.run.run_loggers import LoggerThread, close_s, describe_run, make_loggers
+from rl4sys_zmq.learner.run.run_loggers import LoggerThread, close_s, describe_run, logger_entries
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
@@ -118,7 +118,7 @@ class Learner(Resource):
             if self.config.run_dir is not None:
                 document = {**run.config, COMMENT: {"id": run.run_id, "commit": run.commit}}
                 self._recorder = sink = Recorder(self.config.run_dir, document)
-            self._loggers = make_loggers(self.config, run)
+            self._loggers = [LoggerThread(entry, run) for entry in logger_entries(self.config)]
             sink = EventSinks((sink, *self._loggers))
             for source, target in moved:
                 sink.event("moved", source=source, target=target)

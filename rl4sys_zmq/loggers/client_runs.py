@@ -51,7 +51,7 @@ class ClientRuns(ABC, Generic[R]):
             self._finish(self._runs.pop(client_id))
 
     def artefact(self, client_id: str, path: Path, at_unix_s: float) -> None:
-        self._keep(self._run(client_id), client_id, path)
+        self._keep(self._run(client_id), path)
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # each is finished, also after an error
@@ -72,17 +72,13 @@ class ClientRuns(ABC, Generic[R]):
         """Record parameters of the algorithm: all of them, or those that have changed."""
 
     @abstractmethod
-    def _log(self, run: R, step: int, values: Mapping[str, float], at_unix_s: float) -> None:
-        """Record figures."""
+    def _log(self, run: R, step: int, values: Mapping[str, float], at_unix_s: float) -> None: ...
 
     @abstractmethod
-    def _note(self, run: R, name: str, text: str) -> None:
-        """Record a text, in place of an earlier one of this name."""
+    def _note(self, run: R, name: str, text: str) -> None: ...
 
     @abstractmethod
-    def _keep(self, run: R, client_id: str, path: Path) -> None:
-        """Copy a folder."""
+    def _keep(self, run: R, path: Path) -> None: ...
 
     @abstractmethod
-    def _finish(self, run: R) -> None:
-        """End a run."""
+    def _finish(self, run: R) -> None: ...

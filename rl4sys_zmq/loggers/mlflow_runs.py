@@ -69,7 +69,7 @@ class MlflowRuns(ClientRuns[str]):
     def _note(self, run: str, name: str, text: str) -> None:
         self._client.set_tag(run, name, text[:MAX_TEXT])
 
-    def _keep(self, run: str, client_id: str, path: Path) -> None:
+    def _keep(self, run: str, path: Path) -> None:
         self._client.log_artifacts(run, str(path), path.name)
 
     def _finish(self, run: str) -> None:

@@ -44,7 +44,7 @@ class WandbRuns(ClientRuns[Any]):
     def _note(self, run: Any, name: str, text: str) -> None:
         run.summary[f"{name}.last"] = text
 
-    def _keep(self, run: Any, client_id: str, path: Path) -> None:
+    def _keep(self, run: Any, path: Path) -> None:
         artefact = wandb.Artifact(f"{run.id}-policy", type="model")
         artefact.add_dir(str(path))
         run.log_artifact(artefact, aliases=[path.name, "latest"])

@@ -73,17 +73,13 @@ class TensorBoardFileFormat(FileSeriesFormat):
         """Encode hyperparameters for TensorBoard's HPARAMS tab. Of several such records of a client, the first is shown."""
         start = self._hparams_types.SessionStartInfo(start_time_secs=wall_time_s)
         for name, value in values.items():
-            match value:
-                case bool():
-                    start.hparams[name].bool_value = value
-                case int() | float():
-                    start.hparams[name].number_value = value
-                case _:
-                    start.hparams[name].string_value = value if isinstance(value, str) else json.dumps(value)
+            kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
+            text = kind == "string" and not isinstance(value, str)
+            setattr(start.hparams[name], f"{kind}_value", json.dumps(value) if text else value)
         data = self._hparams_types.HParamsPluginData(session_start_info=start)
-        event, tag = self._event(wall_time=wall_time_s), self._hparams.SESSION_START_INFO_TAG
-        shown = {"metadata": self._hparams.create_summary_metadata(data), "tensor": self._hparams.NULL_TENSOR}
-        event.summary.value.add(tag=tag, **shown)
+        event = self._event(wall_time=wall_time_s)
+        metadata, tensor = self._hparams.create_summary_metadata(data), self._hparams.NULL_TENSOR
+        event.summary.value.add(tag=self._hparams.SESSION_START_INFO_TAG, metadata=metadata, tensor=tensor)
         return self._encode(event)
 
     def _encode(self, event: Any) -> bytes:

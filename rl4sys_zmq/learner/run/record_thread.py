@@ -18,7 +18,7 @@ FLUSH_S = 1.0
 
 
 class RecordThread(Worker):
-    """A thread that makes the calls in its queue, one after another. Subclasses define `flush` and `close`, which it calls too.
+    """A thread that makes the calls in its queue, one after another. Subclasses define `close`, its last call, and maybe `flush`.
 
     The queue has at most `QUEUE_RECORDS` calls. If it is full, they are dropped and counted as ``records_dropped``. An expected
     error in a call is counted as ``write_errors``. The first, the second, the fourth, ... of each are logged.
@@ -31,13 +31,12 @@ class RecordThread(Worker):
         self._expected = expected
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_RECORDS)
 
-    @abstractmethod
     def flush(self) -> None:
-        """Pass on what is buffered. The thread calls this about once a second."""
+        """Pass on what is buffered, if anything is. The thread calls this about once a second."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. The thread calls this once, as its last call."""
+        """Release everything."""
 
     def put(self, call: Callable[[], None]) -> None:
         """Add a call to the queue, from any thread, without waiting."""

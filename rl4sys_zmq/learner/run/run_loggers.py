@@ -21,7 +21,7 @@ from rl4sys_zmq.interfaces import RunLogger
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.run.log_files import TENSORBOARD
 from rl4sys_zmq.learner.run.record_thread import RecordThread
-from rl4sys_zmq.learner.run.recorder import COMMENT, figures_of
+from rl4sys_zmq.learner.run.recorder import COMMENT, NullEventSink, figures_of
 from rl4sys_zmq.learner.run.resume import BEST, CHECKPOINTS, CONFIG, NEVER
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.logs import get_logger
@@ -29,8 +29,7 @@ from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.plugins import Registry, import_remedy, load_object, reason_of
 from rl4sys_zmq.policies.folder import encode_policy
 from rl4sys_zmq.private import write_folder
-from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
 log = get_logger(__name__)
 
@@ -45,40 +44,34 @@ class RunInfo:
 
     Attributes:
         run_id: A random name of the run, the same after a restart of the learner in its run directory.
-        run_dir: The run directory, or None.
+        name: The name for people: that of the run directory, or `run_id`.
         config: The learner's configuration, as JSON values.
         commit: The commit of the Git repository in which the learner was started; empty if there is none.
-        version: The version of this package.
     """
 
     run_id: str
+    name: str
     run_dir: Path | None
     config: Mapping[str, Any] = field(repr=False)
     commit: str
-    version: str
-
-    @property
-    def name(self) -> str:
-        """The name for people: that of the run directory."""
-        return self.run_dir.resolve().name if self.run_dir is not None else self.run_id
 
 
 def describe_run(config: LearnerConfig) -> RunInfo:
     run_id = _earlier_id(config) or secrets.token_hex(4)
-    return RunInfo(run_id=run_id, run_dir=config.run_dir, config=config.to_json(), commit=git_commit(), version=package_version())
+    name = config.run_dir.resolve().name if config.run_dir is not None else run_id
+    return RunInfo(run_id=run_id, name=name, run_dir=config.run_dir, config=config.to_json(), commit=_git_commit())
 
 
 def _earlier_id(config: LearnerConfig) -> str:
-    """Return the id of the run that this learner continues; empty for a new one."""
-    if config.run_dir is None or config.resume == NEVER:
-        return ""
+    """Return the id of the run that this learner continues; empty for a new one, or one of an older version."""
     try:
-        return str(json.loads((config.run_dir / CONFIG).read_bytes())[COMMENT]["id"])
+        document = json.loads((config.run_dir / CONFIG).read_bytes()) if config.run_dir and config.resume != NEVER else {}
+        return str(document[COMMENT]["id"])
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return ""  # a new directory, or one of an older version
+        return ""
 
 
-def git_commit() -> str:
+def _git_commit() -> str:
     command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
         found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GIT_S, check=False)
@@ -102,21 +95,28 @@ class LoggerEntry:
     extra: str = ""
 
     def load(self) -> Callable[[], RunLogger]:
-        """Return the factory.
-
-        Raises:
-            ConfigError: If it cannot be imported.
-        """
+        """Return the factory. Raise ConfigError if it cannot be imported."""
         if not isinstance(self.factory, str):
             return self.factory
         try:
             return cast("Callable[[], RunLogger]", load_object(self.factory))
         except Exception as exc:  # a foreign module can raise anything; it is raised again as our error
-            remedy = "correct the module"
-            if isinstance(exc, ImportError):
-                module = self.factory.partition(":")[0]
-                remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else import_remedy(module, exc)
+            remedy = import_remedy(self.factory.partition(":")[0], exc) if isinstance(exc, ImportError) else "correct the module"
+            remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else remedy
             raise ConfigError(f"logger {self.name!r} cannot be imported: {reason_of(exc)}; {remedy}", key="loggers") from exc
+
+    def make(self) -> RunLogger:
+        """Return a new logger. Raise ConfigError if it cannot be imported or created, or lacks a method."""
+        factory = self.load()
+        try:
+            logger = factory()
+        except Exception as exc:  # as above
+            message = f"logger {self.name!r} cannot be created: {reason_of(exc)}; correct its class"
+            raise ConfigError(message, key="loggers") from exc
+        missing = [method for method in METHODS if not callable(getattr(logger, method, None))]
+        if missing:
+            raise ConfigError(f"logger {self.name!r} has no method {', '.join(missing)}; add what RunLogger has", key="loggers")
+        return logger
 
 
 TENSORBOARD_ENTRY = LoggerEntry(name=TENSORBOARD, factory="")
@@ -143,48 +143,23 @@ LOGGERS = Registry(
 """The registry of all loggers, by name."""
 
 
-def load_loggers(config: LearnerConfig) -> dict[str, Callable[[], RunLogger]]:
-    """Return what creates each configured logger, by name, without TensorBoard's, which the recorder writes.
-
-    Raises:
-        ConfigError: If there is no such logger, or it cannot be imported.
-    """
-    return {name: LOGGERS.get(name).load() for name in config.loggers if name != TENSORBOARD}
-
-
-def make_loggers(config: LearnerConfig, run: RunInfo) -> list[LoggerThread]:
-    """Create all configured loggers, with a thread for each that is not started yet.
-
-    Raises:
-        ConfigError: If there is no such logger, or it cannot be created.
-    """
-    return [LoggerThread(name, _make(name, factory), run) for name, factory in load_loggers(config).items()]
-
-
-def _make(name: str, factory: Callable[[], RunLogger]) -> RunLogger:
-    try:
-        logger = factory()
-    except Exception as exc:  # a foreign class can raise anything; it is raised again as our error
-        raise ConfigError(f"logger {name!r} cannot be created: {reason_of(exc)}; correct its class", key="loggers") from exc
-    missing = [method for method in METHODS if not callable(getattr(logger, method, None))]
-    if missing:
-        raise ConfigError(f"logger {name!r} has no method {', '.join(missing)}; add what RunLogger has", key="loggers")
-    return logger
+def logger_entries(config: LearnerConfig) -> list[LoggerEntry]:
+    """Return all configured loggers without TensorBoard's. Raise ConfigError if there is no such logger."""
+    return [LOGGERS.get(name) for name in config.loggers if name != TENSORBOARD]
 
 
 def close_s(config: LearnerConfig) -> float:
     """Return the time that the loggers have at the end of the learner, after `LearnerConfig.shutdown_timeout_s`."""
-    return CLOSE_S if set(config.loggers) - {TENSORBOARD} else 0.0
+    return CLOSE_S if logger_entries(config) else 0.0
 
 
-class LoggerThread(RecordThread):
-    """The thread of one logger. It implements `EventSink`. If the logger cannot be opened, the thread ends and drops all."""
+class LoggerThread(NullEventSink, RecordThread):
+    """The thread of one logger, and an event sink. If the logger cannot be opened, the thread ends and drops all."""
 
-    def __init__(self, title: str, logger: RunLogger, run: RunInfo) -> None:
-        super().__init__(f"rl4sys-logger-{title}", f"logger {title}", (Exception,), Counters())
-        self.title = title
-        self._logger, self._run = logger, run
-        self._failed = False
+    def __init__(self, entry: LoggerEntry, run: RunInfo) -> None:
+        RecordThread.__init__(self, f"rl4sys-logger-{entry.name}", f"logger {entry.name}", (Exception,), Counters())
+        self.title = entry.name
+        self._logger, self._run, self._failed = entry.make(), run, False
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         for step, values in figures_of(metrics):
@@ -195,12 +170,6 @@ class LoggerThread(RecordThread):
         if name == "best_policy" and self._run.run_dir is not None:
             folder = self._run.run_dir / BEST / folder_name(fields["client_id"]) / "policy"
             self.put(partial(self._keep, fields["client_id"], "best", partial(shutil.copytree, folder)))
-
-    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Do nothing: the letter is on the disk."""
-
-    def forget(self, client_id: str) -> None:
-        """Do nothing: an event tells it."""
 
     def keep_final(self, client_id: str) -> None:
         """Give the logger the newest policy of a client, if there is a checkpoint. No worker may be running."""
@@ -233,9 +202,6 @@ class LoggerThread(RecordThread):
         for client_id in client_ids:
             self.put(partial(self.keep_final, client_id))
         self.stop()
-
-    def flush(self) -> None:
-        """Do nothing: a logger flushes by itself."""
 
     def close(self) -> None:
         self._logger.close()

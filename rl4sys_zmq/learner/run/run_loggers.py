@@ -35,7 +35,6 @@ log = get_logger(__name__)
 
 CLOSE_S = 5.0
 GIT_S = 5.0
-METHODS = ("open", "scalars", "event", "artefact", "close")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,19 +104,6 @@ class LoggerEntry:
             remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else remedy
             raise ConfigError(f"logger {self.name!r} cannot be imported: {reason_of(exc)}; {remedy}", key="loggers") from exc
 
-    def make(self) -> RunLogger:
-        """Return a new logger. Raise ConfigError if it cannot be imported or created, or lacks a method."""
-        factory = self.load()
-        try:
-            logger = factory()
-        except Exception as exc:  # as above
-            message = f"logger {self.name!r} cannot be created: {reason_of(exc)}; correct its class"
-            raise ConfigError(message, key="loggers") from exc
-        missing = [method for method in METHODS if not callable(getattr(logger, method, None))]
-        if missing:
-            raise ConfigError(f"logger {self.name!r} has no method {', '.join(missing)}; add what RunLogger has", key="loggers")
-        return logger
-
 
 TENSORBOARD_ENTRY = LoggerEntry(name=TENSORBOARD, factory="")
 """A name without a class: `RunDirectoryWriter` writes the event files, whose size it limits."""
@@ -159,14 +145,15 @@ class LoggerThread(NullEventSink, RecordThread):
     def __init__(self, entry: LoggerEntry, run: RunInfo) -> None:
         RecordThread.__init__(self, f"rl4sys-logger-{entry.name}", f"logger {entry.name}", (Exception,), Counters())
         self.title = entry.name
-        self._logger, self._run, self._failed = entry.make(), run, False
+        self._factory, self._run, self._failed = entry.load(), run, False
+        self._logger: RunLogger  # of the thread
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         for step, values in figures_of(metrics):
-            self.put(partial(self._logger.scalars, client_id, step, values, time.time()))
+            self.put(partial(self._call, "scalars", client_id, step, values, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        self.put(partial(self._logger.event, name, fields, time.time()))
+        self.put(partial(self._call, "event", name, fields, time.time()))
         if name == "best_policy" and self._run.run_dir is not None:
             folder = self._run.run_dir / BEST / folder_name(fields["client_id"]) / "policy"
             self.put(partial(self._keep, fields["client_id"], "best", partial(shutil.copytree, folder)))
@@ -191,11 +178,18 @@ class LoggerThread(NullEventSink, RecordThread):
             super().put(call)
 
     def run(self) -> None:
-        self._failed = not self.attempt(partial(self._logger.open, self._run))
+        self._failed = not self.attempt(self._open)
         if self._failed:
             log.error("logger %s could not be opened: it records nothing until the learner starts again", self.title)
         else:
             super().run()
+
+    def _open(self) -> None:
+        self._logger = self._factory()
+        self._logger.open(self._run)
+
+    def _call(self, method: str, *arguments: object) -> None:
+        getattr(self._logger, method)(*arguments)
 
     def end(self, client_ids: Iterable[str]) -> None:
         """Ask the thread to pass on what is queued and the newest policies, and to end."""

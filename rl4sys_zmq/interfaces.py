@@ -3,12 +3,13 @@
 An actor asks a `Policy` for actions and sends segments (`rl4sys_zmq.values.Segment`) over a `ConnectingSocket`. The gateway
 appends them to the `Journal`, acknowledges them, and sends them to the worker of the segment's client. An `Engine` has started
 that worker. The worker trains an `Algorithm` and publishes its weights as versions of the policy
-(`rl4sys_zmq.values.PolicySnapshot`). An `EventSink` records metrics and events.
+(`rl4sys_zmq.values.PolicySnapshot`). An `EventSink` records metrics and events, and a `RunLogger` shows them elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # also numpy, which a sidecar does not import
 
     from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalHealth, JournalPage, StreamRow
     from rl4sys_zmq.learner.engines.base import WorkerAssignment
+    from rl4sys_zmq.learner.run.run_loggers import RunInfo
     from rl4sys_zmq.policies.base import Action
     from rl4sys_zmq.policies.sampler import RandomSource
     from rl4sys_zmq.transports.frames import Frame, Frames, SendResult
@@ -25,7 +27,7 @@ if TYPE_CHECKING:  # also numpy, which a sidecar does not import
     from rl4sys_zmq.values import PolicySnapshot, PolicySpec, Segment
     from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, ThreadFailed, TrainingMetrics, WorkerMessage
 
-__all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "WorkerHandle", "Policy"]
+__all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "RunLogger", "WorkerHandle", "Policy"]
 
 
 class Policy(Protocol):
@@ -295,3 +297,26 @@ class EventSink(Protocol):
 
     def forget(self, client_id: str) -> None:
         """Release everything that belongs to a removed client, such as open files."""
+
+
+class RunLogger(Protocol):
+    """A place that shows the figures of a learner's run, such as W&B. The option ``loggers`` names the class.
+
+    Each logger has a thread, which creates it without arguments and makes all calls. A call can block or raise: the learner goes
+    on, counts the errors, and drops what the thread is too slow for.
+    """
+
+    def open(self, run: RunInfo) -> None:
+        """Begin the run or, after a restart of the learner, continue it. If this raises, no other call follows."""
+
+    def scalars(self, client_id: str, step: int, values: Mapping[str, float], at_unix_s: float) -> None:
+        """Record figures of a client by tag. `step` is the number of environment steps; it decreases after a rollback."""
+
+    def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
+        """Record an event of the run, such as ``alarm``. ``client_ready`` has the ``parameters`` of a client's algorithm."""
+
+    def artefact(self, client_id: str, path: Path, at_unix_s: float) -> None:
+        """Keep a copy of a policy's folder: ``best`` after a better evaluation, ``final`` at the end of the learner."""
+
+    def close(self) -> None:
+        """End the run. This is the last call, except after a kill."""

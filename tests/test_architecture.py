@@ -55,7 +55,7 @@ CORE = (
     ("actor", "learner"),
 )
 """What an actor and a learner need. It reaches the batteries through registries only."""
-BATTERIES = (("algorithms", "remote", "relay", "serving", "compat"), ("fleet", "capacity"))
+BATTERIES = (("algorithms", "remote", "relay", "serving", "compat", "loggers"), ("fleet", "capacity"))
 TOOLS = (("ops", "testing"), ("web",), ("cli",), ("__init__",))
 FLOORS = (*CORE, *BATTERIES, *TOOLS)
 TIERS = {"core": CORE, "batteries": BATTERIES, "tools": TOOLS}
@@ -564,7 +564,7 @@ def test_an_actor_loads_no_large_library_and_no_module_of_the_learner() -> None:
     python(
         "-c",
         "import sys, rl4sys_zmq\nfrom rl4sys_zmq import AgentConfig, RL4SysAgent\n"
-        "large = {'torch', 'gymnasium', 'matplotlib', 'tensorboard', 'PIL'}\n"
+        "large = {'torch', 'gymnasium', 'matplotlib', 'tensorboard', 'PIL', 'wandb', 'mlflow'}\n"
         "others = {'rl4sys_zmq.learner', 'rl4sys_zmq.config.relay', 'rl4sys_zmq.wire.thread_messages'}\n"
         "sys.exit(' '.join((large | others) & set(sys.modules)) or 0)",
     )

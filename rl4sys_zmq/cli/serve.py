@@ -26,6 +26,7 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
 from rl4sys_zmq.learner.run.resume import ACCEPT_LOSS, AUTO, CHECKPOINTS, JOURNAL, NEVER, has_state, state_dir
+from rl4sys_zmq.learner.run.run_loggers import close_s
 from rl4sys_zmq.logs import get_logger, outlive_output
 from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
 from rl4sys_zmq.plugins import import_plugins
@@ -133,7 +134,7 @@ def serve(
     raise_descriptor_limit(DESCRIPTORS_PER_ACTOR * config.max_actors + OTHER_DESCRIPTORS)
     signals = SignalHandlers.current
     if signals is not None:
-        signals.patience_s = config.shutdown_timeout_s + 0.35
+        signals.patience_s = config.shutdown_timeout_s + close_s(config) + 0.35
     if "thread" in config.engines:  # the other engines import the algorithm in a process of its own
         warm_up(_likely(config))  # before the learner listens: connections could take the descriptors that an import needs
     learner = start(config)

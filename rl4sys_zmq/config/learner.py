@@ -109,6 +109,13 @@ class AlarmsConfig(ConfigSection):
             raise ConfigError("alarms: there is no receiver; set webhook, command, or both", key="webhook")
 
 
+def _loggers(value: object) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(n, str) and re.fullmatch(r"[\w.-]+(:\w+)?", n) for n in given):
+        raise InvalidValue("a list of loggers, such as tensorboard, wandb, mlflow or my_package.module:Class")
+    return tuple(dict.fromkeys(given))
+
+
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(LearnerAndRelayOptions, ProcessConfig):
@@ -162,6 +169,9 @@ class LearnerConfig(LearnerAndRelayOptions, ProcessConfig):
     lines, the fewer are kept, and fewer metrics than events, so that the log always covers the whole run."""
     tensorboard_max_bytes: int = option(integer(1 << 20), 64 << 20)
     """Largest number of bytes of the TensorBoard files of each client. Of older points, fewer are kept, as in the log."""
+    loggers: tuple[str, ...] = option(_loggers, ("tensorboard",))
+    """Where the figures of the training are shown, in addition to ``log.jsonl``. ``tensorboard`` (with a run directory),
+    ``wandb``, ``mlflow``, or a class of your own as ``package.module:Class``. An empty list: nowhere."""
     checkpoint_every_s: float = option(number(0, above=True), 10.0)
     """Time between two checkpoints of a client, in seconds."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)

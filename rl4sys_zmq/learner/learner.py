@@ -25,7 +25,7 @@ from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, GIVE_UP, RES
 from rl4sys_zmq.learner.run.alarm_messages import AlarmSender
 from rl4sys_zmq.learner.run.history import HistorySink
 from rl4sys_zmq.learner.run.log_files import newest_records
-from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder
+from rl4sys_zmq.learner.run.recorder import COMMENT, EventSinks, NullEventSink, Recorder
 from rl4sys_zmq.learner.run.resume import (
     CHECKPOINTS,
     JOURNAL,
@@ -34,6 +34,7 @@ from rl4sys_zmq.learner.run.resume import (
     open_journal,
     return_to_checkpoint,
 )
+from rl4sys_zmq.learner.run.run_loggers import LoggerThread, close_s, describe_run, logger_entries
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
@@ -85,6 +86,7 @@ class Learner(Resource):
         self._journal: DiskJournal | MemoryJournal | None = None
         self._recorder: Recorder | None = None
         self._alarms: AlarmSender | None = None
+        self._loggers: list[LoggerThread] = []
         self._memory: MemoryLimitThread | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -116,15 +118,18 @@ class Learner(Resource):
             check_engines(self.config)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
-            sink: EventSink = HistorySink(NullEventSink(), ())
-            if self.config.run_dir is not None:
-                moved = move_misplaced(self.config.run_dir)
-                self._recorder = Recorder(self.config.run_dir, self.config.to_json())
-                sink = HistorySink(self._recorder, newest_records(self.config.run_dir, HISTORY_BYTES))
-                for source, target in moved:
-                    sink.event("moved", source=source, target=target)
+            run_dir, run = self.config.run_dir, describe_run(self.config)
+            moved = move_misplaced(run_dir) if run_dir is not None else []
+            if run_dir is not None:
+                self._recorder = Recorder(run_dir, {**run.config, COMMENT: {"id": run.run_id, "commit": run.commit}})
             if self.config.alarms is not None:
-                self._alarms = sink = AlarmSender(self.config.alarms, self.config.run_dir, sink)
+                self._alarms = AlarmSender(self.config.alarms, run_dir)
+            self._loggers = [LoggerThread(entry, run) for entry in logger_entries(self.config)]
+            history = HistorySink(newest_records(run_dir, HISTORY_BYTES) if run_dir is not None else ())
+            parts = (self._recorder or NullEventSink(), history, self._alarms, *self._loggers)
+            sink = EventSinks([part for part in parts if part is not None])
+            for source, target in moved:
+                sink.event("moved", source=source, target=target)
             try:
                 self._journal, restored = open_journal(self.config, self._wake)
                 self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
@@ -134,7 +139,7 @@ class Learner(Resource):
                 self.rollback = return_to_checkpoint(self.config)
                 if self.config.keys is not None:
                     self._authenticator = Authenticator(self.config.keys, self.config.users_file)
-                self._gateway = gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
+                self._gateway = gateway = Gateway(self.config, sink, history, self._journal, restored, self._authenticator)
                 gateway.warnings = self._others_can_write(sink)
                 gateway.rolled_back = self.rollback.client_id if self.rollback is not None else ""
                 gateway.start()
@@ -144,6 +149,8 @@ class Learner(Resource):
                     self._recorder.open()
                 if self._alarms is not None:
                     self._alarms.start()
+                for logger in self._loggers:
+                    logger.start()
                 if self._authenticator is not None:
                     self._authenticator.open(gateway.change_access)
                 if self.config.max_memory_bytes is not None:
@@ -184,6 +191,7 @@ class Learner(Resource):
         if self._recorder is not None:
             report["recorder"] = self._recorder.counters.snapshot()
         report["alarm_messages"] = self._alarms.counters.snapshot() if self._alarms is not None else {}
+        report["loggers"] = {logger.title: logger.counters.snapshot() for logger in self._loggers}
         return report
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
@@ -416,6 +424,7 @@ class Learner(Resource):
         self._gateway = self._recorder = self._journal = self._memory = None
         authenticator, self._authenticator = self._authenticator, None
         alarms, self._alarms = self._alarms, None
+        loggers, self._loggers = self._loggers, []
         if memory is not None:
             memory.stop()
         deadline = time.monotonic() + self.config.shutdown_timeout_s
@@ -436,6 +445,11 @@ class Learner(Resource):
             if part is not None:
                 part.stop()
                 part.join(max(0.5, deadline - time.monotonic()))
+        for logger in loggers:
+            logger.end([client.client_id for client in gateway.core.registry] if gateway is not None else [])
+        for logger in loggers:
+            if not logger.join(max(0.5, deadline + close_s(self.config) - time.monotonic())):
+                log.warning("logger %s has not ended; it loses its last records", logger.title)
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
         """Log and return a warning for each part of the run directory that other users can write."""

@@ -35,7 +35,11 @@ PACKAGE = Path(rl4sys_zmq.__file__).parent
 sys.path.insert(0, str(DOCS / "_ext"))
 tables: Any = importlib.import_module("tables")
 
-COUNTS_BY_VARIABLE = {("actor/segments.py", "reason"), ("serving/trainer_client.py", "name")}
+COUNTS_BY_VARIABLE = {
+    ("actor/segments.py", "reason"),
+    ("learner/run/record_thread.py", "counter"),
+    ("serving/trainer_client.py", "name"),
+}
 """Places that count under a name from the caller. The literals of the callers are found separately."""
 
 

@@ -44,6 +44,7 @@ NOT_PLAYED = {
     "howto/embed_cpp.md": "it installs packages of the distribution; tests/docs/test_embed_cpp.py builds and runs its programs",
     "howto/capacity.md": "its first command measures for a minute; tests/cli plays it in a short form",
     "howto/engines.md": "its Ray cluster has several machines, and its plug-in is the reader's",
+    "howto/loggers.md": "tests/docs/test_loggers.py plays each section, where its library is installed",
     "howto/fleet.md": "its Ray cluster has several machines",
 }
 OTHERS = {"howto/deploy.md"}

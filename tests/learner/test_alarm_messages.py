@@ -21,7 +21,6 @@ from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run import alarm_messages
 from rl4sys_zmq.learner.run.alarm_messages import MAX_CHARS, QUEUE_ALARMS, AlarmSender, message
-from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.testing import FakeAlgorithm
 
 BELL = '#!/bin/sh\ncat >> "$0.messages"\necho >> "$0.messages"\n'
@@ -91,7 +90,7 @@ def make_sender() -> Iterator[Any]:
     made: list[AlarmSender] = []
 
     def make(*, start: bool = True, **options: Any) -> AlarmSender:
-        made.append(AlarmSender(AlarmsConfig(**options), None, NullEventSink()))
+        made.append(AlarmSender(AlarmsConfig(**options), None))
         if start:
             made[-1].start()
         return made[-1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.run.history import MAX_EVENTS, MAX_METRICS, MAX_SYSTEM, History, HistorySink
 from rl4sys_zmq.learner.run.log_files import newest_records, read_log
-from rl4sys_zmq.learner.run.recorder import NullEventSink, RunDirectoryWriter
+from rl4sys_zmq.learner.run.recorder import RunDirectoryWriter
 from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
 
@@ -155,7 +155,7 @@ def test_the_history_begins_with_the_end_of_the_log(tmp_path: Path) -> None:
     assert newest == whole[-len(newest) :] and 20 < len(newest) < 200
     assert list(newest_records(tmp_path, 1 << 30)) == whole
     assert list(newest_records(tmp_path / "none", 1 << 20)) == []
-    sink = HistorySink(NullEventSink(), newest)
+    sink = HistorySink(newest)
     sink.event("client_ready", client_id="lab", steps=2_000)
     content, following = sink.since(0, lambda client_id: True)
     *before, started, ready = json.loads(content)
@@ -180,6 +180,6 @@ def test_the_end_of_the_log_can_be_in_an_older_file(tmp_path: Path) -> None:
 def test_lines_that_are_no_records_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [b"\xff\n", b"[1]\n", b"7\n", b'{"event": "metrics"}\n', b'{"t": 1, "event": "alarm"}\n', b'{"t": 1, "event": "torn']
     (tmp_path / "log.jsonl").write_bytes(b"".join(lines))
-    content, _ = HistorySink(NullEventSink(), newest_records(tmp_path, 1 << 20)).since(0, lambda client_id: True)
+    content, _ = HistorySink(newest_records(tmp_path, 1 << 20)).since(0, lambda client_id: True)
     assert [record["event"] for record in json.loads(content)] == ["alarm", "learner_started"]
     assert "4 records in the log cannot be read" in caplog.text

@@ -11,13 +11,14 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.run import recorder as recorder_module
+from rl4sys_zmq.learner.run import record_thread
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run.resume import move_misplaced
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
+READY = {"algorithm": "PPO", "parameters": {"learning_rate": 3e-4, "clip": None, "anneal": True, "hidden_sizes": [64, 64]}}
 
 
 def test_what_stands_in_the_way_is_moved_once_and_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,8 +111,8 @@ def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> Non
 
 
 def test_a_recorder_whose_queue_is_full_at_its_end_writes_it_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "FLUSH_S", 0.01)
-    monkeypatch.setattr(recorder_module, "QUEUE_RECORDS", 4)
+    monkeypatch.setattr(record_thread, "FLUSH_S", 0.01)
+    monkeypatch.setattr(record_thread, "QUEUE_RECORDS", 4)
     recorder = Recorder(tmp_path, CONFIG)
     recorder.open()
     busy, go = threading.Event(), threading.Event()
@@ -142,7 +143,7 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
         for step in (10, 20, 30):
             figures = TrainingMetrics(step, 1, {"losses/policy_loss": step / 10}, [[step, 5.0, 10]], 1, [8, 0, 2] + [0] * 6)
             files.metrics("luna", figures, 100.0 + step)
-        files.event("client_ready", {"client_id": "luna", "checkpoint": 2, "steps": 20, "episodes": 2}, 200.0)
+        files.event("client_ready", {"client_id": "luna", "checkpoint": 2, "steps": 20, "episodes": 2, **READY}, 200.0)
         files.metrics("luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2, []), 201.0)
     events = EventAccumulator(str(tmp_path / "tensorboard" / "luna"), size_guidance={"scalars": 0, "histograms": 0})
     events.Reload()
@@ -155,6 +156,35 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
         histogram.num == 10
         and dict(zip(histogram.bucket_limit, histogram.bucket, strict=True)).items() >= {0.5: 8, 2.5: 2}.items()
     )
+
+
+def test_tensorboards_tab_hparams_has_the_parameters_and_the_commit(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    changed = {**READY, "parameters": {"learning_rate": 1.0}}
+    for ready in (READY, changed):  # the second is a restart with another value
+        with RunDirectoryWriter(tmp_path, CONFIG | {"_comment_run": {"id": "1", "commit": "c0ffee"}}) as files:
+            files.open(99.0)
+            files.event("client_ready", {"client_id": "Luna", "checkpoint": 2, "steps": 20, "episodes": 2, **ready}, 100.0)
+            files.metrics("Luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2, []), 101.0)
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(tmp_path / "tensorboard"))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(tmp_path))
+    plugin = backend_context.Context(TBContext(logdir=str(tmp_path), data_provider=provider))
+    names = ("learning_rate", "clip", "anneal", "hidden_sizes", "algorithm", "commit")
+    columns = [api_pb2.ColParams(hparam=name) for name in names]
+    columns.append(api_pb2.ColParams(metric=api_pb2.MetricName(tag="losses/policy_loss")))
+    wanted = api_pb2.ListSessionGroupsRequest(slice_size=9, allowed_statuses=[api_pb2.STATUS_UNKNOWN], col_params=columns)
+    (group,) = list_session_groups.Handler(RequestContext(), plugin, "", wanted).run().session_groups
+    shown = {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()}
+    values = {"learning_rate": 3e-4, "clip": "null", "anneal": True, "hidden_sizes": "[64, 64]"}
+    assert group.name == "Luna" and shown == values | {"algorithm": "PPO", "commit": "c0ffee"}
+    assert [figure.value for figure in group.metric_values] == [9.0]
 
 
 def test_an_event_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

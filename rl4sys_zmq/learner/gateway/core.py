@@ -142,7 +142,8 @@ class LearnerCore:
             self.sink.event("warm_started", client_id=client.client_id, init=client.settings.init)
         if client.replay.token:
             client.rewind(message)
-        began = {"checkpoint": message.checkpoint, "steps": message.steps, "episodes": message.episodes}
+        began: dict[str, Any] = {"checkpoint": message.checkpoint, "steps": message.steps, "episodes": message.episodes}
+        began |= {"algorithm": client.settings.algorithm_name, "parameters": client.parameters}
         self.sink.event(CLIENT_READY, client_id=client.client_id, **began)
 
     def _on_published(self, client: ClientState, message: PolicyPublished) -> None:

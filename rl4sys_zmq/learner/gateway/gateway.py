@@ -21,7 +21,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery.journal import JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
-from rl4sys_zmq.interfaces import Engine, Journal, WorkerHandle
+from rl4sys_zmq.interfaces import Engine, EventSink, Journal, WorkerHandle
 from rl4sys_zmq.learner.engines.base import ENGINES, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import AbandonCheckpointsThread
 from rl4sys_zmq.learner.engines.worker_link import RemoteWorkerLinks
@@ -78,7 +78,8 @@ class Gateway(Worker):
     def __init__(
         self,
         config: LearnerConfig,
-        sink: HistorySink,
+        sink: EventSink,
+        history: HistorySink,
         journal: Journal,
         restored: JournalContent | None,
         authenticator: Authenticator | None,
@@ -113,7 +114,7 @@ class Gateway(Worker):
             offer_policy=self._offer_policy,
             forget_policy=self._forget_policy,
             status=self.status,
-            history=sink.since,
+            history=history.since,
             sender_host=self._sender_host,
         )
         self.core = LearnerCore(config, journal, sink, self._authorizer, callbacks)

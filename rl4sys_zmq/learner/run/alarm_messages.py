@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from rl4sys_zmq.child_process import ChildProcess, child_environment, end_text, start_error_text
 from rl4sys_zmq.config import AlarmsConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.run import webhook
+from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.logs import get_logger, printable
 from rl4sys_zmq.resource import Worker
 
@@ -89,25 +89,23 @@ def _run(command: list[str], text: bytes, over: Callable[[], bool], errors: int 
     return (said or end_text(code)) if code else ""
 
 
-class AlarmSender(Worker):
-    """The thread that sends messages. It is an `EventSink` in front of another one, to which it passes everything on.
+class AlarmSender(NullEventSink, Worker):
+    """The thread that sends messages, and an event sink.
 
     Its counters are ``sent`` and ``failed`` (messages, for each receiver), ``left_out`` (by the rate limit of each kind and
     client) and ``dropped`` (because the queue was full, or the learner ended).
     """
 
-    def __init__(self, config: AlarmsConfig, run_dir: Path | None, sink: EventSink) -> None:
-        super().__init__("rl4sys-alarms")
+    def __init__(self, config: AlarmsConfig, run_dir: Path | None) -> None:
+        Worker.__init__(self, "rl4sys-alarms")
         self.counters = Counters()
-        self.metrics, self.dead_letter, self.forget = sink.metrics, sink.dead_letter, sink.forget
-        self._config, self._run_dir, self._sink = config, run_dir, sink
+        self._config, self._run_dir = config, run_dir
         self._queue: queue.Queue[tuple[str, dict[str, Any], float] | None] = queue.Queue(QUEUE_ALARMS)
         self._sent: dict[tuple[str, str], list[float]] = {}  # by kind and client: the Unix time, and how many were left out since
         self._close_at = float("inf")
 
     def event(self, name: str, **fields: Any) -> None:
-        """Pass an event on, and queue a message about it if it is one of `SENT`."""
-        self._sink.event(name, **fields)
+        """Queue a message about an event if it is one of `SENT`."""
         if name in SENT:
             try:
                 self._queue.put_nowait((name, fields, time.time()))

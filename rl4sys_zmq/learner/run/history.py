@@ -15,7 +15,6 @@ from heapq import merge
 from threading import Lock
 from typing import Any, NamedTuple
 
-from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.run.log_files import LEARNER_STARTED, metrics_record
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.version import package_version
@@ -149,11 +148,11 @@ log = get_logger(__name__)
 
 
 class HistorySink:
-    """An event sink that passes everything on to another one, and keeps it in a `History`. Any thread can use it."""
+    """An event sink that keeps records in a `History`. Any thread can use it."""
 
-    def __init__(self, sink: EventSink, records: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Begin the history with the records of an earlier learner, oldest first. Skip and log those that cannot be read."""
-        self._sink, self._history, self._lock = sink, History(), Lock()
+        self._history, self._lock = History(), Lock()
         wrong = 0
         for record in records:
             try:
@@ -170,18 +169,16 @@ class HistorySink:
             return self._history.since(number, may_see)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        self._sink.metrics(client_id, metrics)
         self._add(metrics_record(client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        self._sink.event(name, **fields)
         self._add({"t": round(time.time(), 3), "event": name, **fields})
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        self._sink.dead_letter(client_id, letter)
+        """Do nothing."""
 
     def forget(self, client_id: str) -> None:
-        self._sink.forget(client_id)
+        """Do nothing."""
 
     def _add(self, record: Mapping[str, Any]) -> None:
         with self._lock:

@@ -47,11 +47,14 @@ class TensorBoardFileFormat(FileSeriesFormat):
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import HistogramProto
+            from tensorboard.plugins.hparams import metadata, plugin_data_pb2
             from tensorboard.summary.writer.record_writer import masked_crc32c
         except ModuleNotFoundError as exc:
             raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
         self._event: Any = Event
         self._histogram_type: Any = HistogramProto
+        self._hparams: Any = metadata
+        self._hparams_types: Any = plugin_data_pb2
         self._restarted: Any = SessionLog(status=SessionLog.START)
         self._unreadable: Any = import_module("google.protobuf.message").DecodeError
         self._checksum: Any = masked_crc32c
@@ -66,6 +69,22 @@ class TensorBoardFileFormat(FileSeriesFormat):
             event.summary.value.add(tag=tag, simple_value=value)
         if lags:
             event.summary.value.add(tag="dist/policy_lags").histo.CopyFrom(self._histogram(lags))
+        return self._encode(event)
+
+    def hyperparameters_record(self, wall_time_s: float, values: Mapping[str, Any]) -> bytes:
+        """Encode hyperparameters for TensorBoard's HPARAMS tab. Of several such records of a client, the first is shown."""
+        start = self._hparams_types.SessionStartInfo(start_time_secs=wall_time_s)
+        for name, value in values.items():
+            kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
+            text = kind == "string" and not isinstance(value, str)
+            setattr(start.hparams[name], f"{kind}_value", json.dumps(value) if text else value)
+        data = self._hparams_types.HParamsPluginData(session_start_info=start)
+        event = self._event(wall_time=wall_time_s)
+        metadata, tensor = self._hparams.create_summary_metadata(data), self._hparams.NULL_TENSOR
+        event.summary.value.add(tag=self._hparams.SESSION_START_INFO_TAG, metadata=metadata, tensor=tensor)
+        return self._encode(event)
+
+    def _encode(self, event: Any) -> bytes:
         content: bytes = event.SerializeToString()
         length = _LENGTH.pack(len(content))
         checks = (_CHECKSUM.pack(self._checksum(data)) for data in (length, content))
@@ -102,11 +121,23 @@ class TensorBoardFileFormat(FileSeriesFormat):
             except self._unreadable:
                 continue
             if not event.file_version:
-                yield FileSeriesRecord("\n".join(value.tag for value in event.summary.value), start + rest)
+                kind = "\n".join(value.tag for value in event.summary.value)
+                yield FileSeriesRecord(kind, start + rest, lasting=kind == self._hparams.SESSION_START_INFO_TAG)
 
 
 def event_series(run_dir: Path, client_id: str, form: TensorBoardFileFormat, max_bytes: int) -> RotatingFileWriter:
-    return RotatingFileWriter(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
+    return RotatingFileWriter(_event_folder(run_dir / TENSORBOARD, client_id), form, max_bytes)
+
+
+def _event_folder(parent: Path, client_id: str) -> Path:
+    """Return the folder of a client. TensorBoard shows its name, so it is the client's own where that is a safe, free name."""
+    safe = folder_name(client_id)
+    present = set(os.listdir(parent)) if parent.is_dir() else set()
+    plain = safe.partition("%~")[0]
+    if plain != client_id or (safe != plain and safe in present):
+        return parent / safe
+    taken = any(name != plain and name.lower() == plain.lower() for name in present)
+    return parent / (plain if not taken else safe if safe != plain else f"{plain}%~0")
 
 
 LOG, LOG_FOLDER = "log.jsonl", "log"

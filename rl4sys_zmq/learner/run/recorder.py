@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.run.deadletters import DeadLetterFolder
 from rl4sys_zmq.learner.run.log_files import (
     CLIENT_READY,
     LEARNER_STARTED,
+    TENSORBOARD,
     TensorBoardFileFormat,
     event_series,
     last_record_unix_s,
@@ -24,16 +25,27 @@ from rl4sys_zmq.learner.run.log_files import (
     metrics_record,
 )
 from rl4sys_zmq.learner.run.record_series import RotatingFileWriter
+from rl4sys_zmq.learner.run.record_thread import RecordThread
 from rl4sys_zmq.learner.run.resume import CONFIG, DEAD
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private, write_private
-from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 
+def figures_of(metrics: TrainingMetrics) -> Iterator[tuple[int, Mapping[str, float]]]:
+    """Yield the figures in a message by tag, with the environment steps at which they apply, also those of single episodes."""
+    if metrics.scalars:
+        yield metrics.step, metrics.scalars
+    for step, total, length in metrics.episodes:
+        yield int(step), {"charts/episodic_return": total, "charts/episodic_length": length}
+    for _, total, length in metrics.evaluations:
+        yield metrics.step, {"eval/return": total, "eval/length": length}
+
+
 class RunDirectoryWriter(Resource):
-    """The writer of ``config.json``, the log, the event files and the dead letters. One thread uses it.
+    """The writer of ``config.json``, the log, the dead letters and, if configured, TensorBoard's files. One thread uses it.
 
     Its counters are ``records_thinned`` (old records that were dropped to make space) and ``records_too_long``.
     """
@@ -41,7 +53,7 @@ class RunDirectoryWriter(Resource):
     def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         self.counters = Counters()
         self._run_dir, self._config = run_dir, config
-        self._form = TensorBoardFileFormat()
+        self._form = TensorBoardFileFormat() if TENSORBOARD in config["loggers"] else None
         self._log = log_series(run_dir, config["log_max_bytes"])
         self._curves: dict[str, RotatingFileWriter] = {}
         self._dead = DeadLetterFolder(run_dir / DEAD)
@@ -65,8 +77,12 @@ class RunDirectoryWriter(Resource):
 
     def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
-        if name == CLIENT_READY:
-            self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
+        if name == CLIENT_READY and self._form is not None:
+            curve = self._curve(fields["client_id"], self._form)
+            self._write(curve, self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
+            commit = self._config.get(COMMENT, {}).get("commit")
+            values = {"algorithm": fields["algorithm"], "commit": commit, **fields["parameters"]}
+            self._write(curve, self._form.hyperparameters_record(at_unix_s, values), at_unix_s)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
         self._dead.write(client_id, letter, at_unix_s)
@@ -86,23 +102,21 @@ class RunDirectoryWriter(Resource):
             for series in (self._log, *self._curves.values()):
                 stack.callback(series.close)
 
-    def _curve(self, client_id: str) -> RotatingFileWriter:
+    def _curve(self, client_id: str, form: TensorBoardFileFormat) -> RotatingFileWriter:
         series = self._curves.get(client_id)
         if series is None:
-            series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
+            series = event_series(self._run_dir, client_id, form, self._config["tensorboard_max_bytes"])
             self._curves[client_id] = series
         return series
 
     def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
-        series = self._curve(client_id)
-        if metrics.scalars or metrics.lags:
-            self._write(series, self._form.record(at_unix_s, metrics.step, metrics.scalars, metrics.lags), at_unix_s)
-        for step, total, length in metrics.episodes:
-            figures = {"charts/episodic_return": total, "charts/episodic_length": length}
-            self._write(series, self._form.record(at_unix_s, int(step), figures), at_unix_s)
-        for _, total, length in metrics.evaluations:
-            figures = {"eval/return": total, "eval/length": length}
-            self._write(series, self._form.record(at_unix_s, metrics.step, figures), at_unix_s)
+        if self._form is None:
+            return
+        series = self._curve(client_id, self._form)
+        if metrics.lags:
+            self._write(series, self._form.record(at_unix_s, metrics.step, {}, metrics.lags), at_unix_s)
+        for step, values in figures_of(metrics):
+            self._write(series, self._form.record(at_unix_s, step, values), at_unix_s)
 
     def _write(self, series: RotatingFileWriter, record: bytes, at_unix_s: float) -> None:
         before = series.dropped
@@ -114,8 +128,8 @@ class RunDirectoryWriter(Resource):
 
 log = get_logger(__name__)
 
-QUEUE_RECORDS = 10_000
-FLUSH_S = 1.0
+COMMENT = "_comment_run"
+"""The key in ``config.json`` for what is not configuration. Readers of configuration files skip it."""
 
 LOGGED_BY_CALLER = frozenset(
     {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
@@ -145,19 +159,36 @@ class NullEventSink:
         """Do nothing."""
 
 
-class Recorder(Worker):
-    """The thread that writes to the run directory. It implements `EventSink`.
+class EventSinks:
+    """An event sink that passes everything on to several others."""
 
-    Records go into a queue of at most `QUEUE_RECORDS`. If it is full, they are dropped and counted as ``records_dropped``.
-    Failures to write are logged and counted as ``write_errors``.
-    """
+    def __init__(self, sinks: Sequence[EventSink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
+        for sink in self._sinks:
+            sink.metrics(client_id, metrics)
+
+    def event(self, name: str, **fields: Any) -> None:
+        for sink in self._sinks:
+            sink.event(name, **fields)
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        for sink in self._sinks:
+            sink.dead_letter(client_id, letter)
+
+    def forget(self, client_id: str) -> None:
+        for sink in self._sinks:
+            sink.forget(client_id)
+
+
+class Recorder(RecordThread):
+    """The thread that writes to the run directory. It implements `EventSink`."""
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
-        super().__init__("rl4sys-recorder")
         self.run_dir = run_dir
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_RECORDS)
         self._files = RunDirectoryWriter(run_dir, config)
-        self.counters = self._files.counters
+        super().__init__("rl4sys-recorder", str(run_dir), (OSError,), self._files.counters)
 
     def open(self) -> None:
         """Create the files and start the thread. Until then, records wait in the queue and nothing on disk changes."""
@@ -169,57 +200,20 @@ class Recorder(Worker):
         self.start()
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        self._put(partial(self._files.metrics, client_id, metrics, time.time()))
+        self.put(partial(self._files.metrics, client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
         log_event(name, fields)
-        self._put(partial(self._files.event, name, fields, time.time()))
+        self.put(partial(self._files.event, name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        self._put(partial(self._files.dead_letter, client_id, letter, time.time()))
+        self.put(partial(self._files.dead_letter, client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        self._put(partial(self._files.forget, client_id))
+        self.put(partial(self._files.forget, client_id))
 
-    def _put(self, write: Callable[[], None]) -> None:
-        try:
-            self._queue.put_nowait(write)
-        except queue.Full:
-            self.counters.add("records_dropped")
+    def flush(self) -> None:
+        self._files.flush()
 
-    def run(self) -> None:
-        next_flush = time.monotonic() + FLUSH_S
-        try:
-            while True:
-                ending = self._stop_asked.is_set()  # then the queue has all records, but maybe not the None of `stop`
-                try:
-                    write = self._queue.get(timeout=FLUSH_S)
-                except queue.Empty:
-                    if ending:
-                        return
-                else:
-                    if write is None:
-                        return
-                    self._try(write)
-                if time.monotonic() >= next_flush:
-                    next_flush = time.monotonic() + FLUSH_S
-                    self._try(self._files.flush)
-        finally:
-            self._try(self._files.close)
-
-    def stop(self) -> None:
-        """Ask the thread to write all queued records and end."""
-        if self.ident is not None and not self._stop_asked.is_set():
-            super().stop()
-            try:
-                self._queue.put(None, timeout=FLUSH_S)
-            except queue.Full:
-                log.warning("the recorder of %s is too slow: its queue is full, and the last records are lost", self.run_dir)
-
-    def _try(self, write: Callable[[], None]) -> None:
-        """Call `write`. Count and log an `OSError`."""
-        try:
-            write()
-        except OSError as exc:
-            self.counters.add("write_errors")
-            log.warning("%s: %s", self.run_dir, exc)
+    def close(self) -> None:
+        self._files.close()

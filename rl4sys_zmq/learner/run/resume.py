@@ -12,8 +12,8 @@
       tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.run.log_files`)
       before-TIME/              files that were moved away by `--resume never` or `move_misplaced`
 
-CLIENT is the client's id, encoded by `rl4sys_zmq.names.folder_name`. No other name that a peer chooses becomes part of a path,
-so such a name cannot collide with the library's own files.
+CLIENT is the client's id, encoded by `rl4sys_zmq.names.folder_name`, in ``tensorboard/`` only where that is needed. No other
+name that a peer chooses becomes part of a path, so such a name cannot collide with the library's own files.
 """
 
 from __future__ import annotations

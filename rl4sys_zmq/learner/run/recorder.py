@@ -129,9 +129,9 @@ FLUSH_S = 1.0
 
 LOGGED_BY_CALLER = frozenset(
     {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
-    | {"hello_refused", "others_can_write"}
+    | {"hello_refused", "others_can_write", "system"}
 )
-"""The events that `log_event` does not log, because the caller logs them as a sentence."""
+"""The events that `log_event` does not log, because the caller logs them as a sentence, or because they are figures."""
 
 
 def log_event(name: str, fields: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ class NullEventSink:
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Do nothing."""
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         log_event(name, fields)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
@@ -181,7 +181,7 @@ class Recorder(Worker):
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         self._put(partial(self._files.metrics, client_id, metrics, time.time()))
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         log_event(name, fields)
         self._put(partial(self._files.event, name, fields, time.time()))
 

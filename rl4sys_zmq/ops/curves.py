@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -218,27 +218,23 @@ def _settings(config: Mapping[str, Any], client_id: str) -> tuple[int | None, st
 
 
 def write_curves(groups: Iterable[CurveGroup], path: Path, *, window: int = WINDOW) -> None:
-    """Write a CSV file with a row for each episode (or report) of each curve: its places, its value and the moving mean.
-
-    Raises:
-        RunDirectoryError: If the file cannot be written.
-    """
+    """Write a CSV file with a row for each episode (or report) of each curve: its places, its value and the moving mean."""
     names = ("group", "run", "client_id", "seed", "steps", "seconds", "updates", "value", "mean")
-    with csv_writer(path, names) as writer:
+
+    def rows() -> Iterator[Sequence[object]]:
         for label, curve in ((group.label, curve) for group in groups for curve in group.curves):
-            who = (label, curve.run, curve.client_id, "" if curve.seed is None else curve.seed)
             columns = (curve.steps, curve.seconds, curve.updates, curve.returns, curve.mean(window))
-            writer.writerows((*who, *row) for row in zip(*(column.tolist() for column in columns), strict=True))
+            for numbers in zip(*(column.tolist() for column in columns), strict=True):
+                yield label, curve.run, curve.client_id, "" if curve.seed is None else curve.seed, *numbers
+
+    write_csv(path, names, rows())
 
 
-@contextmanager
-def csv_writer(path: Path, names: Sequence[str]) -> Iterator[Any]:
-    """Open a new CSV file with this first row. Raise RunDirectoryError if it cannot be written."""
+def write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a new CSV file. Raise RunDirectoryError if it cannot be written."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(names)
-            yield writer
+            csv.writer(file).writerows([names, *rows])
     except OSError as exc:
         raise RunDirectoryError(f"{path} cannot be written: {exc.strerror}") from exc
 

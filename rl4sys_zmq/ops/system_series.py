@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.learner.run.log_files import read_log
-from rl4sys_zmq.ops.curves import add_legend, csv_writer, new_figure, save_figure, shown, style_legend
+from rl4sys_zmq.ops.curves import add_legend, new_figure, save_figure, shown, style_legend, write_csv
 
 NAMED = 8
 """Largest number of processes in the legend: those that used the most memory."""
@@ -30,11 +30,7 @@ COLUMNS = (
 
 
 def read_system(run_dirs: Sequence[Path]) -> Series:
-    """Return the records ``system`` of each process in the logs of run directories.
-
-    Raises:
-        RunDirectoryError: If a directory has no readable ``log.jsonl``.
-    """
+    """Return the records ``system`` of each process in the logs of run directories. Errors are those of `read_log`."""
     series: Series = {}
     for run_dir in run_dirs:
         for record in read_log(run_dir):
@@ -56,9 +52,7 @@ def by_machine(series: Series) -> Series:
 
 def write_system(series: Series, path: Path) -> None:
     """Write a CSV file with a row for each record. Raise RunDirectoryError if it cannot be written."""
-    with csv_writer(path, COLUMNS) as writer:
-        for records in series.values():
-            writer.writerows([record.get(column, "") for column in COLUMNS] for record in records)
+    write_csv(path, COLUMNS, ([record[column] for column in COLUMNS] for records in series.values() for record in records))
 
 
 def draw_system(series: Series, path: Path) -> None:

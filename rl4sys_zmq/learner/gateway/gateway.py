@@ -386,9 +386,9 @@ class Gateway(Worker):
 
         return self.call(found)
 
-    def note_system(self, usages: Mapping[int, Usage], clients: Mapping[int, str]) -> None:
+    def note_system(self, usages: Mapping[int, Usage], clients: Mapping[int, str]) -> Future[None]:
         """Record the figures of this process and of its workers. Any thread can call this."""
-        self.call(lambda: self.core.system.note_own(usages, clients))
+        return self.call(lambda: self.core.system.note_own(usages, clients))
 
     def status(self) -> dict[str, Any]:
         """Return the learner's status as a JSON document."""

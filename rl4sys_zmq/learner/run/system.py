@@ -29,7 +29,7 @@ class SystemThread(Worker):
         every_s: float,
         run_dir: Path | None,
         workers: Callable[[], Future[Mapping[int, str]]],
-        note: Callable[[Mapping[int, Usage], Mapping[int, str]], object],
+        note: Callable[[Mapping[int, Usage], Mapping[int, str]], Future[None]],
     ) -> None:
         """Create the thread. `workers` asks for the client of each worker process; `note` takes the figures and those."""
         super().__init__("rl4sys-system")
@@ -47,7 +47,7 @@ class SystemThread(Worker):
             wait_s = self._every_s
             try:
                 clients = self._workers().result(ANSWER_S)
-                self._note(sampler.sample(clients), clients)
+                self._note(sampler.sample(clients), clients).result(ANSWER_S)
             except FutureTimeout:  # the gateway is busy; its own alarms say so
                 continue
             except Closed:
